@@ -1,0 +1,1 @@
+"""Training criterions; each file registers what it defines."""

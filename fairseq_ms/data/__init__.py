@@ -1,0 +1,1 @@
+"""Datasets and batching that fairseq's own data package does not have."""

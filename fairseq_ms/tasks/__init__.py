@@ -1,0 +1,1 @@
+"""fairseq tasks; each file registers what it defines."""

@@ -1,0 +1,40 @@
+"""Packaging of fairseq_ms; lint, type and test settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+
+def read_version() -> str:
+    """The version is written once, in the package, and read here without importing torch."""
+    text = (ROOT / "fairseq_ms" / "version.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', text, flags=re.MULTILINE)
+    if match is None:
+        raise RuntimeError("fairseq_ms/version.py must hold a line like __version__ = \"0.1.0\"")
+    return match.group(1)
+
+
+setup(
+    name="fairseq_ms",
+    version=read_version(),
+    description="Multi-scale and long-memory language models as a fairseq plugin",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    packages=find_packages(include=["fairseq_ms", "fairseq_ms.*"]),
+    package_data={"fairseq_ms": ["**/*.yaml", "py.typed"]},
+    python_requires=">=3.10,<3.13",
+    # fairseq is an extra, not a requirement: several builds of it work here, under several distribution
+    # names, and installing the plugin must never overwrite the one that is already there.
+    install_requires=["torch>=2.6", "numpy>=1.26", "omegaconf", "tqdm"],
+    extras_require={
+        "fairseq": ["fairseq-fixed==0.12.3.1"],
+        "analysis": ["matplotlib>=3.8", "scikit-learn>=1.4", "sacrebleu>=2.3"],
+        "preprocess": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "pillow>=10"],
+        "dev": ["pytest>=8", "pytest-xdist>=3.5", "ruff>=0.6", "mypy>=1.10"],
+    },
+    entry_points={"console_scripts": ["fairseq-ms = fairseq_ms.cli:main"]},
+    zip_safe=False,
+)

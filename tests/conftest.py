@@ -1,0 +1,59 @@
+"""What every test stands on: one seed, one thread, and no test that skips without anybody noticing."""
+
+import os
+import re
+
+import pytest
+
+# Set before torch is imported anywhere: tests run side by side, one to a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+import fairseq_ms  # noqa: F401  (registers everything)
+
+torch.set_num_threads(1)
+
+SEED = 20240917
+
+# The only reasons for which a test may be skipped when CI is set; anything else fails the run.
+ALLOWED_SKIPS = (re.compile(r"needs a CUDA device"),)
+
+_unexpected_skips: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same random numbers in every test, whatever ran before it."""
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not any(allowed.search(reason) for allowed in ALLOWED_SKIPS):
+        _unexpected_skips.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_skip(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _unexpected_skips and os.environ.get("CI") and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _unexpected_skips and os.environ.get("CI"):
+        terminalreporter.section("skipped without a reason on the list in tests/conftest.py: the run fails")
+        for line in _unexpected_skips:
+            terminalreporter.write_line(line)

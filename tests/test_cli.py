@@ -1,0 +1,114 @@
+"""The command line `fairseq-ms`: finding subcommands, reporting errors, starting fast."""
+
+import ast
+import importlib
+
+import pytest
+
+from fairseq_ms import cli
+from tests.helpers.cli import USER_DIR, run_cli
+
+
+def test_user_dir_prints_the_absolute_path_of_the_package():
+    done = run_cli("fairseq-ms", "user-dir")
+    assert done.stdout == f"{USER_DIR}\n"
+    assert done.stderr == ""
+
+
+def test_user_dir_imports_neither_torch_nor_fairseq():
+    program = (
+        "import sys, runpy\n"
+        "sys.orig_argv = ['python', '-m', 'fairseq_ms', 'user-dir']\n"
+        "sys.argv = ['-m', 'user-dir']\n"
+        "try:\n"
+        "    runpy.run_module('fairseq_ms', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "print(sorted({'torch', 'fairseq', 'numpy'} & set(sys.modules)))\n"
+    )
+    assert run_cli("python", "-c", program).stdout.splitlines()[-1] == "[]"
+
+
+def test_unknown_command_gets_one_sentence_with_the_commands_there_are():
+    done = run_cli("fairseq-ms", "contxt-length", check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "'contxt-length'" in done.stderr
+    assert "user-dir" in done.stderr
+
+
+def test_without_a_command_the_help_is_shown_and_the_exit_code_is_2():
+    done = run_cli("fairseq-ms", check=False)
+    assert done.returncode == 2
+    assert "user-dir" in done.stderr
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for command in cli.find_commands().values():
+        assert command.name in shown
+        assert command.help in shown
+
+
+@pytest.mark.parametrize("name", sorted(cli.find_commands()))
+def test_every_command_keeps_the_contract_of_commands(name):
+    command = cli.find_commands()[name]
+    module = importlib.import_module(command.module)
+    assert module.NAME == name == name.lower()
+    assert command.help == module.HELP
+    assert not command.help.endswith(".")
+    assert callable(module.add_arguments)
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize("name", sorted(cli.find_commands()))
+def test_the_top_of_every_command_module_imports_neither_torch_nor_fairseq(name):
+    path = USER_DIR.parent / (cli.find_commands()[name].module.replace(".", "/") + ".py")
+    heavy = {"torch", "fairseq", "numpy", "matplotlib", "sklearn", "sacrebleu"}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            assert not heavy & {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in heavy
+
+
+def _with_command(monkeypatch, tmp_path, body):
+    """Add a command `broken` whose run() has the given body."""
+    room = tmp_path / "extra_room"
+    room.mkdir()
+    head = "NAME = 'broken'\nHELP = 'breaks'\nNEEDS_FAIRSEQ = False\ndef add_arguments(p): pass\n"
+    source = f"{head}def run(a): {body}\n"
+    (room / "broken_command.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(room))
+    monkeypatch.setattr(
+        cli, "find_commands", lambda: {"broken": cli.Command("broken", "breaks", "broken_command")}
+    )
+    monkeypatch.delitem(importlib.sys.modules, "broken_command", raising=False)
+
+
+def test_a_value_error_becomes_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys):
+    _with_command(monkeypatch, tmp_path, "raise ValueError('--n must be\\n positive, not -1')")
+    assert cli.main(["broken"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "fairseq-ms: --n must be positive, not -1\n"
+    assert captured.out == ""
+
+
+def test_an_interrupt_ends_with_130(monkeypatch, tmp_path):
+    _with_command(monkeypatch, tmp_path, "raise KeyboardInterrupt")
+    assert cli.main(["broken"]) == 130
+
+
+def test_a_bug_in_a_command_keeps_its_traceback(monkeypatch, tmp_path):
+    _with_command(monkeypatch, tmp_path, "return {}['missing']")
+    with pytest.raises(KeyError):
+        cli.main(["broken"])
+
+
+def test_the_exit_code_of_a_command_is_its_return_value(monkeypatch, tmp_path):
+    _with_command(monkeypatch, tmp_path, "return 3")
+    assert cli.main(["broken"]) == 3

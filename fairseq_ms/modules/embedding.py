@@ -1,0 +1,47 @@
+"""Token and position embeddings."""
+
+from __future__ import annotations
+
+import torch
+from fairseq.modules import LearnedPositionalEmbedding
+from torch import Tensor, nn
+
+from fairseq_ms.modules.recompute import dropout
+
+
+class TokenEmbedding(nn.Module):
+    """Word plus learned position embedding, then dropout.
+
+    Args:
+        words: maps (B, T) to (B, T, D): ``nn.Embedding`` or fairseq's ``AdaptiveInput``
+        positions: how many positions there are, or None for no position embedding
+        dim: model dimension D
+        dropout: probability
+        recompute: keep the dropout mask as a seed
+    """
+
+    def __init__(
+        self,
+        words: nn.Module,
+        positions: int | None,
+        dim: int,
+        dropout: float = 0.0,
+        recompute: bool = True,
+    ) -> None:
+        super().__init__()
+        self.words = words
+        self.dropout = dropout
+        self.recompute = recompute
+        # Without a padding index, because positions are given and not counted from the padding.
+        self.positions = LearnedPositionalEmbedding(positions, dim, None) if positions is not None else None
+
+    def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
+        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1.
+
+        Padding has to be on the right: it then never lies in the past of a token that counts.
+        """
+        x_BTD = self.words(tokens_BT)
+        if self.positions is not None:
+            positions = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
+            x_BTD = x_BTD + self.positions(tokens_BT, positions=positions.unsqueeze(0))
+        return dropout(x_BTD, self.dropout, self.training, self.recompute)

@@ -1,0 +1,57 @@
+"""The position-wise feed-forward block of a transformer layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.modules.linear import Linear
+from fairseq_ms.modules.norm import norm_linear
+from fairseq_ms.modules.recompute import draw_seed, pointwise_linear, scaled_mask
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+
+
+class FeedForward(nn.Module):
+    """Linear, activation, dropout, Linear.
+
+    Args:
+        dim: model dimension D
+        hidden_dim: width between the two projections
+        activation: a key of ``ACTIVATIONS`` (fairseq's names)
+        dropout: probability of dropping an activation (fairseq's ``--activation-dropout``)
+        recompute: keep only what the first projection gives, and compute the activation again in backward
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, activation: str, dropout: float, recompute: bool) -> None:
+        super().__init__()
+        self.up = Linear(dim, hidden_dim)
+        self.down = Linear(hidden_dim, dim)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = dropout
+        self.recompute = recompute
+
+    def forward(self, x: Tensor, norm: nn.LayerNorm | None = None) -> Tensor:
+        """x (..., D) -> (..., D); ``norm`` is applied to the input first."""
+        hidden = norm_linear(x, norm, self.up, self.recompute)
+        if not (self.recompute and torch.is_grad_enabled()):
+            return self.down(F.dropout(self.activation(hidden), self.dropout, self.training))
+        dropout = self.dropout if self.training else 0.0
+        seed = draw_seed() if dropout > 0.0 else 0
+        activation = self.activation
+
+        def activate(hidden: Tensor) -> Tensor:
+            y = activation(hidden)
+            return y * scaled_mask(seed, y.shape, dropout, y) if dropout > 0.0 else y
+
+        return pointwise_linear(activate, self.down.weight, self.down.bias, hidden)

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from fairseq import options
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
@@ -37,9 +36,7 @@ class LanguageModelConfig(FairseqDataclass):
     )
     dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
     attention_dropout: float = field(default=0.1, metadata={"help": "dropout probability for attention weights"})
-    activation_dropout: float = field(
-        default=0.0, metadata={"help": "dropout probability after activation in FFN"}
-    )
+    activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
     decoder_embed_dim: int = field(default=768, metadata={"help": "model dimension"})
     decoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward blocks"})
     decoder_attention_heads: int = field(default=12, metadata={"help": "number of attention heads"})
@@ -54,8 +51,7 @@ class LanguageModelConfig(FairseqDataclass):
     adaptive_softmax_cutoff: str | None = field(
         default=None,
         metadata={
-            "help": "comma separated list of adaptive softmax cutoff points. "
-            "Must be used with adaptive_loss criterion"
+            "help": "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
         },
     )
     adaptive_softmax_dropout: float = field(
@@ -96,17 +92,17 @@ def require(condition: bool, message: str) -> None:
 
 def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
     """The pre-LN layers that the flags ask for."""
-    settings = dict(
-        dim=cfg.decoder_embed_dim,
-        ffn_dim=cfg.decoder_ffn_embed_dim,
-        heads=cfg.decoder_attention_heads,
-        dropout=cfg.dropout,
-        attention_dropout=cfg.attention_dropout,
-        activation_dropout=cfg.activation_dropout,
-        activation=str(cfg.activation_fn),
-        recompute=str(cfg.recompute) == "pointwise",
-        checkpoint=cfg.checkpoint_activations,
-    )
+    settings = {
+        "dim": cfg.decoder_embed_dim,
+        "ffn_dim": cfg.decoder_ffn_embed_dim,
+        "heads": cfg.decoder_attention_heads,
+        "dropout": cfg.dropout,
+        "attention_dropout": cfg.attention_dropout,
+        "activation_dropout": cfg.activation_dropout,
+        "activation": str(cfg.activation_fn),
+        "recompute": str(cfg.recompute) == "pointwise",
+        "checkpoint": cfg.checkpoint_activations,
+    }
     return LayerConfig(**{**settings, **changes})
 
 
@@ -183,7 +179,11 @@ class Decoder(FairseqIncrementalDecoder):
         return Decoding(self)
 
     def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **unused: Any
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Any = None,
+        **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As ``forward``, without the projection to the vocabulary."""
         return self.forward(prev_output_tokens, encoder_out, incremental_state, features_only=True)
@@ -247,9 +247,9 @@ class LanguageModel(FairseqLanguageModel):
             cfg.dropout,
             str(cfg.recompute) == "pointwise",
         )
-        model = cls(cls.decoder_class(cfg, task.target_dictionary, embed))
-        model.apply(lambda module: _initialise(module, cfg.init_std))
-        return model
+        decoder = cls.decoder_class(cfg, task.target_dictionary, embed)
+        _initialise(decoder, cfg.init_std)
+        return cls(decoder)
 
     @classmethod
     def has_position_embedding(cls, cfg: Any) -> bool:
@@ -296,8 +296,7 @@ def _validate(cfg: Any, task: Any) -> None:
         f"{cfg.adaptive_softmax_cutoff}: use --adaptive-input and --tie-adaptive-weights",
     )
     require(
-        not cfg.share_decoder_input_output_embed
-        or len(task.source_dictionary) == len(task.target_dictionary),
+        not cfg.share_decoder_input_output_embed or len(task.source_dictionary) == len(task.target_dictionary),
         "--share-decoder-input-output-embed needs source and target dictionaries of one size: got "
         f"{len(task.source_dictionary)} and {len(task.target_dictionary)}",
     )
@@ -348,6 +347,8 @@ def _adaptive_softmax(cfg: Any, vocabulary: int, words: nn.Module) -> AdaptiveSo
 
 def _initialise(module: nn.Module, std: float) -> None:
     """Weights normal around 0, biases 0, padding embedding 0; fairseq's adaptive modules keep their own."""
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        return
     if isinstance(module, nn.Linear | nn.Conv1d | nn.ConvTranspose1d):
         nn.init.normal_(module.weight, std=std)
         if module.bias is not None:
@@ -355,5 +356,6 @@ def _initialise(module: nn.Module, std: float) -> None:
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=std)
         if module.padding_idx is not None:
-            with torch.no_grad():
-                module.weight[module.padding_idx].zero_()
+            nn.init.zeros_(module.weight[module.padding_idx])
+    for child in module.children():
+        _initialise(child, std)

@@ -92,24 +92,15 @@ class Decoding:
 
     def _start(self, tokens_BT: Tensor, prompts: dict[str, Tensor] | None) -> None:
         """Create the state and, where the prompts say more than the tokens do, run over them in one pass."""
-        tokens, rows = tokens_BT, None
+        tokens, beams = tokens_BT, None
         if prompts is not None and prompts["prompts"].size(1) > 0:
-            prompt, rows = prompts["prompts"], prompts["rows"]
-            starts_alike = torch.equal(prompt[:, : tokens_BT.size(1)], tokens_BT)
-            known = prompt if starts_alike else torch.cat([tokens_BT[:, :1], prompt], dim=1)
-            if torch.equal(known[:, : tokens_BT.size(1)], tokens_BT):
-                tokens = known[:, : self.model.max_positions()]
-        # The beams of a sentence start out alike: run over the prompt once for all of them.
-        beams = None
-        if rows is not None:
-            unique, beams = torch.unique_consecutive(rows, return_inverse=True)
-            if unique.numel() < rows.numel():
-                first = torch.cat([beams.new_tensor([True]), beams[1:] != beams[:-1]]).bool()
-                distinct = tokens[first]
-                beams = beams if torch.equal(distinct.index_select(0, beams), tokens) else None
-                tokens = distinct if beams is not None else tokens
-            else:
-                beams = None
+            prompt = prompts["prompts"]
+            # fairseq drops the first column of the prompts where it is what generation starts from anyway.
+            if not torch.equal(prompt[:, :1], tokens_BT[:, :1]):
+                prompt = torch.cat([tokens_BT[:, :1], prompt], dim=1)
+            if torch.equal(prompt[:, : tokens_BT.size(1)], tokens_BT):
+                tokens = prompt[:, : self.model.max_positions()]
+            tokens, beams = _distinct(tokens, prompts["rows"])
         self.state = self.model.new_state(tokens.size(0), 2 * tokens.size(1))
         self.ahead_BTD = self.model.features(tokens, self.state)
         self.tokens_BT = tokens
@@ -125,7 +116,8 @@ class Decoding:
 
     def _consume(self, tokens_BT: Tensor, known: int) -> Tensor:
         """Bring the state to exactly these tokens, of which it keeps the first ``known``."""
-        assert self.state is not None and self.tokens_BT is not None
+        assert self.state is not None
+        assert self.tokens_BT is not None
         if known < self.tokens_BT.size(1):
             self.ahead_BTD = None
             try:
@@ -140,3 +132,17 @@ class Decoding:
             features = torch.cat([self.model.step(tokens_BT[:, t : t + 1], self.state) for t in steps], dim=1)
         self.tokens_BT = tokens_BT.clone()
         return features
+
+
+def _distinct(tokens_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor | None]:
+    """One line of tokens for every run of equal ``rows``, and the order that repeats them for all B again.
+
+    The beams of a sentence start out alike: there is no need to run over its prompt more than once. The
+    order is None, and the tokens are as given, if there is nothing to save.
+    """
+    first = torch.cat([rows_B.new_ones(1), rows_B.diff()]).ne(0)
+    beams = first.long().cumsum(0) - 1
+    distinct = tokens_BT[first]
+    if distinct.size(0) == tokens_BT.size(0) or not torch.equal(distinct.index_select(0, beams), tokens_BT):
+        return tokens_BT, None
+    return distinct, beams

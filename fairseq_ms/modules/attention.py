@@ -44,9 +44,7 @@ def attend(
     if causal and queries != keys:
         ones = torch.ones(queries, keys, dtype=torch.bool, device=q_BNTH.device)
         causal, bias = False, ones.tril_(keys - queries)
-    return F.scaled_dot_product_attention(
-        q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal
-    )
+    return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
 class _SeededDropoutAttention(torch.autograd.Function):
@@ -78,7 +76,12 @@ class _SeededDropoutAttention(torch.autograd.Function):
         scale = 1.0 / math.sqrt(q.size(-1))
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for number, (rows, visible) in enumerate(_chunks(q, k, ctx.causal)):
-            q_rows, k_seen, v_seen, grad_rows = q[:, :, rows], k[:, :, :visible], v[:, :, :visible], grad[:, :, rows]
+            q_rows, k_seen, v_seen, grad_rows = (
+                q[:, :, rows],
+                k[:, :, :visible],
+                v[:, :, :visible],
+                grad[:, :, rows],
+            )
             weights = _scores(q_rows, k_seen, bias, rows, ctx.causal).sub_(log_sums[:, :, rows]).exp_()
             mask = scaled_mask(ctx.seed + number, weights.shape, ctx.p, weights)
             grad_weights = (grad_rows @ v_seen.transpose(-1, -2)).mul_(mask)

@@ -89,9 +89,7 @@ class TransformerStack(nn.Module):
         attention: makes a layer's attention; full causal self-attention if not given
     """
 
-    def __init__(
-        self, config: LayerConfig, layers: int, attention: Callable[[], nn.Module] | None = None
-    ) -> None:
+    def __init__(self, config: LayerConfig, layers: int, attention: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.checkpoint = config.checkpoint
         self.layers = nn.ModuleList(

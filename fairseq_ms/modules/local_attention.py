@@ -1,0 +1,312 @@
+"""Attention through windows over blocks of tokens, at a cost linear in the number of tokens.
+
+A group of heads looks at one scale k through a window near:far. Its keys are blocks of k tokens; block j is
+visible at query t iff it is finished, j k + k - 1 <= t, and its start lies in the window, near <= t - j k < far
+(Section 3.4, Figure 1e). Queries are processed in blocks of Q, each against the constant number S of keys that
+any of its queries can see::
+
+    Q = 4, scale 1x, window 0:3          keys 0 1 2 3 4 5 6 7
+        query block 0 (t = 0..3)         [-2..3] two of them before the first token: hidden
+        query block 1 (t = 4..7)             [2 3 4 5 6 7]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.modules.attention import attend, merge_heads, split_heads
+from fairseq_ms.modules.linear import Linear
+from fairseq_ms.modules.masks import Blocks
+from fairseq_ms.modules.norm import norm_linear
+from fairseq_ms.modules.pooling import Downsample
+from fairseq_ms.modules.state import is_identity
+
+# Queries that share one slice of keys; a coarser scale than this makes the blocks as long as itself.
+_QUERY_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """The heads of one scale: ``heads`` of them see blocks of ``factor`` tokens through near:far."""
+
+    factor: int
+    near: int
+    far: int
+    heads: int
+
+    @property
+    def mask(self) -> Blocks:
+        return Blocks(self.factor, self.near, self.far)
+
+    def first_visible(self, query: int) -> int:
+        """The first block that the window does not leave behind, which may lie before the first token."""
+        return (query - self.far) // self.factor + 1
+
+    def last_visible(self, query: int) -> int:
+        """The last block that is finished and not too near."""
+        return (query - max(self.near, self.factor - 1)) // self.factor
+
+
+class Layout:
+    """How the queries of T tokens are laid out against the keys of one head group, the same for every layer.
+
+    Args:
+        group: the heads
+        length: number of tokens T
+        query_block: Q, a multiple of the group's scale
+        device: where the mask is built
+    """
+
+    def __init__(self, group: HeadGroup, length: int, query_block: int, device: torch.device) -> None:
+        self.length = length
+        self.keys = length // group.factor
+        first, last = group.first_visible(0), group.last_visible(query_block - 1)
+        span = last - first + 1
+        # Where the window of a query block is wider than all there is, one slice holds every key.
+        self.sliced = span < self.keys
+        self.query_block = query_block if self.sliced else length
+        self.blocks = -(-length // self.query_block)
+        self.span = span if self.sliced else self.keys
+        self.step = self.query_block // group.factor
+        self.pad_left = -first if self.sliced else 0
+        self.pad_right = max(0, (self.blocks - 1) * self.step + self.span - self.pad_left - self.keys)
+        number = torch.arange(self.blocks, device=device)[:, None, None, None]
+        queries = number * self.query_block + torch.arange(self.query_block, device=device)[:, None]
+        keys = number * self.step - self.pad_left + torch.arange(self.span, device=device)
+        # (blocks, 1, Q, S)
+        visible = group.mask.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
+        sighted = visible.any(-1, keepdim=True)
+        # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
+        self.sighted = None if bool(sighted.all()) else sighted
+        self.visible = visible | ~sighted
+        self._bias: Tensor | None = None
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """The mask as an additive bias (blocks, 1, Q, S)."""
+        if self._bias is None or self._bias.dtype != dtype:
+            zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._bias = zeros.masked_fill_(~self.visible, -torch.inf)
+        return self._bias
+
+    def fold_queries(self, q_BTNH: Tensor) -> Tensor:
+        """(B, T, N, H) -> (blocks, B * N, Q, H)."""
+        padding = self.blocks * self.query_block - self.length
+        q = F.pad(q_BTNH, (0, 0, 0, 0, 0, padding)) if padding else q_BTNH
+        return q.unflatten(1, (self.blocks, self.query_block)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+    def slice_keys(self, k_BCNH: Tensor) -> Tensor:
+        """(B, C, N, H) -> (blocks, B * N, S, H), every block the keys it can see."""
+        k = F.pad(k_BCNH, (0, 0, 0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCNH
+        # (B, C', N, H) -> (B, blocks, N, H, S)
+        return k.unfold(1, self.span, self.step if self.sliced else self.span).permute(1, 0, 2, 4, 3).flatten(1, 2)
+
+    def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
+        """(blocks, B * N, Q, H) -> (B, T, N * H)."""
+        y = y.unflatten(1, (batch_size, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2).flatten(2)
+        return y[:, : self.length]
+
+
+class Layouts:
+    """The layouts of all head groups for sequences of one length: the ``mask`` of ``LocalAttention``."""
+
+    def __init__(self, groups: Sequence[HeadGroup], length: int, device: torch.device) -> None:
+        coarsest = groups[-1].factor
+        query_block = coarsest * -(-_QUERY_BLOCK // coarsest)
+        self.groups = [Layout(group, length, query_block, device) for group in groups]
+
+
+class SlidingCache:
+    """The last ``keep`` positions of keys and values, (B, N, position, H), addressed by absolute position.
+
+    The buffer has room for twice as many; when it is full, what is still needed moves to its front, so a
+    step costs the same at any position.
+    """
+
+    def __init__(self, batch_size: int, heads: int, head_dim: int, keep: int, like: Tensor) -> None:
+        self.keep = keep
+        self.buffer = torch.empty(2, batch_size, heads, 2 * keep, head_dim, dtype=like.dtype, device=like.device)
+        self.first = 0
+        self.end = 0
+
+    def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> None:
+        """Add C positions; only the last ``keep`` of them are kept if there are more."""
+        count = k_BNCH.size(2)
+        skipped = max(0, count - self.keep)
+        used = self.end - self.first
+        if used + count > self.buffer.size(3):
+            kept = min(self.keep, used)
+            if not skipped:
+                self.buffer[:, :, :, :kept] = self.buffer[:, :, :, used - kept : used].clone()
+            self.first = self.end - kept
+            used = kept
+        if skipped:
+            self.first, used = self.end + skipped, 0
+        self.buffer[0, :, :, used : used + count - skipped] = k_BNCH[:, :, skipped:]
+        self.buffer[1, :, :, used : used + count - skipped] = v_BNCH[:, :, skipped:]
+        self.end += count
+
+    def view(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions start .. stop - 1."""
+        assert self.first <= start <= stop <= self.end
+        window = self.buffer[:, :, :, start - self.first : stop - self.first]
+        return window[0], window[1]
+
+    def reorder(self, order: Tensor) -> None:
+        self.buffer = self.buffer.index_select(1, order)
+
+
+class LocalCache:
+    """What one layer of local attention remembers: the windows of every scale and each unfinished block."""
+
+    def __init__(self, attention: LocalAttention, batch_size: int, like: Tensor) -> None:
+        self.length = 0
+        self.batch_size = batch_size
+        self.windows = [
+            SlidingCache(batch_size, group.heads, attention.head_dim, -(-group.far // group.factor) + 1, like)
+            for group in attention.groups
+        ]
+        dim = attention.out.in_features
+        self.unfinished = [
+            torch.empty(batch_size, group.factor, dim, dtype=like.dtype, device=like.device)
+            for group in attention.groups[1:]
+        ]
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
+        if is_identity(order, self.batch_size):
+            return
+        self.batch_size = order.numel()
+        for window in self.windows:
+            window.reorder(order)
+        self.unfinished = [block.index_select(0, order) for block in self.unfinished]
+
+
+class LocalAttention(nn.Module):
+    """Multi-head attention whose heads look at several scales of the layer's input, each through its window.
+
+    Queries come from every position. Keys and values of a coarse scale are projected from the input (after
+    the layer norm, if there is one) pooled at that scale. With the single scale 1x it is plain local
+    attention (Section 3.4, Listing 3, Table 4).
+
+    Args:
+        dim: model dimension D, a multiple of the number of heads
+        groups: the heads by scale, 1x first
+        downsampler: "avg", "max" or "conv"
+        dropout: probability of dropping an attention weight
+        recompute: keep less for backward
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        groups: Sequence[HeadGroup],
+        downsampler: str = "avg",
+        dropout: float = 0.0,
+        recompute: bool = True,
+    ) -> None:
+        super().__init__()
+        assert groups[0].factor == 1
+        assert dim % sum(group.heads for group in groups) == 0
+        self.groups = list(groups)
+        self.head_dim = dim // sum(group.heads for group in groups)
+        self.dropout = dropout
+        self.recompute = recompute
+        self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim)
+        self.pools = nn.ModuleList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
+        self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim) for group in groups[1:])
+        self.out = Linear(dim, dim)
+
+    def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> LocalCache:
+        """An empty cache; its size depends on the windows alone, not on ``capacity``."""
+        return LocalCache(self, batch_size, like)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        norm: nn.LayerNorm | None = None,
+        mask: Layouts | None = None,
+        cache: LocalCache | None = None,
+    ) -> Tensor:
+        """Attend over a whole sequence, or with a cache that has begun, at its next position.
+
+        x (B, T, D) -> (B, T, D). ``mask`` holds the layouts of T tokens; a fresh cache is filled.
+        """
+        if cache is not None and cache.length > 0:
+            return self._step(x_BTD, norm, cache)
+        assert mask is not None
+        _batch_size, length, dim = x_BTD.shape
+        q, fine = norm_linear(x_BTD, norm, self.fine, self.recompute).split([dim, self.fine.out_features - dim], dim=-1)
+        pairs = [fine]
+        normed = norm(x_BTD) if norm is not None and self.coarse else x_BTD
+        for group, pool, project in zip(self.groups[1:], self.pools, self.coarse):
+            whole = length - length % group.factor
+            pairs.append(project(pool(normed[:, :whole])))
+        if cache is not None:
+            self._fill(cache, pairs, normed)
+        # Per group: (B, T, N * H) and (B, C, 2 * N * H) -> (B, T, N * H)
+        heads = []
+        queries = q.split([group.heads * self.head_dim for group in self.groups], dim=-1)
+        for group, layout, q_group, pair in zip(self.groups, mask.groups, queries, pairs):
+            heads.append(self._attend(group, layout, q_group, pair))
+        return self.out(torch.cat(heads, dim=-1))
+
+    def _attend(self, group: HeadGroup, layout: Layout, q_BTD: Tensor, pair_BCD: Tensor) -> Tensor:
+        batch_size = q_BTD.size(0)
+        if pair_BCD.size(1) == 0:
+            return torch.zeros_like(q_BTD)
+        k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).unbind(2)
+        y = attend(
+            layout.fold_queries(q_BTD.unflatten(-1, (group.heads, self.head_dim))),
+            layout.slice_keys(k),
+            layout.slice_keys(v),
+            bias=layout.bias(q_BTD.dtype),
+            dropout=self.dropout if self.training else 0.0,
+            recompute=self.recompute,
+        )
+        if layout.sighted is not None:
+            y = y * layout.sighted.to(y.dtype)
+        return layout.unfold_queries(y, batch_size)
+
+    def _step(self, x_B1D: Tensor, norm: nn.LayerNorm | None, cache: LocalCache) -> Tensor:
+        """One more position of every row, at a cost that does not depend on how many there were."""
+        normed = norm(x_B1D) if norm is not None else x_B1D
+        query = cache.length
+        q, fine = self.fine(normed).split([x_B1D.size(-1), self.fine.out_features - x_B1D.size(-1)], dim=-1)
+        cache.windows[0].append(*self._keys_and_values(self.groups[0], fine))
+        for number, group in enumerate(self.groups[1:]):
+            block = cache.unfinished[number]
+            block[:, query % group.factor] = normed[:, 0]
+            if (query + 1) % group.factor == 0:
+                pair = self.coarse[number](self.pools[number](block))
+                cache.windows[number + 1].append(*self._keys_and_values(group, pair))
+        cache.length += 1
+        heads = []
+        queries = q.split([group.heads * self.head_dim for group in self.groups], dim=-1)
+        for group, window, q_group in zip(self.groups, cache.windows, queries):
+            start, stop = max(0, group.first_visible(query)), group.last_visible(query) + 1
+            if start >= stop:
+                heads.append(torch.zeros_like(q_group))
+            else:
+                k, v = window.view(start, stop)
+                heads.append(merge_heads(attend(split_heads(q_group, group.heads), k, v)))
+        return self.out(torch.cat(heads, dim=-1))
+
+    def _keys_and_values(self, group: HeadGroup, pair_BCD: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, 2 * N * H) -> keys and values, (B, N, C, H) each."""
+        k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        return k, v
+
+    def _fill(self, cache: LocalCache, pairs: Sequence[Tensor], normed_BTD: Tensor) -> None:
+        length = normed_BTD.size(1)
+        for group, window, pair in zip(self.groups, cache.windows, pairs):
+            window.append(*self._keys_and_values(group, pair))
+        for block in cache.unfinished:
+            rest = length % block.size(1)
+            if rest:
+                block[:, :rest] = normed_BTD[:, length - rest :]
+        cache.length = length

@@ -1,0 +1,67 @@
+"""From tokens to blocks of tokens and back.
+
+A block of scale k stands for k consecutive positions. Which positions a block may be used at is the
+business of the model; here a block never mixes with another.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_ms.modules.linear import Linear
+
+DOWNSAMPLERS = ("avg", "max", "conv")
+
+
+class Downsample(nn.Module):
+    """Pools every k consecutive positions into one (Section 3.2; Table 4's ablation of the downsampler).
+
+    Args:
+        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k (written as the projection
+            of k concatenated inputs that it is)
+        dim: model dimension D
+        factor: k
+    """
+
+    def __init__(self, kind: str, dim: int, factor: int) -> None:
+        super().__init__()
+        assert kind in DOWNSAMPLERS
+        self.kind = kind
+        self.factor = factor
+        self.conv = Linear(factor * dim, dim) if kind == "conv" and factor > 1 else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, C * k, D) -> (B, C, D)."""
+        if self.factor == 1:
+            return x_BTD
+        # (B, C * k, D) -> (B, C, k, D)
+        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))
+        if self.conv is not None:
+            return self.conv(blocks.flatten(2))
+        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
+
+
+class Upsample(nn.Module):
+    """Unfolds every position into k, by a transposed convolution with kernel and stride k (Section 4.2).
+
+    Args:
+        dim: model dimension D
+        factor: k
+    """
+
+    def __init__(self, dim: int, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+        # Kernel and stride being equal, outputs do not overlap: one projection to k outputs, one bias for all.
+        self.conv = Linear(dim, factor * dim, bias=False)
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x_BCD: Tensor) -> Tensor:
+        """(B, C, D) -> (B, C * k, D)."""
+        return self.conv(x_BCD).unflatten(-1, (self.factor, -1)).flatten(1, 2) + self.bias
+
+
+def left_pad(x_BTD: Tensor, count: int) -> Tensor:
+    """``count`` zero positions before the first: (B, T, D) -> (B, count + T, D)."""
+    return torch.cat([x_BTD.new_zeros(x_BTD.size(0), count, x_BTD.size(2)), x_BTD], dim=1) if count else x_BTD

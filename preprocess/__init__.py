@@ -1,0 +1,1 @@
+"""Data sets: from the file people download to fairseq's binarised form."""

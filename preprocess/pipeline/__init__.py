@@ -1,0 +1,1 @@
+"""The stages shared by every data set: read, tokenise, learn BPE, apply BPE, dictionary, binarise, publish."""

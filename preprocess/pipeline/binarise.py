@@ -1,0 +1,107 @@
+"""Stages 5 to 7: fairseq's dictionary and indexed data sets, byte for byte what
+`fairseq-preprocess --only-source` writes, but from finished shards and in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# One of fairseq's tasks for speech asks for tensorboardX whenever fairseq is imported.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
+
+from preprocess.pipeline.files import complete_text, read_json, write_json  # noqa: E402
+
+Index = indexed_dataset.MMapIndexedDataset.Index
+COPY_BYTES = 1 << 22
+
+
+def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionary:
+    """Merge the shards' symbol counts, keep the `size` most frequent (0: all) and save a fairseq dictionary.
+
+    `size` counts fairseq's four special symbols, as `fairseq-preprocess --nwordssrc` does; the dictionary is then
+    padded to a multiple of eight, fairseq's default.
+    """
+    dictionary = Dictionary()
+    for file in counts:
+        for symbol, count in read_json(file).items():
+            dictionary.add_symbol(symbol, count)
+    dictionary.finalize(nwords=size or -1, padding_factor=8)
+    with complete_text(path) as file:
+        dictionary.save(file)
+    return dictionary
+
+
+def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
+    """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts it."""
+    types = set().union(*(read_json(file).keys() for file in counts))
+    return {"types": len(types) + 1, "dictionary_size": len(Dictionary.load(str(path)))}
+
+
+@lru_cache(maxsize=1)
+def _dictionary(path: Path) -> Dictionary:
+    # A worker would otherwise start as many threads as the machine has cores, for every process.
+    torch.set_num_threads(1)
+    return Dictionary.load(str(path))
+
+
+def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
+    """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
+    dictionary = _dictionary(dictionary_path)
+    index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
+    part = prefix.with_name(prefix.name + ".part")
+    builder = indexed_dataset.make_builder(str(part) + ".bin", impl="mmap", vocab_size=len(dictionary))
+    counts = {"targets": 0, "unknown": 0}
+    with open(text, encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            ids = [index.get(word, unknown) for word in line.split()]
+            counts["unknown"] += ids.count(unknown)
+            ids.append(eos)
+            counts["targets"] += len(ids)
+            builder.add_item(torch.IntTensor(ids))
+    builder.finalize(str(part) + ".idx")
+    for end in (".bin", ".idx"):
+        os.replace(str(part) + end, str(prefix) + end)
+    write_json(prefix.with_suffix(".json"), counts)
+    return text.stat().st_size
+
+
+def _shard_index(prefix: Path) -> tuple[np.ndarray, np.dtype]:
+    """A shard's sentence lengths and data type; copied, since an open index per shard would use up file handles."""
+    index = Index(f"{prefix}.idx")
+    return np.array(index.sizes, dtype=np.int32), np.dtype(index.dtype)
+
+
+def merge(prefixes: list[Path], out: Path) -> None:
+    """Join shards into one indexed data set `out`.bin, `out`.idx, holding no more than one shard's index at a time."""
+    part = out.with_name(out.name + ".part")
+    data_types, lengths = zip(*((kind, len(sizes)) for sizes, kind in map(_shard_index, prefixes)), strict=True)
+    data_type = data_types[0]
+    assert set(data_types) == {data_type}, "all shards are written with one dictionary"
+    with open(f"{part}.bin", "wb") as data:
+        for prefix in prefixes:
+            with open(f"{prefix}.bin", "rb") as shard:
+                shutil.copyfileobj(shard, data, COPY_BYTES)
+    # The format of fairseq's MMapIndexedDataset: magic, version, type, count, all lengths, all starting bytes.
+    with open(f"{part}.idx", "wb") as file:
+        file.write(Index._HDR_MAGIC + struct.pack("<Q", 1))
+        file.write(struct.pack("<B", indexed_dataset._dtype_header_code(data_type)))
+        file.write(struct.pack("<Q", sum(lengths)))
+        for prefix in prefixes:
+            file.write(_shard_index(prefix)[0].tobytes())
+        start = 0
+        for prefix in prefixes:
+            ends = start + np.cumsum(_shard_index(prefix)[0], dtype=np.int64) * data_type.itemsize
+            file.write(np.concatenate(([start], ends[:-1])).astype(np.int64).tobytes())
+            start = int(ends[-1])
+    for end in (".bin", ".idx"):
+        os.replace(f"{part}{end}", f"{out}{end}")

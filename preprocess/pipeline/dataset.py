@@ -1,0 +1,100 @@
+"""The declaration of a data set: everything in which one data set differs from another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Download:
+    """One address of a data set's file with what is known of the file.
+
+    `sha256` or `md5` are lower-case hexadecimal digests; empty means that no digest is published.
+    """
+
+    url: str
+    file_name: str
+    sha256: str = ""
+    md5: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A count that a paper prints for a data set, compared with ours once the data is prepared.
+
+    `count` names a field of the manifest's split (`words`, `targets`, `words_with_eol`, ...) or, with the
+    split `vocabulary`, one of its fields. `tolerance` is relative and covers the rounding of the printed number.
+    """
+
+    split: str
+    count: str
+    value: float
+    source: str
+    tolerance: float = 0.01
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """How a data set is laid out and what is made of it.
+
+    level: `bpe` (subword-nmt) or `word`. tokenise: `moses` (sacremoses) or `none` (already tokenised).
+    documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
+    `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `).
+    blank_lines: `keep` (an empty line is a lone end-of-line token) or `drop`.
+    split_names: for a data set whose split is given, the file-name patterns of each split; empty otherwise.
+    valid_fraction, test_fraction: for a random split.
+    dictionary_size: most frequent symbols to keep, 0 for all.
+    """
+
+    name: str
+    title: str
+    level: str = "bpe"
+    bpe_merges: int = 32000
+    tokenise: str = "none"
+    language: str = "en"
+    documents: str = "file"
+    blank_lines: str = "keep"
+    text_names: tuple[str, ...] = ("*.txt",)
+    json_names: tuple[str, ...] = ()
+    json_fields: tuple[str, ...] = ()
+    split_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    valid_fraction: float = 0.05
+    test_fraction: float = 0.05
+    dictionary_size: int = 0
+    shard_bytes: int = 8_000_000
+    bpe_sample_bytes: int = 200_000_000
+    bpe_sample_types: int = 200_000
+    downloads: tuple[Download, ...] = ()
+    expected: tuple[Expected, ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError, in one sentence, for a declaration or a flag that cannot work."""
+        if self.level not in ("bpe", "word"):
+            raise ValueError(f"--level must be bpe or word, not {self.level!r}.")
+        if self.tokenise not in ("moses", "none"):
+            raise ValueError(f"--tokenise must be moses or none, not {self.tokenise!r}.")
+        if self.blank_lines not in ("keep", "drop"):
+            raise ValueError(f"--blank-lines must be keep or drop, not {self.blank_lines!r}.")
+        if self.level == "bpe" and self.bpe_merges < 1:
+            raise ValueError(f"--bpe-merges must be at least 1, not {self.bpe_merges}.")
+        if self.dictionary_size < 0:
+            raise ValueError(f"--dict-size must be 0 (no limit) or more, not {self.dictionary_size}.")
+        if self.shard_bytes < 1000:
+            raise ValueError(f"--shard-mb must be at least 0.001, not {self.shard_bytes / 1e6}.")
+        if self.bpe_sample_bytes < 1000:
+            raise ValueError(f"--bpe-sample-mb must be at least 0.001, not {self.bpe_sample_bytes / 1e6}.")
+        for flag, value in (("--valid-fraction", self.valid_fraction), ("--test-fraction", self.test_fraction)):
+            if not 0 < value < 1:
+                raise ValueError(f"{flag} must lie between 0 and 1, not {value}.")
+        if self.valid_fraction + self.test_fraction >= 1:
+            total = self.valid_fraction + self.test_fraction
+            raise ValueError(f"--valid-fraction and --test-fraction together must stay below 1, not {total}.")
+        kind, _, size = self.documents.partition(":")
+        known = kind in ("file", "blank", "line", "wikitext") and not size
+        if not known and not (kind == "lines" and size.isdigit() and int(size) > 0):
+            raise ValueError(
+                f"--documents must be file, blank, line, lines:N or wikitext, not {self.documents!r}."
+            )

@@ -1,0 +1,244 @@
+"""All stages in order, from a reader of lines to a published folder, resuming what an interruption left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from preprocess.pipeline import bpe
+from preprocess.pipeline import manifest as manifests
+from preprocess.pipeline.dataset import SPLITS, Dataset
+from preprocess.pipeline.documents import Line
+from preprocess.pipeline.files import complete_text, only_run_in, read_json, sha256_of, write_json
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.shards import INDEX, write_shards
+from preprocess.pipeline.tokenise import tokenise_shard
+from preprocess.pipeline.workers import each, run_all
+
+WORK = ".work"
+CODES = "codes.bpe"
+
+
+class LineSource(Protocol):
+    """What the first stage reads from: a `Reader`, or a corpus made on the spot."""
+
+    def lines(self, advance: Callable[[int], object]) -> Iterable[Line]:
+        """All lines of all splits, in a fixed order."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the pipeline: a declaration, where it reads, where it writes, and how many processes.
+
+    identity: what else decides the result (input names and sizes, the seed), kept in the manifest.
+    vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones.
+    """
+
+    dataset: Dataset
+    source: LineSource
+    source_bytes: int | None
+    out: Path
+    workers: int
+    identity: dict[str, Any]
+    vocabulary_from: Path | None = None
+    quiet: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the result, in a form that JSON gives back unchanged."""
+        declared = asdict(self.dataset)
+        for not_deciding in ("downloads", "expected", "title"):
+            del declared[not_deciding]
+        declared["split_names"] = {split: list(names) for split, names in self.dataset.split_names.items()}
+        declared = {key: list(value) if isinstance(value, tuple) else value for key, value in declared.items()}
+        vocabulary = _vocabulary_files(self.vocabulary_from, self.dataset) if self.vocabulary_from else {}
+        return declared | self.identity | {"vocabulary_from": {k: sha256_of(f) for k, f in vocabulary.items()}}
+
+
+def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
+    """The codes and dictionary of a prepared folder; ValueError when they are not what its manifest says."""
+    manifest_path = folder / manifests.NAME
+    if not manifest_path.is_file():
+        raise ValueError(f"--vocab-from {folder} is not a prepared folder: it has no {manifests.NAME}.")
+    manifest = read_json(manifest_path)
+    if manifest["settings"]["level"] != dataset.level:
+        theirs = manifest["settings"]["level"]
+        raise ValueError(f"--vocab-from {folder} holds a {theirs}-level vocabulary, but --level is {dataset.level}.")
+    names = {"dictionary": "bin/dict.txt"} | ({"codes": CODES} if dataset.level == "bpe" else {})
+    for name in names.values():
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != manifest["files"][name]["sha256"]:
+            raise ValueError(f"--vocab-from {folder}: {name} is missing or is of another run than its {manifests.NAME}.")
+    return {key: folder / name for key, name in names.items()}
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    keys = [key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)]
+    key = min(keys)
+    return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} now"
+
+
+def _check_out(job: Job) -> bool:
+    """Whether the folder is finished already; ValueError when it belongs to another run."""
+    path = job.out / manifests.NAME
+    started = job.out / WORK / "plan.json"
+    for known in (path, started):
+        if known.exists():
+            settings = read_json(known)["settings"]
+            if settings != job.settings():
+                difference = _difference(job.settings(), settings)
+                raise ValueError(f"--out {job.out} belongs to a run with other settings ({difference}): name another.")
+    if path.exists():
+        for name, facts in read_json(path)["files"].items():
+            file = job.out / name
+            if not file.is_file() or file.stat().st_size != facts["bytes"]:
+                raise ValueError(f"--out {job.out}: {name} is missing or changed since it was prepared: name another.")
+        return True
+    if not started.exists() and job.out.exists() and any(entry.name != WORK for entry in job.out.iterdir()):
+        raise ValueError(f"--out {job.out} is not empty and holds no run of this tool: name another folder.")
+    return False
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Prepare the data set and return its manifest; a finished folder is left as it is.
+
+    ValueError, in one sentence, for whatever the user can mend.
+    """
+    job.dataset.check()
+    if job.workers < 1:
+        raise ValueError(f"--workers must be at least 1, not {job.workers}.")
+    if _check_out(job):
+        shutil.rmtree(job.out / WORK, ignore_errors=True)
+        print(f"{job.out} is prepared already.")
+        return read_json(job.out / manifests.NAME)
+    work = job.out / WORK
+    is_new = not job.out.exists()
+    work.mkdir(parents=True, exist_ok=True)
+    progress = Progress(7 if job.dataset.level == "bpe" else 6, job.quiet)
+    with only_run_in(work):
+        try:
+            write_json(work / "plan.json", {"settings": job.settings()})
+            manifest = _stages(job, work, progress)
+        except ValueError:
+            # What the user must mend leaves nothing behind; once everything is read, finished shards are kept.
+            if not (work / "raw" / INDEX).exists():
+                shutil.rmtree(job.out if is_new else work)
+            raise
+        shutil.rmtree(work)
+    print(f"{job.dataset.title} in {job.out}:\n{manifests.table(manifest)}\n{progress.report()}")
+    for difference in manifests.differences(job.dataset, manifest):
+        print(f"WARNING: {difference}")
+    return manifest
+
+
+def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
+    dataset = job.dataset
+    raw, text, pieces, binary, ready = (work / name for name in ("raw", "text", "pieces", "binary", "ready"))
+    for folder in (raw, text, pieces, binary, ready):
+        folder.mkdir(exist_ok=True)
+    if (ready / manifests.NAME).exists():
+        return publish(ready, job.out)
+    (ready / "bin").mkdir(exist_ok=True)
+    (ready / "text").mkdir(exist_ok=True)
+    given = _vocabulary_files(job.vocabulary_from, dataset) if job.vocabulary_from else {}
+    codes, dictionary_path = ready / CODES, ready / "bin" / "dict.txt"
+
+    with progress.stage("read", job.source_bytes) as bar:
+        found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes)
+    shards = {split: found[split]["shards"] for split in SPLITS}
+    names = [name for split in SPLITS for name in shards[split]]
+
+    todo = [name for name in names if not (text / f"{name}.txt").exists()]
+    with progress.stage("tokenise", _sizes(raw, todo)) as bar:
+        jobs = ((raw / f"{n}.txt", text / f"{n}.txt", dataset.tokenise, dataset.language) for n in todo)
+        run_all(tokenise_shard, jobs, job.workers, bar)
+    for name in names:
+        (raw / f"{name}.txt").unlink(missing_ok=True)
+
+    if dataset.level == "bpe":
+        sampled = bpe.sample([text / f"{name}.txt" for name in shards["train"]], dataset.bpe_sample_bytes)
+        with progress.stage("learn BPE", dataset.bpe_merges, " merges") as bar:
+            if given:
+                _copy(given["codes"], codes)
+            elif not codes.exists():
+                counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
+                bpe.learn(
+                    counters, dataset.bpe_sample_types, dataset.bpe_merges, codes, lambda loop: _ticking(loop, bar)
+                )
+
+    todo = [name for name in names if not (pieces / f"{name}.json").exists()]
+    if dataset.level == "bpe":
+        with progress.stage("apply BPE", _sizes(text, todo)) as bar:
+            jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", codes) for n in todo)
+            run_all(bpe.segment_shard, jobs, job.workers, bar)
+    else:
+        with progress.stage("count", _sizes(text, todo)) as bar:
+            run_all(bpe.count_shard, ((text / f"{n}.txt", pieces / f"{n}.json") for n in todo), job.workers, bar)
+
+    # Only now: fairseq brings torch along, which the workers of the stages before do not need.
+    from preprocess.pipeline import binarise
+
+    counts = [pieces / f"{name}.json" for name in shards["train"]]
+    with progress.stage("dictionary", len(counts), " shards") as bar:
+        if given:
+            _copy(given["dictionary"], dictionary_path)
+        elif not dictionary_path.exists():
+            binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path)
+
+    words = pieces if dataset.level == "bpe" else text
+    todo = [name for name in names if not (binary / f"{name}.json").exists()]
+    with progress.stage("binarise", _sizes(words, todo)) as bar:
+        jobs = ((words / f"{n}.txt", binary / n, dictionary_path) for n in todo)
+        run_all(binarise.binarise_shard, jobs, job.workers, bar)
+    for name in names:
+        (pieces / f"{name}.txt").unlink(missing_ok=True)
+
+    with progress.stage("publish", len(names), " shards") as bar:
+        for split in SPLITS:
+            binarise.merge([binary / name for name in shards[split]], ready / "bin" / split)
+            with complete_text(ready / "text" / f"{split}.txt") as file:
+                for name in _ticking(shards[split], bar):
+                    with open(text / f"{name}.txt", encoding="utf-8", newline="\n") as shard:
+                        shutil.copyfileobj(shard, file, 1 << 22)
+        manifest = {
+            "dataset": dataset.name,
+            "settings": job.settings(),
+            "versions": manifests.versions(),
+            "vocabulary": binarise.vocabulary_counts(counts, dictionary_path),
+            "splits": {
+                split: manifests.split_counts(shards[split], found[split]["documents"], text, binary)
+                for split in SPLITS
+            },
+            "files": manifests.checksums(ready),
+        }
+        write_json(ready / manifests.NAME, manifest)
+        return publish(ready, job.out)
+
+
+def publish(ready: Path, out: Path) -> dict[str, Any]:
+    """Move what is complete to its final names, the manifest last; what an interrupted run has moved stays."""
+    manifest = read_json(ready / manifests.NAME)
+    for name in sorted({Path(file).parts[0] for file in manifest["files"]}):
+        if (ready / name).exists():
+            os.replace(ready / name, out / name)
+    os.replace(ready / manifests.NAME, out / manifests.NAME)
+    return manifest
+
+
+def _copy(source: Path, target: Path) -> None:
+    part = target.with_name(target.name + ".part")
+    shutil.copyfile(source, part)
+    os.replace(part, target)
+
+
+def _sizes(folder: Path, names: list[str]) -> int:
+    return sum((folder / f"{name}.txt").stat().st_size for name in names)
+
+
+def _ticking(things: Iterable, bar: Any) -> Iterable:
+    for thing in things:
+        yield thing
+        bar.update(1)

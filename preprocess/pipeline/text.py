@@ -1,0 +1,50 @@
+"""Lines of text: decoding with a place to point at, whitespace, and words that fairseq or BPE would misread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+UNKNOWN = "<unk>"
+# fairseq keeps the bracketed spellings for its own symbols (BPE can also make one the end of a longer word),
+# and a word that ends in "@@" reads as an unfinished one. A lone <unk> means what fairseq means by it.
+MISREAD = re.compile(r"\S*(?:<s>|</s>|<pad>|@@)|\S+<unk>")
+
+
+def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Decode UTF-8 lines without their line ends.
+
+    ValueError names the file, the line (from 1) and the byte offset in the file (from 0) of what is not UTF-8.
+    """
+    offset = 0
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            # utf-8-sig counts from behind the mark.
+            at = offset + error.start + (3 if number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0)
+            raise ValueError(
+                f"{name}, line {number}, byte offset {at}: byte 0x{raw[at - offset]:02x} is not UTF-8; "
+                "convert the file to UTF-8 first."
+            ) from None
+        offset += len(raw)
+        yield line.rstrip("\r\n")
+
+
+def readable_words(line: str) -> list[str]:
+    """The line's words, spelled so that fairseq's dictionary and the undoing of BPE return them unchanged.
+
+    Words are separated by any white space. `</s>` becomes `</s >` and `name@@` becomes `name@ @`.
+    """
+    words = line.split()
+    if "@@" not in line and "<" not in line:
+        return words
+    safe: list[str] = []
+    for word in words:
+        tail: list[str] = []
+        while MISREAD.fullmatch(word):
+            tail.append(word[-1])
+            word = word[:-1]
+        safe.append(word)
+        safe.extend(reversed(tail))
+    return safe

@@ -1,0 +1,44 @@
+"""Stage 2: words separated by single spaces, one finished file per shard."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from sacremoses import MosesTokenizer
+
+from preprocess.pipeline.files import complete_text, write_json
+from preprocess.pipeline.text import readable_words
+
+
+@lru_cache(maxsize=4)
+def _moses(language: str) -> MosesTokenizer:
+    return MosesTokenizer(lang=language)
+
+
+def tokenised(line: str, how: str, language: str) -> str:
+    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides)."""
+    if how == "moses":
+        line = _moses(language).tokenize(line, escape=False, return_str=True)
+    return " ".join(readable_words(line))
+
+
+def tokenise_shard(raw: Path, out: Path, how: str, language: str) -> int:
+    """Tokenise one shard, write its counts beside it, and return the bytes read.
+
+    Counts: lines, words, characters and bytes of the tokenised text (line ends included in the last two),
+    and `source_bytes`, the same of the text as it was.
+    """
+    counts = dict.fromkeys(("lines", "words", "characters", "bytes", "source_bytes"), 0)
+    with open(raw, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
+        for line in lines:
+            text = tokenised(line, how, language)
+            file.write(text + "\n")
+            counts["lines"] += 1
+            counts["words"] += text.count(" ") + 1 if text else 0
+            counts["characters"] += len(text) + 1
+            counts["bytes"] += len(text.encode()) + 1
+            counts["source_bytes"] += len(line.encode())
+        # Inside the block: the shard counts as done only when its counts are there too.
+        write_json(out.with_suffix(".json"), counts)
+    return counts["source_bytes"]

@@ -1,0 +1,47 @@
+"""The same function on many shards in worker processes, skipping what is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from tqdm import tqdm
+
+
+def each(function: Callable[..., Any], jobs: Iterable[tuple], workers: int) -> Iterator[Any]:
+    """Yield `function(*job)` for every job as it finishes, in any order; one worker means this very process.
+
+    ValueError when a worker dies, as it does when the machine runs out of memory.
+    """
+    if workers == 1:
+        yield from (function(*job) for job in jobs)
+        return
+    waiting = iter(jobs)
+    with ProcessPoolExecutor(workers) as pool:
+        running = set()
+        try:
+            while True:
+                # Only a few jobs are handed out at a time, so a failure does not wait for the rest.
+                while len(running) < 2 * workers and (job := next(waiting, None)) is not None:
+                    running.add(pool.submit(function, *job))
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise ValueError(
+                f"a worker process died, probably for want of memory: run again with fewer --workers than {workers}; "
+                "finished shards are kept."
+            ) from None
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def run_all(function: Callable[..., int], jobs: Iterable[tuple], workers: int, bar: tqdm) -> None:
+    """Run every job and move the bar on by the bytes each returns."""
+    for done in each(function, jobs, workers):
+        bar.update(done)

@@ -1,0 +1,1 @@
+"""The Python standard library's own documentation as a small English corpus."""

@@ -1,0 +1,118 @@
+"""Paragraphs of documentation from the standard library's source files, read without importing any of them."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+# Tests, bundled third-party packages and tools are not documentation of the library.
+PASSED_OVER = frozenset(
+    "test tests idlelib site-packages dist-packages __pycache__ lib2to3 turtledemo ensurepip _vendor".split()
+)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Shorter paragraphs ("See also:") may stand in many modules; longer ones would tell the test split's text.
+REPEATABLE_WORDS = 7
+
+
+def library_folder() -> Path:
+    """The folder of the standard library's Python files; ValueError when this Python has none."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    if not folder.is_dir():
+        raise ValueError(f"this Python has no standard library in files ({folder} is no folder): use another Python.")
+    return folder
+
+
+def modules(folder: Path) -> list[tuple[str, Path]]:
+    """Dotted names and files of all modules, sorted by name."""
+    found = []
+    for file in folder.rglob("*.py"):
+        parts = file.relative_to(folder).with_suffix("").parts
+        if not PASSED_OVER.intersection(parts) and not parts[0].startswith(("config-", "_sysconfigdata")):
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found.append((name, file))
+    return sorted(found)
+
+
+def docstrings(source: bytes) -> Iterator[str]:
+    """All docstrings of a module's source in the order they stand there."""
+    with warnings.catch_warnings():
+        # Old escape sequences in somebody else's source are no concern of the reader.
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def topics(source: bytes) -> dict[str, str]:
+    """The help topics in the source of `pydoc_data.topics`: a dictionary of literals."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return ast.literal_eval(node.value)
+    return {}
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs of prose as one line each; code examples keep their lines."""
+    for block in re.split(r"\n[ \t]*\n", inspect.cleandoc(text)):
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        if any(line.startswith((">>>", "...")) for line in lines):
+            yield from lines
+        elif lines:
+            yield " ".join(lines)
+
+
+def corpus(folder: Path) -> dict[str, list[str]]:
+    """The paragraphs of each module (help topics as `pydoc_data.topics.NAME`), the first of equal ones only."""
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+
+    def add(name: str, texts: Iterator[str]) -> None:
+        fresh = []
+        for text in texts:
+            for paragraph in paragraphs(text):
+                if len(paragraph.split()) > REPEATABLE_WORDS:
+                    if paragraph in seen:
+                        continue
+                    seen.add(paragraph)
+                fresh.append(paragraph)
+        if fresh:
+            found[name] = fresh
+
+    for name, file in modules(folder):
+        source = file.read_bytes()
+        if name == "pydoc_data.topics":
+            for topic, text in sorted(topics(source).items()):
+                add(f"{name}.{topic}", iter([text]))
+        else:
+            try:
+                add(name, docstrings(source))
+            except (SyntaxError, UnicodeDecodeError):
+                # A template or a file for another Python; the library imports no such module either.
+                continue
+    return found
+
+
+def split_by_module(texts: dict[str, list[str]], seed: int, fraction: float) -> dict[str, str]:
+    """A split for each module: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes."""
+
+    def drawn(name: str) -> bytes:
+        return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+
+    sizes = {name: sum(len(line.encode()) + 1 for line in lines) for name, lines in texts.items()}
+    wanted = fraction * sum(sizes.values())
+    filled = {"valid": 0, "test": 0}
+    splits = {}
+    for name in sorted(texts, key=drawn):
+        # A module too large for what is left to fill belongs to the training text.
+        split = next((s for s, size in filled.items() if size + sizes[name] <= 1.05 * wanted), "train")
+        if split != "train":
+            filled[split] += sizes[name]
+        splits[name] = split
+    return splits

@@ -1,0 +1,63 @@
+"""Make a small English corpus of the Python standard library's own documentation; no network, under a minute."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from preprocess.pipeline.cli import add_bpe_flags, common_parser, main, with_flags  # noqa: E402
+from preprocess.pipeline.dataset import Dataset  # noqa: E402
+from preprocess.pipeline.documents import Line  # noqa: E402
+from preprocess.pipeline.run import Job  # noqa: E402
+from preprocess.stdlib_docs.collect import corpus, library_folder, split_by_module  # noqa: E402
+
+DATASET = Dataset(
+    name="stdlib_docs",
+    title="Documentation of the Python standard library",
+    bpe_merges=4000,
+    tokenise="moses",
+    valid_fraction=0.05,
+    test_fraction=0.05,
+    shard_bytes=200_000,
+)
+
+
+class Documentation:
+    """The library's documentation as lines, module by module in the order of their names."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def lines(self, advance: Callable[[int], object]) -> Iterator[Line]:
+        """All paragraphs, each with the split of its module."""
+        texts = corpus(library_folder())
+        splits = split_by_module(texts, self.seed, DATASET.valid_fraction)
+        for name, lines in texts.items():
+            for number, line in enumerate(lines):
+                advance(len(line.encode()) + 1)
+                yield Line(splits[name], number == 0, line)
+
+
+def make_job(args: argparse.Namespace) -> Job:
+    """The run of this data set as the flags ask for it."""
+    return Job(
+        dataset=with_flags(DATASET, args),
+        source=Documentation(args.seed),
+        source_bytes=None,
+        out=args.out,
+        workers=args.workers,
+        identity={"python": platform.python_version(), "seed": args.seed},
+        vocabulary_from=args.vocab_from,
+        quiet=args.quiet,
+    )
+
+
+if __name__ == "__main__":
+    parser = common_parser(__doc__)
+    add_bpe_flags(parser, DATASET)
+    sys.exit(main(make_job, parser.parse_args()))

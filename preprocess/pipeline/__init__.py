@@ -1,1 +1,1 @@
-"""The stages shared by every data set: read, tokenise, learn BPE, apply BPE, dictionary, binarise, publish."""
+"""The stages all data sets share: read, tokenise, learn and apply BPE, dictionary, binarise, publish."""

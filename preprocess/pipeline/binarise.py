@@ -28,8 +28,8 @@ COPY_BYTES = 1 << 22
 def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionary:
     """Merge the shards' symbol counts, keep the `size` most frequent (0: all) and save a fairseq dictionary.
 
-    `size` counts fairseq's four special symbols, as `fairseq-preprocess --nwordssrc` does; the dictionary is then
-    padded to a multiple of eight, fairseq's default.
+    `size` counts fairseq's four special symbols, as `fairseq-preprocess --nwordssrc` does; the dictionary is
+    then padded to a multiple of eight, fairseq's default.
     """
     dictionary = Dictionary()
     for file in counts:
@@ -42,7 +42,9 @@ def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionar
 
 
 def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
-    """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts it."""
+    """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts
+    it.
+    """
     types = set().union(*(read_json(file).keys() for file in counts))
     return {"types": len(types) + 1, "dictionary_size": len(Dictionary.load(str(path)))}
 
@@ -76,22 +78,28 @@ def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
 
 
 def _shard_index(prefix: Path) -> tuple[np.ndarray, np.dtype]:
-    """A shard's sentence lengths and data type; copied, since an open index per shard would use up file handles."""
+    """A shard's sentence lengths and data type; copied, since an open index per shard would use up file
+    handles.
+    """
     index = Index(f"{prefix}.idx")
     return np.array(index.sizes, dtype=np.int32), np.dtype(index.dtype)
 
 
 def merge(prefixes: list[Path], out: Path) -> None:
-    """Join shards into one indexed data set `out`.bin, `out`.idx, holding no more than one shard's index at a time."""
+    """Join shards into one indexed data set `out`.bin, `out`.idx, holding no more than one shard's index at a
+    time.
+    """
     part = out.with_name(out.name + ".part")
-    data_types, lengths = zip(*((kind, len(sizes)) for sizes, kind in map(_shard_index, prefixes)), strict=True)
+    shards = ((kind, len(sizes)) for sizes, kind in map(_shard_index, prefixes))
+    data_types, lengths = zip(*shards, strict=True)
     data_type = data_types[0]
     assert set(data_types) == {data_type}, "all shards are written with one dictionary"
     with open(f"{part}.bin", "wb") as data:
         for prefix in prefixes:
             with open(f"{prefix}.bin", "rb") as shard:
                 shutil.copyfileobj(shard, data, COPY_BYTES)
-    # The format of fairseq's MMapIndexedDataset: magic, version, type, count, all lengths, all starting bytes.
+    # The format of fairseq's MMapIndexedDataset: magic, version, type, count, all lengths, all starting
+    # bytes.
     with open(f"{part}.idx", "wb") as file:
         file.write(Index._HDR_MAGIC + struct.pack("<Q", 1))
         file.write(struct.pack("<B", indexed_dataset._dtype_header_code(data_type)))

@@ -39,9 +39,14 @@ def sample(shards: list[Path], limit_bytes: int) -> list[Path]:
 
 
 def learn(
-    counters: Iterable[Counter[str]], types: int, merges: int, codes: Path, bar: Callable[[Iterable], Iterable] = iter
+    counters: Iterable[Counter[str]],
+    types: int,
+    merges: int,
+    codes: Path,
+    bar: Callable[[Iterable], Iterable] = iter,
 ) -> None:
-    """Learn BPE operations from the `types` most frequent words: `merges` of them, or fewer from a small sample.
+    """Learn BPE operations from the `types` most frequent words: `merges` of them, or fewer from a small
+    sample.
 
     `bar` wraps the loop over the operations. ValueError when there are no words.
     """

@@ -16,7 +16,8 @@ from preprocess.pipeline.documents import Reader
 from preprocess.pipeline.run import Job, run
 from preprocess.pipeline.sources import check_inputs, total_bytes
 
-# Raw text, its tokenised, segmented and binarised forms, and the published copies, as measured on English novels.
+# Raw text, its tokenised, segmented and binarised forms, and the published copies, as measured on English
+# novels.
 DISK_PER_INPUT_BYTE = 5
 
 
@@ -25,9 +26,9 @@ def common_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, text/, manifest.json")
     cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s, all cores)")
+    parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of a random split (default: %(default)s)")
-    parser.add_argument("--vocab-from", type=Path, help="use BPE codes and dictionary of this prepared folder")
+    parser.add_argument("--vocab-from", type=Path, help="use codes and dictionary of this prepared folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     return parser
@@ -103,9 +104,10 @@ def plan(job: Job) -> str:
     if job.source_bytes is not None:
         need = DISK_PER_INPUT_BYTE * job.source_bytes
         lines.append(f"  input:      {job.source_bytes / 1e6:,.1f} MB on disk")
-        lines.append(f"  disk:       about {need / 1e6:,.0f} MB for uncompressed input, {free / 1e6:,.0f} MB free")
+        lines.append(f"  disk:       about {need / 1e6:,.0f} MB if uncompressed, {free / 1e6:,.0f} MB free")
     given = ", ".join(f"{split}: {' '.join(names)}" for split, names in dataset.split_names.items())
-    drawn = f"valid {dataset.valid_fraction:g}, test {dataset.test_fraction:g} of documents ({dataset.documents})"
+    fractions = f"valid {dataset.valid_fraction:g}, test {dataset.test_fraction:g}"
+    drawn = f"{fractions} of documents ({dataset.documents})"
     lines.append(f"  split:      {given or drawn}")
     lines.append(f"  tokenise:   {dataset.tokenise}, empty lines: {dataset.blank_lines}")
     if job.vocabulary_from:
@@ -118,12 +120,14 @@ def plan(job: Job) -> str:
     else:
         lines.append("  vocabulary: words of train")
     lines.append(f"  workers:    {job.workers}, shards of {dataset.shard_bytes / 1e6:g} MB")
-    lines.append(f"  writes:     {job.out}/bin (fairseq), {job.out}/text (tokenised), {job.out}/manifest.json")
+    lines.append(f"  writes:     bin/ (fairseq), text/ (tokenised), manifest.json in {job.out}")
     return "\n".join(lines)
 
 
 def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
-    """Run the job, or print its plan; the exit code is 2 and the message one sentence when the user must mend it."""
+    """Run the job, or print its plan; the exit code is 2 and the message one sentence when the user must mend
+    it.
+    """
     try:
         job = make_job(args)
         if args.dry_run:

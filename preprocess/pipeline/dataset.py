@@ -26,7 +26,8 @@ class Expected:
     """A count that a paper prints for a data set, compared with ours once the data is prepared.
 
     `count` names a field of the manifest's split (`words`, `targets`, `words_with_eol`, ...) or, with the
-    split `vocabulary`, one of its fields. `tolerance` is relative and covers the rounding of the printed number.
+    split `vocabulary`, one of its fields. `tolerance` is relative and covers the rounding of the printed
+    number.
     """
 
     split: str
@@ -86,9 +87,9 @@ class Dataset:
             raise ValueError(f"--shard-mb must be at least 0.001, not {self.shard_bytes / 1e6}.")
         if self.bpe_sample_bytes < 1000:
             raise ValueError(f"--bpe-sample-mb must be at least 0.001, not {self.bpe_sample_bytes / 1e6}.")
-        for flag, value in (("--valid-fraction", self.valid_fraction), ("--test-fraction", self.test_fraction)):
+        for split, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
             if not 0 < value < 1:
-                raise ValueError(f"{flag} must lie between 0 and 1, not {value}.")
+                raise ValueError(f"--{split}-fraction must lie between 0 and 1, not {value}.")
         if self.valid_fraction + self.test_fraction >= 1:
             total = self.valid_fraction + self.test_fraction
             raise ValueError(f"--valid-fraction and --test-fraction together must stay below 1, not {total}.")

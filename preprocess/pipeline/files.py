@@ -14,7 +14,7 @@ from typing import IO, Any
 
 @contextmanager
 def complete_text(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 text file for writing that takes the name `path` only if the block ends without an error."""
+    """Open a UTF-8 text file that takes the name `path` only if the block ends without an error."""
     part = path.with_name(path.name + ".part")
     with open(part, "w", encoding="utf-8", newline="\n") as file:
         yield file
@@ -55,5 +55,5 @@ def only_run_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"--out: another run is working in {folder.parent}; wait for it to end.") from None
+            raise ValueError(f"--out: another run is working in {folder.parent}.") from None
         yield

@@ -29,7 +29,8 @@ def split_counts(shards: list[str], documents: int, text: Path, binary: Path) ->
     """The sums of a split's shard counts.
 
     words_with_eol: words plus one end of line each, what word-level perplexity divides by.
-    bytes, characters: of the tokenised text with its line ends. source_bytes: of the text before tokenisation.
+    bytes, characters: of the tokenised text with its line ends. source_bytes: of the text before
+    tokenisation.
     targets: subwords (or words) plus ends of line, what the language model is scored on.
     """
     total: dict[str, int] = {"documents": documents, "shards": len(shards)}
@@ -54,7 +55,9 @@ def differences(dataset: Dataset, manifest: dict[str, Any]) -> list[str]:
     """One sentence for each count that is not what the data set's papers print."""
     found = []
     for expected in dataset.expected:
-        part = manifest["vocabulary"] if expected.split == "vocabulary" else manifest["splits"][expected.split]
+        part = (
+            manifest["vocabulary"] if expected.split == "vocabulary" else manifest["splits"][expected.split]
+        )
         value = part.get(expected.count)
         if value is not None and abs(value - expected.value) > expected.tolerance * expected.value:
             found.append(
@@ -72,5 +75,7 @@ def table(manifest: dict[str, Any]) -> str:
         counts = manifest["splits"][split]
         rows.append(f"  {split:<6}" + "".join(f"{counts[column]:>16,}" for column in columns))
     vocabulary = manifest["vocabulary"]
-    rows.append(f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary")
+    rows.append(
+        f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary"
+    )
     return "\n".join(rows)

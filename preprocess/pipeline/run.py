@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -52,10 +53,14 @@ class Job:
         declared = asdict(self.dataset)
         for not_deciding in ("downloads", "expected", "title"):
             del declared[not_deciding]
-        declared["split_names"] = {split: list(names) for split, names in self.dataset.split_names.items()}
-        declared = {key: list(value) if isinstance(value, tuple) else value for key, value in declared.items()}
-        vocabulary = _vocabulary_files(self.vocabulary_from, self.dataset) if self.vocabulary_from else {}
-        return declared | self.identity | {"vocabulary_from": {k: sha256_of(f) for k, f in vocabulary.items()}}
+        given = _vocabulary_files(self.vocabulary_from, self.dataset) if self.vocabulary_from else {}
+        vocabulary = {kind: sha256_of(file) for kind, file in given.items()}
+        return _as_json(declared | self.identity | {"vocabulary_from": vocabulary})
+
+
+def _as_json(value: Any) -> Any:
+    """The value as it comes back from a JSON file."""
+    return json.loads(json.dumps(value))
 
 
 def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
@@ -66,12 +71,16 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     manifest = read_json(manifest_path)
     if manifest["settings"]["level"] != dataset.level:
         theirs = manifest["settings"]["level"]
-        raise ValueError(f"--vocab-from {folder} holds a {theirs}-level vocabulary, but --level is {dataset.level}.")
+        raise ValueError(
+            f"--vocab-from {folder} is of level {theirs}, but this run is of level {dataset.level}."
+        )
     names = {"dictionary": "bin/dict.txt"} | ({"codes": CODES} if dataset.level == "bpe" else {})
     for name in names.values():
         path = folder / name
         if not path.is_file() or sha256_of(path) != manifest["files"][name]["sha256"]:
-            raise ValueError(f"--vocab-from {folder}: {name} is missing or is of another run than its {manifests.NAME}.")
+            raise ValueError(
+                f"--vocab-from {folder}: {name} is missing or not the one its manifest was made with."
+            )
     return {key: folder / name for key, name in names.items()}
 
 
@@ -90,12 +99,14 @@ def _check_out(job: Job) -> bool:
             settings = read_json(known)["settings"]
             if settings != job.settings():
                 difference = _difference(job.settings(), settings)
-                raise ValueError(f"--out {job.out} belongs to a run with other settings ({difference}): name another.")
+                raise ValueError(
+                    f"--out {job.out} is of a run with other settings ({difference}): name another."
+                )
     if path.exists():
         for name, facts in read_json(path)["files"].items():
             file = job.out / name
             if not file.is_file() or file.stat().st_size != facts["bytes"]:
-                raise ValueError(f"--out {job.out}: {name} is missing or changed since it was prepared: name another.")
+                raise ValueError(f"--out {job.out}: {name} is missing or was changed since: name another.")
         return True
     if not started.exists() and job.out.exists() and any(entry.name != WORK for entry in job.out.iterdir()):
         raise ValueError(f"--out {job.out} is not empty and holds no run of this tool: name another folder.")
@@ -123,7 +134,8 @@ def run(job: Job) -> dict[str, Any]:
             write_json(work / "plan.json", {"settings": job.settings()})
             manifest = _stages(job, work, progress)
         except ValueError:
-            # What the user must mend leaves nothing behind; once everything is read, finished shards are kept.
+            # What the user must mend leaves nothing behind; once everything is read, finished shards are
+            # kept.
             if not (work / "raw" / INDEX).exists():
                 shutil.rmtree(job.out if is_new else work)
             raise
@@ -165,9 +177,8 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
                 _copy(given["codes"], codes)
             elif not codes.exists():
                 counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
-                bpe.learn(
-                    counters, dataset.bpe_sample_types, dataset.bpe_merges, codes, lambda loop: _ticking(loop, bar)
-                )
+                types, merges = dataset.bpe_sample_types, dataset.bpe_merges
+                bpe.learn(counters, types, merges, codes, lambda loop: _ticking(loop, bar))
 
     todo = [name for name in names if not (pieces / f"{name}.json").exists()]
     if dataset.level == "bpe":
@@ -176,7 +187,9 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
             run_all(bpe.segment_shard, jobs, job.workers, bar)
     else:
         with progress.stage("count", _sizes(text, todo)) as bar:
-            run_all(bpe.count_shard, ((text / f"{n}.txt", pieces / f"{n}.json") for n in todo), job.workers, bar)
+            run_all(
+                bpe.count_shard, ((text / f"{n}.txt", pieces / f"{n}.json") for n in todo), job.workers, bar
+            )
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
     from preprocess.pipeline import binarise
@@ -219,7 +232,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
 
 
 def publish(ready: Path, out: Path) -> dict[str, Any]:
-    """Move what is complete to its final names, the manifest last; what an interrupted run has moved stays."""
+    """Move what is complete to its final names, the manifest last; what was moved before stays."""
     manifest = read_json(ready / manifests.NAME)
     for name in sorted({Path(file).parts[0] for file in manifest["files"]}):
         if (ready / name).exists():

@@ -20,8 +20,8 @@ from preprocess.pipeline.text import decoded
 
 OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
-    ".bz2": lambda file: bz2.BZ2File(file),
-    ".xz": lambda file: lzma.LZMAFile(file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
 }
 TAR_ENDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
@@ -36,12 +36,12 @@ class TextFile:
 
 
 def plain_name(name: str) -> str:
-    """The name without a compression's ending, which is what a data set's name patterns are matched against."""
+    """The name without a compression's ending, as name patterns are matched against it."""
     return name[: name.rfind(".")] if name.endswith(tuple(OPENERS)) else name
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file's last name parts match one of the patterns; `a/*.txt` also asks for the folder's name."""
+    """Whether a file's last name parts match one of the patterns; `a/*.txt` asks for the folder too."""
     parts = PurePosixPath(plain_name(name)).parts
     return any(
         len(parts) >= len(wanted) and all(map(fnmatch, parts[-len(wanted) :], wanted))
@@ -144,7 +144,8 @@ def text_lines(file: TextFile) -> Iterator[str]:
 def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
     """The articles of a JSON or JSON-lines file, each as the lines of its `fields`.
 
-    ValueError names the file and line of what is not JSON. An article without any of the fields is passed over.
+    ValueError names the file and line of what is not JSON. An article without any of the fields is passed
+    over.
     """
     if matches(file.name, ("*.json",)):
         texts: Iterator[str] = iter(["\n".join(decoded(file.stream, file.name))])
@@ -156,7 +157,9 @@ def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str
         try:
             article = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{file.name}, line {number + error.lineno - 1}: not JSON ({error.msg}).") from None
+            raise ValueError(
+                f"{file.name}, line {number + error.lineno - 1}: not JSON ({error.msg})."
+            ) from None
         values = [article.get(name) for name in fields] if isinstance(article, dict) else []
         lines = [line for value in values if isinstance(value, str) for line in value.splitlines()]
         if lines:

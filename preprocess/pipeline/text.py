@@ -1,4 +1,4 @@
-"""Lines of text: decoding with a place to point at, whitespace, and words that fairseq or BPE would misread."""
+"""Lines of text: decoding with a place to point at, whitespace, and words that would be misread later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MISREAD = re.compile(r"\S*(?:<s>|</s>|<pad>|@@)|\S+<unk>")
 def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
     """Decode UTF-8 lines without their line ends.
 
-    ValueError names the file, the line (from 1) and the byte offset in the file (from 0) of what is not UTF-8.
+    ValueError names the file, the line (from 1) and the byte offset in the file (from 0) of what is not
+    UTF-8.
     """
     offset = 0
     for number, raw in enumerate(lines, start=1):

@@ -33,8 +33,8 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple], workers: int) -> I
                     yield future.result()
         except BrokenProcessPool:
             raise ValueError(
-                f"a worker process died, probably for want of memory: run again with fewer --workers than {workers}; "
-                "finished shards are kept."
+                f"a worker process died, probably for want of memory: run again with fewer --workers than "
+                f"{workers}; finished shards are kept."
             ) from None
         finally:
             for future in running:

@@ -1,4 +1,4 @@
-"""Paragraphs of documentation from the standard library's source files, read without importing any of them."""
+"""Paragraphs of documentation from the standard library's source files, without importing any of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from pathlib import Path
 
 # Tests, bundled third-party packages and tools are not documentation of the library.
 PASSED_OVER = frozenset(
-    "test tests idlelib site-packages dist-packages __pycache__ lib2to3 turtledemo ensurepip _vendor".split()
+    [
+        "test",
+        "tests",
+        "idlelib",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "lib2to3",
+        "turtledemo",
+        "ensurepip",
+        "_vendor",
+    ]
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Shorter paragraphs ("See also:") may stand in many modules; longer ones would tell the test split's text.
@@ -24,7 +35,7 @@ def library_folder() -> Path:
     """The folder of the standard library's Python files; ValueError when this Python has none."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     if not folder.is_dir():
-        raise ValueError(f"this Python has no standard library in files ({folder} is no folder): use another Python.")
+        raise ValueError(f"this Python has no standard library in files ({folder} is no folder).")
     return folder
 
 
@@ -69,7 +80,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def corpus(folder: Path) -> dict[str, list[str]]:
-    """The paragraphs of each module (help topics as `pydoc_data.topics.NAME`), the first of equal ones only."""
+    """The paragraphs of each module (and help topic), only the first of equal ones."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
 
@@ -100,7 +111,9 @@ def corpus(folder: Path) -> dict[str, list[str]]:
 
 
 def split_by_module(texts: dict[str, list[str]], seed: int, fraction: float) -> dict[str, str]:
-    """A split for each module: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes."""
+    """A split for each module: in an order drawn by `seed`, valid and test are filled up to `fraction` of all
+    bytes.
+    """
 
     def drawn(name: str) -> bytes:
         return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()

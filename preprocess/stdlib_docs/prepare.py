@@ -1,4 +1,4 @@
-"""Make a small English corpus of the Python standard library's own documentation; no network, under a minute."""
+"""Make a small English corpus of the Python standard library's documentation, without network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from preprocess.pipeline.cli import add_bpe_flags, common_parser, main, with_flags  # noqa: E402
-from preprocess.pipeline.dataset import Dataset  # noqa: E402
-from preprocess.pipeline.documents import Line  # noqa: E402
-from preprocess.pipeline.run import Job  # noqa: E402
-from preprocess.stdlib_docs.collect import corpus, library_folder, split_by_module  # noqa: E402
+from preprocess.pipeline.cli import add_bpe_flags, common_parser, main, with_flags
+from preprocess.pipeline.dataset import Dataset
+from preprocess.pipeline.documents import Line
+from preprocess.pipeline.run import Job
+from preprocess.stdlib_docs.collect import corpus, library_folder, split_by_module
 
 DATASET = Dataset(
     name="stdlib_docs",

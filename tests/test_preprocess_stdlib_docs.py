@@ -1,0 +1,89 @@
+"""The demo corpus: the standard library's own documentation, read from source files."""
+
+import hashlib
+import json
+
+import pytest
+
+from preprocess.stdlib_docs.collect import (
+    corpus,
+    docstrings,
+    library_folder,
+    paragraphs,
+    split_by_module,
+    topics,
+)
+from tests.helpers.cli import ROOT, run_cli
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("docs") / "data"
+    script = ROOT / "preprocess" / "stdlib_docs" / "prepare.py"
+    done = run_cli("python", script, "--out", out, "--workers", "2", "--bpe-merges", "600")
+    return out, done
+
+
+def test_the_corpus_is_about_two_megabytes_in_three_splits_with_no_unknown_training_word(prepared):
+    out, _ = prepared
+    manifest = json.loads((out / "manifest.json").read_text())
+    sizes = {split: counts["bytes"] for split, counts in manifest["splits"].items()}
+    assert 1_500_000 < sum(sizes.values()) < 6_000_000
+    assert 0.03 < sizes["valid"] / sum(sizes.values()) < 0.06
+    assert 0.03 < sizes["test"] / sum(sizes.values()) < 0.06
+    assert manifest["splits"]["train"]["unknown"] == 0
+
+
+def test_manifest_counts_and_checksums_are_those_of_the_files(prepared):
+    out, _ = prepared
+    manifest = json.loads((out / "manifest.json").read_text())
+    for split, counts in manifest["splits"].items():
+        text = (out / "text" / f"{split}.txt").read_bytes()
+        assert counts["bytes"] == len(text)
+        assert counts["characters"] == len(text.decode())
+        assert counts["words"] == len(text.split())
+        assert counts["lines"] == text.count(b"\n")
+    for name, facts in manifest["files"].items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == facts["sha256"], name
+    assert not (out / ".work").exists()
+
+
+def test_the_screen_shows_the_counts_and_nothing_of_third_parties(prepared):
+    _, done = prepared
+    assert "words_with_eol" in done.stdout
+    assert "learn BPE" in done.stderr
+    assert "Warning" not in done.stderr
+    assert "tensorboardX" not in done.stderr
+
+
+def test_no_long_paragraph_of_valid_or_test_stands_in_another_split():
+    texts = corpus(library_folder())
+    splits = split_by_module(texts, seed=1, fraction=0.05)
+    owner: dict[str, str] = {}
+    for name, lines in texts.items():
+        for line in (line for line in lines if len(line.split()) > 7):
+            assert owner.setdefault(line, splits[name]) == splits[name], line
+
+
+def test_another_seed_gives_other_modules_to_the_test_split():
+    texts = {f"module{i}": ["some words of documentation"] * (1 + i % 5) for i in range(200)}
+    first, second = (split_by_module(texts, seed, 0.1) for seed in (1, 2))
+    assert first == split_by_module(texts, 1, 0.1)
+    assert {n for n, s in first.items() if s == "test"} != {n for n, s in second.items() if s == "test"}
+
+
+def test_docstrings_are_read_without_running_the_module():
+    source = (
+        b'"""Top."""\nraise SystemExit("ran")\nclass A:\n    """Of A."""\n'
+        b'    async def f(self):\n        "Of f."\n'
+    )
+    assert list(docstrings(source)) == ["Top.", "Of A.", "Of f."]
+
+
+def test_topics_are_the_dictionary_of_the_source():
+    source = b"# made by a tool\ntopics = {'assert': 'The statement.\\n'}\n"
+    assert topics(source) == {"assert": "The statement.\n"}
+
+
+def test_prose_becomes_one_line_and_code_keeps_its_lines():
+    assert list(paragraphs("One\n    two.\n\n    >>> f(1)\n    2\n")) == ["One two.", ">>> f(1)", "2"]

@@ -1,0 +1,10 @@
+"""Small random configurations, one module an architecture: ``random_flags(rng)`` gives flags for ``build``.
+
+A module may also define
+
+- ``TOLERANCE``: what "unchanged" means where the data decides the shapes (default 0.0, bit-identical)
+- ``LENGTHS``: (shortest, longest) random sequence of the fuzzed tests (default (1, 24))
+- ``GENERATES``: False for a model that predicts something other than the next token (default True)
+- ``TASK``: the fairseq task it is trained with (default "language_modeling")
+- ``CRITERION``: fairseq's criterion name (default "cross_entropy")
+"""

@@ -1,0 +1,85 @@
+"""Every registered architecture with small random configurations of it, for tests that hold for all."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+
+from fairseq_ms.models.base import LanguageModel
+
+POSITIONS = 64
+
+ARCHITECTURES = sorted(
+    name
+    for name, model in MODEL_REGISTRY.items()
+    if issubclass(model, LanguageModel) and model.__module__.startswith("fairseq_ms.")
+)
+
+
+def config_module(arch: str) -> ModuleType:
+    """``tests/configs/<arch>.py``."""
+    return importlib.import_module(f"tests.configs.{arch}")
+
+
+def setting(arch: str, name: str, default: Any) -> Any:
+    """What the architecture's configuration module says, or the default."""
+    return getattr(config_module(arch), name, default)
+
+
+GENERATORS = [arch for arch in ARCHITECTURES if setting(arch, "GENERATES", True)]
+
+
+def dictionary(symbols: int) -> Dictionary:
+    """fairseq's four special symbols and ``symbols`` more."""
+    words = Dictionary()
+    for number in range(symbols):
+        words.add_symbol(f"w{number}")
+    return words
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with random weights, in evaluation mode, and what its tests need to know."""
+
+    arch: str
+    flags: dict[str, Any]
+    model: LanguageModel
+    dictionary: Dictionary
+    rng: random.Random
+
+    def lengths(self) -> int:
+        """A random sequence length."""
+        shortest, longest = setting(self.arch, "LENGTHS", (1, 24))
+        return self.rng.randint(shortest, longest)
+
+    def tokens(self, rows: int, length: int) -> torch.Tensor:
+        """Random tokens (rows, length), without padding."""
+        return torch.randint(self.dictionary.nspecial, len(self.dictionary), (rows, length))
+
+
+def build(arch: str, flags: dict[str, Any], words: Dictionary, positions: int = POSITIONS) -> LanguageModel:
+    """A model of these flags, through fairseq's own ``build_model`` of the registered class."""
+    cfg = MODEL_DATACLASS_REGISTRY[arch]()
+    known = {"tokens_per_sample": positions, "max_target_positions": None, "add_bos_token": False, **flags}
+    for name, value in known.items():
+        assert hasattr(cfg, name), f"{arch} has no flag {name}"
+        setattr(cfg, name, value)
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words, args=SimpleNamespace(**known))
+    return MODEL_REGISTRY[arch].build_model(cfg, task)
+
+
+def random_case(arch: str, seed: int, symbols: int = 9, std: float = 0.4) -> Case:
+    """The ``seed``-th configuration, with weights large enough for every path to matter."""
+    rng = random.Random(f"{arch} {seed}")
+    words = dictionary(symbols)
+    flags = config_module(arch).random_flags(rng)
+    torch.manual_seed(seed)
+    model = build(arch, {**flags, "init_std": std}, words).eval()
+    return Case(arch, flags, model, words, rng)

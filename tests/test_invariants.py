@@ -1,0 +1,113 @@
+"""What must hold for every architecture, over random configurations of each.
+
+A new architecture is covered by being registered and having a module under ``tests/configs``.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.registry import ARCHITECTURES, GENERATORS, random_case, setting
+
+SEEDS = range(50)
+# float32 with a handful of layers; logits are of order 1.
+CACHED_TOLERANCE = 1e-5
+
+every_case = pytest.mark.parametrize("seed", SEEDS)
+
+
+@every_case
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_future_tokens_do_not_change_past_logits(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    length = max(2, case.lengths())
+    tokens = case.tokens(2, length)
+    changed_at = case.rng.randrange(1, length)
+    changed = tokens.clone()
+    # Another token, never the same one: a step of 1 .. n - 1 within the n ordinary symbols.
+    first, ordinary = case.dictionary.nspecial, len(case.dictionary) - case.dictionary.nspecial
+    step = case.rng.randrange(1, ordinary)
+    changed[:, changed_at] = (tokens[:, changed_at] - first + step) % ordinary + first
+    with torch.no_grad():
+        before, after = case.model(tokens)[0], case.model(changed)[0]
+    difference = (before - after).abs().amax((0, 2))
+    assert difference[:changed_at].max() <= setting(arch, "TOLERANCE", 0.0)
+    assert difference[changed_at:].max() > 0.0
+
+
+@every_case
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_probabilities_of_all_sequences_sum_to_one(arch: str, seed: int) -> None:
+    case = random_case(arch, seed, symbols=1)
+    model = case.model.double()
+    length = case.rng.randint(1, 4)
+    sequences = torch.tensor(list(itertools.product(range(len(case.dictionary)), repeat=length)))
+    start = torch.full((sequences.size(0), 1), case.dictionary.eos())
+    with torch.no_grad():
+        output = model(torch.cat([start, sequences[:, :-1]], dim=1))
+        log_probs = model.get_normalized_probs(output, log_probs=True).double()
+    total = log_probs.gather(2, sequences.unsqueeze(2)).sum((1, 2)).exp().sum()
+    # fairseq's log_softmax works in float32: up to 4 rounding errors of 6e-8 a sequence.
+    assert total.item() == pytest.approx(1.0, abs=1e-6)
+
+
+@every_case
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_stepping_prefilling_and_the_full_forward_agree_under_beam_reorders(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    length = case.lengths()
+    tokens = case.tokens(3, length)
+    prefix = case.rng.randint(1, length)
+    state: dict = {}
+    decoder = case.model.decoder
+    with torch.no_grad():
+        for end in range(prefix, length + 1):
+            cached = decoder(tokens[:, :end], incremental_state=state)[0]
+            full = case.model(tokens[:, :end])[0][:, -1:]
+            torch.testing.assert_close(cached, full, rtol=0.0, atol=CACHED_TOLERANCE)
+            # What beam search does: rows are permuted, repeated and dropped, then go on differently.
+            order = torch.tensor([case.rng.randrange(tokens.size(0)) for _ in range(case.rng.randint(1, 4))])
+            decoder.reorder_incremental_state_scripting(state, order)
+            tokens = torch.cat([tokens[order, :end], case.tokens(order.numel(), length - end)], dim=1)
+
+
+@every_case
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_a_state_that_is_shown_other_tokens_starts_from_what_they_share(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    length = max(3, case.lengths())
+    first, second = case.tokens(2, length), case.tokens(2, length)
+    shared = case.rng.randint(0, length - 1)
+    second[:, :shared] = first[:, :shared]
+    end = case.rng.randint(max(1, shared), length)
+    state: dict = {}
+    with torch.no_grad():
+        for stop in range(1, length + 1):
+            case.model.decoder(first[:, :stop], incremental_state=state)
+        cached = case.model.decoder(second[:, :end], incremental_state=state)[0]
+        full = case.model(second[:, :end])[0][:, -1:]
+    torch.testing.assert_close(cached, full, rtol=0.0, atol=CACHED_TOLERANCE)
+
+
+@every_case
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_padding_on_the_right_changes_nothing(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    length = case.lengths()
+    tokens = case.tokens(2, length)
+    padding = torch.full((2, case.rng.randint(1, 9)), case.dictionary.pad())
+    lengths = torch.full((2,), length)
+    with torch.no_grad():
+        alone = case.model(tokens, src_lengths=lengths)[0]
+        padded = case.model(torch.cat([tokens, padding], dim=1), src_lengths=lengths)[0]
+    # Another length means other shapes, and so another order of summation.
+    torch.testing.assert_close(padded[:, :length], alone, rtol=0.0, atol=CACHED_TOLERANCE)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_registered_name_is_our_class(arch: str) -> None:
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+
+    assert MODEL_REGISTRY[arch].__module__.startswith("fairseq_ms.models.")
+    assert ARCH_MODEL_REGISTRY[arch] is MODEL_REGISTRY[arch]

@@ -114,7 +114,8 @@ def test_packed_weights_change_nothing(arch: str, seed: int) -> None:
     packed.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1)))
     tokens = case.tokens(3, case.lengths())
     with torch.no_grad():
-        torch.testing.assert_close(packed(tokens)[0], case.model(tokens)[0], rtol=0.0, atol=1e-5)
+        # oneDNN sums in another order, and up to three layers with large weights pass that on: relative as well.
+        torch.testing.assert_close(packed(tokens)[0], case.model(tokens)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None:

@@ -1,0 +1,49 @@
+# Everything runs in a virtual environment in this folder, which the first call builds and later calls reuse.
+#   make demo    train, evaluate and sample small models on text that every Python installation brings
+#   make test    run the tests
+#   make lint    check style and types
+#   make env     only build the environment
+#   make clean   remove the environment and everything built
+# PYTHON=/path/to/python3.11 chooses the Python, VENV=folder the environment, JOBS=n the processes of the tests.
+
+VENV ?= .venv
+PYTHON ?=
+JOBS ?= 2
+RUN := $(VENV)/bin/python
+
+# Commands such as fairseq-train come from the environment, and nothing of the caller's Python leaks in.
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+unexport PYTHONPATH PYTHONHOME
+
+.PHONY: help env demo test lint clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# Two stamps, each written when its step has succeeded: the pins decide about the environment, setup.py about
+# the plugin's own command.
+PINS := $(VENV)/.pins-installed
+PLUGIN := $(VENV)/.plugin-installed
+
+$(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.txt requirements/numpy-1.26.txt
+	@requirements/make_env.sh $(VENV) "$(PYTHON)"
+	@touch $@
+
+$(PLUGIN): $(PINS) setup.py fairseq_ms/version.py
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
+
+env: $(PLUGIN)
+
+demo: env
+	@$(RUN) user_dir_examples/demo/run.py
+
+test: env
+	@$(RUN) -m pytest -n $(JOBS)
+
+lint: env
+	@$(RUN) -m ruff check .
+	@$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Build the virtual environment that the Makefile works in: make_env.sh FOLDER [PYTHON]
+#
+# The folder is built from scratch; the Makefile calls this only when a stamp is missing or older than the
+# pins, and writes the stamp after this has succeeded, so an interrupted run is simply started again.
+set -euo pipefail
+
+VENV=$1
+PYTHON=${2:-}
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+MARK=made-by-fairseq-ms
+LOG=$VENV/setup.log
+
+say() { printf '%s\n' "$*"; }
+stop() { printf 'fairseq_ms: %s\n' "$*" >&2; exit 1; }
+
+# A Python that can build fairseq: 3.10-3.12, with venv and pip, and with the headers of its C interface.
+usable() {
+    "$1" - >/dev/null 2>&1 <<'PROGRAM'
+import ensurepip, os, sys, sysconfig, venv
+headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 12) and os.path.exists(headers)))
+PROGRAM
+}
+
+find_python() {
+    if [ -n "$PYTHON" ]; then
+        usable "$PYTHON" || stop "PYTHON=$PYTHON must be a Python 3.10-3.12 with venv, pip and C headers."
+        return
+    fi
+    for PYTHON in python3.11 python3.12 python3.10 python3; do
+        if usable "$PYTHON"; then return; fi
+    done
+    stop "no Python 3.10-3.12 with venv, pip and C headers was found (on Debian: apt install python3-venv" \
+        "python3-dev); name one with make PYTHON=/path/to/python3.11."
+}
+
+SECONDS=0
+step() {
+    local title=$1 began=$SECONDS
+    shift
+    printf '  %-58s ' "$title ..."
+    if "$@" >>"$LOG" 2>&1; then
+        say "$((SECONDS - began)) s"
+    else
+        say "failed"
+        tail -n 25 "$LOG" >&2
+        stop "the step above failed; its whole output is in $LOG."
+    fi
+}
+
+pip() { "$VENV/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
+
+if [ -n "$(ls -A "$VENV" 2>/dev/null)" ] && [ ! -e "$VENV/$MARK" ]; then
+    stop "$VENV exists and was not made by this Makefile; move it away, or use make VENV=another-folder."
+fi
+find_python
+for tool in "${CC:-gcc}" "${CXX:-g++}"; do
+    command -v "${tool%% *}" >/dev/null || stop "fairseq is compiled here and needs ${tool%% *} (on Debian: apt install build-essential)."
+done
+
+say "fairseq_ms: setting up $VENV with $("$PYTHON" --version), once; this takes about 3 minutes and a download"
+rm -rf "$VENV"
+mkdir -p "$VENV"
+touch "$VENV/$MARK"
+step "[1/5] the virtual environment" "$PYTHON" -m venv "$VENV"
+step "[2/5] torch, numpy and the tools to build with" pip install -r "$HERE/build.txt"
+step "[3/5] libraries" pip install --no-build-isolation -r "$HERE/libraries.txt"
+# A wheel that pip cached may have been compiled against another numpy, so it is always compiled here.
+step "[4/5] compiling fairseq against them (the slow part)" \
+    pip install --no-build-isolation --no-cache-dir -r "$HERE/fairseq.txt"
+# The oldest NumPy that is supported, beside the environment: the tests put it in front of the newer one.
+step "[5/5] numpy 1.26 for the tests" \
+    pip install --no-deps --target "$VENV/numpy-1.26" -r "$HERE/numpy-1.26.txt"
+say "fairseq_ms: ready after $SECONDS s"

@@ -5,17 +5,25 @@ import importlib.util
 import sys
 import types
 import warnings
+from pathlib import Path
+
+from fairseq_ms import quiet
 
 MIN_TORCH = (2, 6)
-INSTALL_FAIRSEQ = "pip install --no-build-isolation fairseq-fixed==0.12.3.1"
+INSTALL_FAIRSEQ = (
+    "pip install cython wheel 'setuptools<81' && pip install --no-build-isolation fairseq-fixed==0.12.3.1"
+)
 
 
 def prepare() -> None:
     """Make `import fairseq` work and import it; raises ImportError with one sentence when that cannot be."""
-    restore_numpy_names()
     check_torch()
+    restore_numpy_names()
     check_apex()
-    check_fairseq()
+    quiet.silence_known_warnings()
+    if "fairseq" not in sys.modules:
+        with quiet.logging_untouched():
+            check_fairseq()
 
 
 def restore_numpy_names() -> None:
@@ -49,35 +57,38 @@ def check_torch() -> None:
 
 
 def check_apex() -> None:
-    """Warn once when a package named apex is installed that is not NVIDIA's."""
-    if "apex" not in sys.modules and importlib.util.find_spec("apex") is None:
+    """Warn once when the installed package `apex` is not NVIDIA's, and keep fairseq from importing it.
+
+    fairseq falls back to torch only when importing Apex raises ImportError, and the unrelated package of that
+    name can raise anything. It is told apart by its files, without running them.
+    """
+    if "apex" in sys.modules:
+        spec = getattr(sys.modules["apex"], "__spec__", None)
+    else:
+        spec = importlib.util.find_spec("apex")
+    if spec is None:
         return
-    try:
-        optimizers = importlib.import_module("apex.optimizers")
-        genuine = hasattr(optimizers, "FusedAdam")
-    except Exception:
-        genuine = False
-    if not genuine:
-        warnings.warn(
-            "the installed package `apex` is not NVIDIA's and is not used; uninstall it (pip uninstall apex),"
-            " and if you want NVIDIA Apex build it from its sources at github.com/NVIDIA/apex",
-            stacklevel=2,
-        )
+    folders = spec.submodule_search_locations or []
+    if any((Path(folder) / "optimizers" / "fused_adam.py").is_file() for folder in folders):
+        return
+    warnings.warn(
+        "the installed package `apex` is not NVIDIA's and is not used; uninstall it (pip uninstall apex),"
+        " and if you want NVIDIA Apex build it from its sources at github.com/NVIDIA/apex",
+        stacklevel=2,
+    )
+    # None makes `import apex` raise ImportError, which is what fairseq is prepared for.
+    sys.modules.setdefault("apex", None)  # type: ignore[arg-type]
 
 
 def check_fairseq() -> None:
     """Raise ImportError saying in one sentence what to run when fairseq is missing or broken."""
     try:
         importlib.import_module("fairseq")
-    except ModuleNotFoundError as error:
-        if error.name != "fairseq":
-            raise ImportError(_broken(error)) from error
-        raise ImportError(f"fairseq_ms needs fairseq, which is missing; run: {INSTALL_FAIRSEQ}") from None
     except Exception as error:
-        raise ImportError(_broken(error)) from error
-
-
-def _broken(error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    kind = type(error).__name__
-    return f"the installed fairseq cannot be imported ({kind}: {reason}); run: {INSTALL_FAIRSEQ}"
+        if isinstance(error, ModuleNotFoundError) and error.name == "fairseq":
+            raise ImportError(f"fairseq_ms needs fairseq, which is missing; run: {INSTALL_FAIRSEQ}") from None
+        reason = " ".join(str(error).split())
+        raise ImportError(
+            f"the installed fairseq cannot be imported ({type(error).__name__}: {reason}); "
+            f"run: pip uninstall fairseq && {INSTALL_FAIRSEQ}"
+        ) from None

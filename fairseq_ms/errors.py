@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-_SPAWNED = re.compile(r"^fairseq_ms\.errors\.UsageError: (?P<sentence>.*)", re.MULTILINE)
-
 
 class UsageError(ValueError):
     """Bad input: one sentence that names the flag (or the file), the rule and the value.
@@ -17,21 +15,53 @@ class UsageError(ValueError):
     """
 
 
+# What fairseq itself raises for its users' mistakes: class, pattern of its message, our sentence.
+_MISTAKES = (
+    (
+        "FileNotFoundError",
+        re.compile(r"No such file or directory: '(?P<file>.*dict\.txt)'"),
+        "DATA must be a folder written by fairseq-preprocess: {file} is missing",
+    ),
+    (
+        "FileNotFoundError",
+        re.compile(r"Dataset not found: (?P<split>\S+) \((?P<path>.*)\)"),
+        "the subset must be one that fairseq-preprocess wrote: there is no {split}, {path}.bin is missing",
+    ),
+    (
+        "OSError",
+        re.compile(r"Model file not found: (?P<file>.*)"),
+        "--path must name a checkpoint: {file} does not exist",
+    ),
+    (
+        "Exception",
+        re.compile(r"Cannot load model parameters from checkpoint (?P<file>.*); please ensure"),
+        "--restore-file must hold a model of the same --arch and sizes: {file} does not fit this one",
+    ),
+)
+
+_QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.MULTILINE)
+
+
 def sentence_of(error: BaseException) -> str | None:
-    """The one sentence to show for an error that the user caused, None for a bug that needs its traceback."""
-    if isinstance(error, UsageError):
-        # A data-loading worker hands its error on as the same class, with the whole traceback as its text.
-        spawned = _SPAWNED.findall(str(error))
-        return spawned[-1] if spawned else " ".join(str(error).split())
-    # Training on several processes ends with an exception that quotes the traceback of the first that failed.
-    if type(error).__name__ == "ProcessRaisedException":
-        spawned = _SPAWNED.findall(str(error))
-        return spawned[-1] if spawned else None
+    """The one sentence to show for an error that the user caused; None for a bug, which needs its traceback."""
+    kind, text = type(error).__name__, str(error)
+    # A data-loading worker hands on its error, and a process its fellow's, with the traceback as the text.
+    if "Traceback (most recent call last)" in text:
+        quoted = _QUOTED_TRACEBACK.findall(text)
+        if quoted:
+            kind, text = quoted[-1]
+            kind = kind.rpartition(".")[2]
+    if kind == UsageError.__name__:
+        return " ".join(text.split())
+    for name, pattern, sentence in _MISTAKES:
+        match = pattern.search(text) if kind == name else None
+        if match is not None:
+            return sentence.format(**match.groupdict())
     return None
 
 
 def install_hook() -> None:
-    """Make uncaught `UsageError`s of this process end as one sentence; calling it again does nothing."""
+    """Make what the user caused end this process with one sentence; calling it again does nothing."""
     # hydra catches errors itself and prints a traceback of its own unless it is asked to let them pass.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     if getattr(sys.excepthook, "shows_usage_errors", False):

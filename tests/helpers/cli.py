@@ -22,7 +22,8 @@ def run_cli(
 
     `fairseq-train` and its like are taken from the environment that runs the tests, `fairseq-ms` is
     `python -m fairseq_ms` of this source tree, `python` is this interpreter. `env` is added to the current
-    environment. With `check`, a non-zero exit code fails the test and shows the command's output.
+    environment; a PYTHONPATH in it comes first on the path. With `check`, a non-zero exit code fails the test
+    and shows the command's output.
     """
     name, *arguments = (str(part) for part in command)
     if name == "fairseq-ms":
@@ -31,13 +32,9 @@ def run_cli(
         program = [sys.executable]
     else:
         program = [sys.executable, str(Path(sys.executable).parent / name)]
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        **(env or {}),
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    paths = [(env or {}).get("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     done = subprocess.run(
         [*program, *arguments],
         cwd=cwd,

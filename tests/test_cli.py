@@ -84,9 +84,7 @@ def _with_command(monkeypatch, tmp_path, body):
     source = f"{head}def run(a): {body}\n"
     (room / "broken_command.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(str(room))
-    monkeypatch.setattr(
-        cli, "find_commands", lambda: {"broken": cli.Command("broken", "breaks", "broken_command")}
-    )
+    monkeypatch.setattr(cli, "find_commands", lambda: {"broken": cli.Command("broken", "breaks", "broken_command")})
     monkeypatch.delitem(importlib.sys.modules, "broken_command", raising=False)
 
 

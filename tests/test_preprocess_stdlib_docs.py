@@ -74,8 +74,7 @@ def test_another_seed_gives_other_modules_to_the_test_split():
 
 def test_docstrings_are_read_without_running_the_module():
     source = (
-        b'"""Top."""\nraise SystemExit("ran")\nclass A:\n    """Of A."""\n'
-        b'    async def f(self):\n        "Of f."\n'
+        b'"""Top."""\nraise SystemExit("ran")\nclass A:\n    """Of A."""\n    async def f(self):\n        "Of f."\n'
     )
     assert list(docstrings(source)) == ["Top.", "Of A.", "Of f."]
 

@@ -1,11 +1,9 @@
 """What every language model here is made of: its flags, its fairseq decoder and its fairseq model."""
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from fairseq import options
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -45,10 +43,10 @@ class LanguageModelConfig(FairseqDataclass):
     )
     adaptive_input: bool = field(default=False, metadata={"help": "if set, uses adaptive input"})
     adaptive_input_factor: float = field(default=4, metadata={"help": "adaptive input factor"})
-    adaptive_input_cutoff: str | None = field(
+    adaptive_input_cutoff: Optional[str] = field(
         default=None, metadata={"help": "comma separated list of adaptive input cutoff points"}
     )
-    adaptive_softmax_cutoff: str | None = field(
+    adaptive_softmax_cutoff: Optional[str] = field(
         default=None,
         metadata={
             "help": "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
@@ -81,7 +79,7 @@ class LanguageModelConfig(FairseqDataclass):
     )
     add_bos_token: bool = II("task.add_bos_token")
     tokens_per_sample: int = II("task.tokens_per_sample")
-    max_target_positions: int | None = II("task.max_target_positions")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
 
 
 def require(condition: bool, message: str) -> None:
@@ -235,7 +233,7 @@ class LanguageModel(FairseqLanguageModel):
         _validate(cfg, task)
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
+    def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         if getattr(cfg, "max_target_positions", None) is None:
             cfg.max_target_positions = cfg.tokens_per_sample

@@ -4,10 +4,8 @@ In the retina model every layer sees near tokens one by one and far ones in bloc
 vanilla model sees all of them one by one, or those in a window.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
@@ -29,7 +27,7 @@ class VanillaConfig(LanguageModelConfig):
     """Flags of ``vanilla_lm``."""
 
     decoder_layers: int = field(default=12, metadata={"help": "number of layers"})
-    scale_windows: str | None = field(
+    scale_windows: Optional[str] = field(
         default=None,
         metadata={"help": "attention window as 1x=near:far in tokens, such as 1x=0:64 (default: all tokens)"},
     )
@@ -44,7 +42,7 @@ class RetinaConfig(LanguageModelConfig):
         default="1x=0:8,4x=8:256,16x=256:512",
         metadata={"help": "attention window of each scale as SCALEx=near:far in tokens"},
     )
-    scale_heads: str | None = field(
+    scale_heads: Optional[str] = field(
         default=None,
         metadata={"help": "attention heads of each scale as SCALEx=HEADS (default: split evenly)"},
     )

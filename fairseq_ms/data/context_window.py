@@ -1,0 +1,65 @@
+"""Strided evaluation whose windows do not depend on who puts the batches together.
+
+fairseq's ``--context-window`` gives every block of a corpus the tokens before it as context, and remembers
+them from one batch to the next while it collates. That is right for a single worker that sees every batch,
+and wrong for several workers or shards. Here a block's context is read from the blocks before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fairseq.tasks.language_modeling
+import torch
+from fairseq.data import LMContextWindowDataset
+from torch import Tensor
+
+
+class ContextWindowDataset(LMContextWindowDataset):
+    """Blocks of a corpus, each with up to ``context_window`` source tokens before it (arguments as fairseq's).
+
+    Every target is scored in exactly one block; ``start_indices`` says where a block's own targets begin.
+    """
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.dataset[index], "context": self._context(int(index))}
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """fairseq's batch of the blocks, with source (B, T + context) and target moved behind their contexts."""
+        batch = self.dataset.collater(samples)
+        if not samples:
+            return batch
+        net_input, target = batch["net_input"], batch["target"]
+        rows, width = net_input["src_tokens"].shape
+        tokens = target.new_full((rows, width + self.context_window), self.pad_idx)
+        targets = torch.full_like(tokens, self.pad_idx)
+        starts = []
+        for row, sample in enumerate(samples):
+            length = int(net_input["src_tokens"][row].ne(self.pad_idx).sum())
+            room = self.tokens_per_sample + self.context_window - length
+            context = sample["context"][max(0, sample["context"].numel() - room) :]
+            start = context.numel()
+            tokens[row, :start] = context
+            tokens[row, start : start + width] = net_input["src_tokens"][row]
+            targets[row, start : start + width] = target[row]
+            starts.append(start)
+        net_input["src_tokens"] = tokens
+        net_input["src_lengths"] = net_input["src_lengths"] + torch.tensor(starts)
+        batch["target"] = targets
+        batch["start_indices"] = starts
+        return batch
+
+    def _context(self, index: int) -> Tensor:
+        """The last ``context_window`` source tokens of the blocks before ``index``, fewer at the beginning."""
+        pieces: list[Tensor] = []
+        missing = self.context_window
+        while missing > 0 and index > 0:
+            index -= 1
+            pieces.append(self.dataset[index]["source"][-missing:])
+            missing -= pieces[-1].numel()
+        return torch.cat(pieces[::-1]) if pieces else torch.empty(0, dtype=torch.long)
+
+
+def install() -> None:
+    """Have fairseq's ``language_modeling`` task evaluate with ``ContextWindowDataset``."""
+    fairseq.tasks.language_modeling.LMContextWindowDataset = ContextWindowDataset

@@ -1,0 +1,55 @@
+"""A small binarised corpus, and flags for training a tiny model of any architecture on it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.registry import config_module, setting
+
+SPLITS = {"train": 120, "valid": 23, "test": 31}
+
+
+def write_corpus(folder: Path) -> Path:
+    """Sentences of a small language in which words repeat what came before; returns fairseq's data folder."""
+    rng = random.Random(5)
+    words = [f"word{number}" for number in range(18)]
+    for split, lines in SPLITS.items():
+        sentences = []
+        for _ in range(lines):
+            sentence = [rng.choice(words) for _ in range(rng.randint(1, 3))]
+            while len(sentence) < rng.randint(4, 17):
+                sentence.append(sentence[-2] if len(sentence) > 1 and rng.random() < 0.6 else rng.choice(words))
+            sentences.append(" ".join(sentence))
+        (folder / f"{split}.txt").write_text("\n".join(sentences) + "\n")
+    prefixes = [flag for split in SPLITS for flag in (f"--{split}pref", folder / f"{split}.txt")]
+    run_cli("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+def model_flags(arch: str, seed: int = 0) -> list[str]:
+    """The architecture's ``seed``-th random configuration as command line flags."""
+    flags = ["--arch", arch]
+    for name, value in config_module(arch).random_flags(random.Random(f"{arch} {seed}")).items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is not False and value is not None:
+            flags += [flag, str(value)]
+    return flags
+
+
+def train_command(arch: str, data: Path, save_dir: Path, *more: str) -> list[str]:
+    """A whole ``fairseq-train`` of a few updates on a CPU."""
+    return [
+        "fairseq-train",
+        str(data),
+        *("--user-dir", str(USER_DIR), "--task", setting(arch, "TASK", "language_modeling"), "--cpu"),
+        *model_flags(arch),
+        *("--criterion", setting(arch, "CRITERION", "cross_entropy")),
+        *("--tokens-per-sample", "24", "--batch-size", "4", "--num-workers", "0"),
+        *("--optimizer", "adam", "--lr", "0.002", "--clip-norm", "1.0", "--max-update", "8"),
+        *("--save-dir", str(save_dir), "--no-epoch-checkpoints", "--log-format", "json", "--log-interval", "1"),
+        *more,
+    ]

@@ -103,7 +103,9 @@ class Layout:
         """(B, C, N, H) -> (blocks, B * N, S, H), every block the keys it can see."""
         k = F.pad(k_BCNH, (0, 0, 0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCNH
         # (B, C', N, H) -> (B, blocks, N, H, S)
-        return k.unfold(1, self.span, self.step if self.sliced else self.span).permute(1, 0, 2, 4, 3).flatten(1, 2)
+        slices = k.unfold(1, self.span, self.step if self.sliced else self.span)
+        # The last keys may be too near for every query: they are in no slice.
+        return slices[:, : self.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
 
     def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
         """(blocks, B * N, Q, H) -> (B, T, N * H)."""

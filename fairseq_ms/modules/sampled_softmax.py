@@ -1,0 +1,53 @@
+"""The implicit embedding matrix: predict the next chunk among those at hand, in the space of the encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class SampledSoftmax:
+    """What ``sampled_softmax`` finds.
+
+    Attributes:
+        loss: sum over the N positives of -log p, in nats.
+        rank_N: how many of the different candidates score higher than the positive.
+        negatives_N: how many negatives there were, repetitions counted, those that spell the positive not.
+    """
+
+    loss: Tensor
+    rank_N: Tensor
+    negatives_N: Tensor
+
+
+def sampled_softmax(
+    query_NE: Tensor, positive_N: Tensor, encoding_UE: Tensor, counts_U: Tensor, log_q_U: Tensor | None = None
+) -> SampledSoftmax:
+    """-log of each positive's share against all candidates (Hierarchical Attention Encoder Decoder, equations 4, 5).
+
+    The candidates are given as the U *different* chunks among them with their numbers of occurrences, which says the
+    same as a list with repetitions: a chunk that occurs n times contributes n exp(score). A candidate that spells the
+    same chunk as the positive is no negative, so the positive itself contributes once, however often it occurs.
+
+    Args:
+        query_NE: (N, E) projected main outputs.
+        positive_N: (N,) which of the different chunks comes next.
+        encoding_UE: (U, E) encodings of the different chunks.
+        counts_U: (U,) how often each occurs among the candidates; one that never does is ignored.
+        log_q_U: (U,) log probability of drawing each as a candidate, subtracted from all scores; None for no
+            correction.
+    """
+    score_NU = (query_NE @ encoding_UE.t()).float()
+    if log_q_U is not None:
+        score_NU = score_NU - log_q_U
+    with torch.no_grad():
+        own_N1 = score_NU.gather(1, positive_N.unsqueeze(1))
+        rank_N = ((score_NU > own_N1) & (counts_U > 0)).sum(dim=1)
+        negatives_N = counts_U.sum() - counts_U[positive_N]
+        weight_NU = counts_U.to(score_NU.dtype).log().repeat(positive_N.numel(), 1)
+        weight_NU.scatter_(1, positive_N.unsqueeze(1), 0.0)
+    return SampledSoftmax(F.cross_entropy(score_NU + weight_NU, positive_N, reduction="sum"), rank_N, negatives_N)

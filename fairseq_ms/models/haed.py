@@ -28,6 +28,7 @@ from fairseq_ms.models.haed_config import (
     build_hierarchy,
     build_speller,
     in_group,
+    initialise,
     validate,
 )
 from fairseq_ms.modules.chunk_decoder import LSTMDecoder, SpellingState, TransformerDecoder
@@ -96,8 +97,9 @@ class HierarchicalDecoder(Decoder):
         in_group("decoder", self.project)
 
     def features(self, tokens_BT: Tensor, state: HierarchicalState | None = None) -> Tensor:  # type: ignore[override]
-        """Features (B, T, U) of all positions at once; given a fresh state, leave it as after these tokens."""
-        chunks = self.hierarchy.table(tokens_BT)
+        """Features (B, T, U) of all positions at once, zero at padding; a fresh state is left as after these tokens."""
+        # Hypotheses that have finished go on with anything, the padding symbol included; cached, it is a token.
+        chunks = self.hierarchy.table(tokens_BT, padded=state is None)
         main_MD = self.hierarchy(chunks, None if state is None else state.main)
         x_BTU = self.speller(tokens_BT, main_MD, chunks, None if state is None else state.spelling)
         if state is not None:
@@ -150,9 +152,12 @@ class _TwoPhases:
         dictionary = task.source_dictionary
         hierarchy = build_hierarchy(cfg, dictionary)
         if str(cfg.criterion) == IEM_CRITERION:
-            return ImplicitEmbeddingModel(hierarchy, cfg.decoder_embed_dim, int(cfg.max_target_positions))
+            model = ImplicitEmbeddingModel(hierarchy, cfg.decoder_embed_dim, int(cfg.max_target_positions))
+            initialise(model, cfg.init_std)
+            return model
         speller = build_speller(cfg, dictionary)
         decoder = HierarchicalDecoder(hierarchy, speller, int(cfg.max_target_positions), task.target_dictionary)
+        initialise(decoder, cfg.init_std)
         return cls(decoder)  # type: ignore[call-arg]
 
 

@@ -1,9 +1,9 @@
 """Flags of ``haed`` and ``hred``, the rules they obey, and the parts they describe."""
 
-from __future__ import annotations
+# fairseq reads the types of a configuration's fields, so its annotations must not become strings.
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
@@ -15,7 +15,7 @@ from fairseq_ms.modules.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncod
 from fairseq_ms.modules.chunk_main import LSTMMain, TransformerMain
 from fairseq_ms.modules.feedforward import ACTIVATIONS
 from fairseq_ms.modules.hierarchy import Hierarchy
-from fairseq_ms.modules.layer import LayerConfig
+from fairseq_ms.modules.layer import LayerConfig, TransformerStack
 from fairseq_ms.modules.segmentation import Segmentation
 
 SPACE = "▁"
@@ -51,7 +51,7 @@ class HAEDConfig(FairseqDataclass):
         metadata={"help": "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"},
     )
     max_segment_len: int = field(default=12, metadata={"help": "greatest number of tokens in a chunk"})
-    separators: str | None = _optional(
+    separators: Optional[str] = _optional(
         "symbols that end a word, separated by spaces, with --segmentation words "
         f"(default: {SPACE}, if the dictionary has it, and the end of a line)"
     )
@@ -65,22 +65,22 @@ class HAEDConfig(FairseqDataclass):
         default="lstm", metadata={"help": "the model over the tokens of one chunk"}
     )
     token_embed_dim: int = field(default=10, metadata={"help": "width of the token embeddings"})
-    encoder_units: int | None = _optional("units of the encoder (default: 256 for mlp, 1024 for lstm)")
+    encoder_units: Optional[int] = _optional("units of the encoder (default: 256 for mlp, 1024 for lstm)")
     decoder_embed_dim: int = field(
         default=356, metadata={"help": "width of the main model: chunk encoding plus position embedding"}
     )
-    position_embed_dim: int | None = _optional(
+    position_embed_dim: Optional[int] = _optional(
         "width of the position embedding beside the encoding (default: 100 for a transformer main, 0 for lstm)"
     )
-    decoder_layers: int | None = _optional("layers of a transformer main (default: 6)")
-    decoder_ffn_embed_dim: int | None = _optional("feed-forward width of a transformer main (default: 1424)")
-    decoder_attention_heads: int | None = _optional("attention heads of a transformer main (default: 8)")
-    attention_head_dim: int | None = _optional("width of such a head (default: 32)")
-    main_units: int | None = _optional("units of an lstm main (default: 1500)")
+    decoder_layers: Optional[int] = _optional("layers of a transformer main (default: 6)")
+    decoder_ffn_embed_dim: Optional[int] = _optional("feed-forward width of a transformer main (default: 1424)")
+    decoder_attention_heads: Optional[int] = _optional("attention heads of a transformer main (default: 8)")
+    attention_head_dim: Optional[int] = _optional("width of such a head (default: 32)")
+    main_units: Optional[int] = _optional("units of an lstm main (default: 1500)")
     decoder_units: int = field(default=1024, metadata={"help": "units of the decoder: hidden units, or its width"})
-    local_layers: int | None = _optional("layers of a transformer decoder (default: 2)")
-    local_attention_heads: int | None = _optional("attention heads of a transformer decoder (default: 8)")
-    local_ffn_embed_dim: int | None = _optional(
+    local_layers: Optional[int] = _optional("layers of a transformer decoder (default: 2)")
+    local_attention_heads: Optional[int] = _optional("attention heads of a transformer decoder (default: 8)")
+    local_ffn_embed_dim: Optional[int] = _optional(
         "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
@@ -89,6 +89,10 @@ class HAEDConfig(FairseqDataclass):
     dropout: float = field(default=0.0, metadata={"help": "dropout probability"})
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
+    init_std: Optional[float] = _optional(
+        "standard deviation of the normal distribution all weights start from (default: 0.02 in transformers, "
+        "elsewhere torch's own start)"
+    )
     checkpoint_activations: bool = field(
         default=False,
         metadata={"help": "keep only the input of every transformer layer, and run the layer again in backward"},
@@ -99,7 +103,7 @@ class HAEDConfig(FairseqDataclass):
     )
     add_bos_token: bool = II("task.add_bos_token")
     tokens_per_sample: int = II("task.tokens_per_sample")
-    max_target_positions: int | None = II("task.max_target_positions")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
     # Decides the phase: the implicit embedding matrix is trained without a decoder.
     criterion: Any = II("criterion._name")
 
@@ -275,3 +279,21 @@ def in_group(name: str, module: nn.Module) -> None:
     """Name the group of parameters to which fairseq's composite optimizer gives settings of their own."""
     for parameter in module.parameters():
         parameter.param_group = name  # type: ignore[attr-defined]
+
+
+def initialise(module: nn.Module, std: Optional[float]) -> None:
+    """Draw weights from a normal distribution: those of transformers with 0.02, or all of them with ``std``."""
+    for part in module.modules():
+        wanted = std if std is not None else 0.02 if isinstance(part, TransformerStack) else None
+        if wanted is None:
+            continue
+        for name, parameter in part.named_parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=wanted)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        if std is not None:
+            break
+    for part in module.modules():
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            nn.init.zeros_(part.weight[part.padding_idx])

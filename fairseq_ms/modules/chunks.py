@@ -74,14 +74,14 @@ class ChunkTable:
 
     A *source* chunk is a run of tokens up to and including the one that ends it; an unfinished last run is none. The
     main model reads source chunks 0..c of a row and its output c decodes the chunk behind them: the *outputs* at
-    positions from the end of chunk c to just before the end of chunk c + 1. Every unpadded position therefore belongs to
+    positions from the end of chunk c to just before the end of chunk c + 1. Every valid position therefore belongs to
     exactly one decoded chunk, and there are as many decoded chunks as source chunks.
 
     Attributes:
         tokens_ML: the M source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
         lengths_M: their numbers of tokens.
         counts_B: the number of source chunks of each row; they add up to M.
-        position_P: flat index b * T + t of each of the P unpadded positions, in reading order.
+        position_P: flat index b * T + t of each of the P valid positions, in reading order.
         decoded_P: which of the M decoded chunks the output at that position belongs to.
         place_P: its place in that chunk, from 0.
     """
@@ -94,34 +94,26 @@ class ChunkTable:
     place_P: Tensor
 
     @classmethod
-    def of(cls, tokens_BT: Tensor, ends_BT: Tensor, pad: int, max_length: int) -> ChunkTable:
-        """Tabulate (B, T) tokens, padded on the right, whose chunks end where ``ends_BT`` is True.
-
-        Only what follows a row's last real token is padding. The padding symbol before it counts as a token: beam
-        search goes on with hypotheses that have finished. A row of nothing but padding counts as one token.
-        """
-        rows, steps = tokens_BT.shape
-        device = tokens_BT.device
-        valid_BT = (tokens_BT != pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
-        valid_BT[:, 0] = True
+    def of(cls, tokens_BT: Tensor, ends_BT: Tensor, valid_BT: Tensor, pad: int, max_length: int) -> ChunkTable:
+        """Tabulate (B, T) tokens, the first of each row valid, whose chunks end where ``ends_BT`` is True."""
         ends_BT = ends_BT & valid_BT
         finished_BT = ends_BT.cumsum(dim=1)
         counts_B = finished_BT[:, -1]
         first_B1 = (counts_B.cumsum(0) - counts_B).unsqueeze(1)
 
-        steps_T = torch.arange(steps, device=device)
-        end_BT = torch.where(ends_BT, steps_T, torch.zeros_like(steps_T)).cummax(dim=1).values
+        number_BT = valid_BT.cumsum(dim=1) - 1
+        end_BT = torch.where(ends_BT, number_BT, torch.zeros_like(number_BT)).cummax(dim=1).values
         position_P = valid_BT.flatten().nonzero().squeeze(1)
         decoded_P = (first_B1 + finished_BT - 1).flatten()[position_P]
-        place_P = (steps_T - end_BT).flatten()[position_P]
+        place_P = (number_BT - end_BT).flatten()[position_P]
 
         chunk_BT = finished_BT - ends_BT.long()
         start_BT = torch.cat([torch.zeros_like(end_BT[:, :1]), end_BT[:, :-1] + 1], dim=1)
         kept_BT = valid_BT & (chunk_BT < counts_B.unsqueeze(1))
         chunk_Q = (first_B1 + chunk_BT)[kept_BT]
-        place_Q = (steps_T - start_BT)[kept_BT]
+        place_Q = (number_BT - start_BT)[kept_BT]
         total = int(counts_B.sum())
-        tokens_ML = torch.full((total, max_length), pad, dtype=tokens_BT.dtype, device=device)
+        tokens_ML = tokens_BT.new_full((total, max_length), pad)
         tokens_ML[chunk_Q, place_Q] = tokens_BT[kept_BT]
         lengths_M = torch.bincount(chunk_Q, minlength=total)
         return cls(tokens_ML, lengths_M, counts_B, position_P, decoded_P, place_P)

@@ -21,10 +21,12 @@ class Hierarchy(nn.Module):
         self.encoder = encoder
         self.main = main
 
-    def table(self, tokens_BT: Tensor) -> ChunkTable:
-        """The chunks of a batch of tokens padded on the right."""
-        segmentation = self.segmentation
-        return ChunkTable.of(tokens_BT, segmentation.ends(tokens_BT), self.encoder.pad, segmentation.max_length)
+    def table(self, tokens_BT: Tensor, padded: bool = True) -> ChunkTable:
+        """The chunks of a batch of tokens; unless ``padded``, the padding symbol is a token like the others."""
+        valid_BT = tokens_BT != self.encoder.pad if padded else torch.ones_like(tokens_BT, dtype=torch.bool)
+        valid_BT[:, 0] = True
+        ends_BT = self.segmentation.ends(tokens_BT, valid_BT)
+        return ChunkTable.of(tokens_BT, ends_BT, valid_BT, self.encoder.pad, self.segmentation.max_length)
 
     def forward(self, chunks: ChunkTable, state: RowCaches | RecurrentState | None = None) -> Tensor:
         """The main output (M, D) behind each of M chunks; a fresh state of the main model is filled on the way."""

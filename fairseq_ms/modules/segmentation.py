@@ -38,20 +38,22 @@ class Segmentation(nn.Module):
         # Derived from the dictionary, so it is rebuilt and not stored in checkpoints.
         self.register_buffer("is_separator_V", is_separator_V, persistent=False)
 
-    def ends(self, tokens_BT: Tensor) -> Tensor:
+    def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
 
-        Whether position t ends a chunk depends on positions up to t only, so padding to the right changes nothing.
+        Positions that are not valid are padding: they end nothing and count for nothing, wherever they stand. What
+        ends at position t depends on positions up to t only.
         """
-        steps_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        number_BT = valid_BT.cumsum(dim=1) - 1
         separator_BT = self.is_separator_V[tokens_BT]
         separator_BT[:, 0] = True
+        separator_BT &= valid_BT
         # A separator restarts the count and so does reaching the greatest length: within the run after a separator the
         # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that.
-        last_BT = torch.where(separator_BT, steps_T, torch.zeros_like(steps_T)).cummax(dim=1).values
+        last_BT = torch.where(separator_BT, number_BT, torch.zeros_like(number_BT)).cummax(dim=1).values
         before_BT = torch.cat([last_BT[:, :1], last_BT[:, :-1]], dim=1)
-        full_BT = (steps_T - before_BT) % self.max_length == 0
-        return separator_BT | full_BT
+        full_BT = (number_BT - before_BT) % self.max_length == 0
+        return separator_BT | (full_BT & valid_BT)
 
     def advance(self, place_B: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
         """One step of ``ends``: from a token and its place in its chunk to whether it ends it and the next place.

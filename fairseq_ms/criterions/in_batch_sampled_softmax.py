@@ -1,0 +1,176 @@
+"""The criterion of the first phase: which chunk comes next, among those of this batch and of some more."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.distributed import utils as distributed
+from fairseq.logging import metrics
+from omegaconf import II
+from torch import Tensor
+
+from fairseq_ms.data.chunk_sampling import ChunkFrequencies, predicted_chunks, random_blocks
+from fairseq_ms.errors import UsageError
+from fairseq_ms.modules.hierarchy import Hierarchy, extended
+
+# Rows of tokens in which chunks are counted at a time.
+_COUNTED_AT_ONCE = 64
+# The first number of a key, so that no two uses of the seed draw the same blocks.
+_NEGATIVES, _COUNTING = 1, 2
+
+
+@dataclass
+class InBatchSampledSoftmaxConfig(FairseqDataclass):
+    """Flags of ``--criterion in_batch_sampled_softmax``."""
+
+    negative_batches: int = field(
+        default=3,
+        metadata={"help": "random batches whose chunks are candidates too; they are only encoded"},
+    )
+    log_q_correction: ChoiceEnum(["none", "unigram"]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={"help": "subtract from every score the log of its chunk's frequency among candidates (unigram)"},
+    )
+    log_q_blocks: int = field(
+        default=1000, metadata={"help": "random blocks of training data in which --log-q-correction counts chunks"}
+    )
+    gather_negatives: bool = field(
+        default=False, metadata={"help": "let every process score against the candidates of all processes"}
+    )
+    seed: int = II("common.seed")
+
+
+@register_criterion("in_batch_sampled_softmax", dataclass=InBatchSampledSoftmaxConfig)
+class InBatchSampledSoftmax(FairseqCriterion):
+    """Softmax over chunks in the space of the encoder (Hierarchical Attention Encoder Decoder, 3.2 and Appendix B).
+
+    Candidates for a chunk are all chunks that are predicted in this batch, and those of ``negative_batches`` further
+    batches of as many random blocks of the training data. Which blocks is a function of the seed, of the number of
+    the update and of the batch, so that a run that is killed and resumed repeats them. The loss is in nats, the sample
+    size the number of chunks predicted.
+
+    Raises:
+        UsageError: for flags out of range, and for a model that has no such phase.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        negative_batches: int,
+        log_q_correction: str,
+        log_q_blocks: int,
+        gather_negatives: bool,
+        seed: int,
+    ) -> None:
+        super().__init__(task)
+        if negative_batches < 0:
+            raise UsageError(f"--negative-batches must be at least 0: got {negative_batches}")
+        if log_q_blocks < 1:
+            raise UsageError(f"--log-q-blocks must be at least 1: got {log_q_blocks}")
+        self.negative_batches = negative_batches
+        self.corrected = str(log_q_correction) == "unigram"
+        self.log_q_blocks = log_q_blocks
+        self.gather_negatives = gather_negatives
+        self.seed = seed
+        self._counted: tuple[Any, ChunkFrequencies] | None = None
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The summed loss, the number of chunks predicted and what is logged."""
+        hierarchy = getattr(model, "hierarchy", None)
+        if not isinstance(hierarchy, Hierarchy):
+            raise UsageError(
+                "--criterion in_batch_sampled_softmax trains the first phase of haed and hred only: "
+                f"got a {type(model).__name__}"
+            )
+        tokens_BT = extended(sample["net_input"]["src_tokens"], sample["target"], self.padding_idx)
+
+        def negatives(own_NL: Tensor) -> Tensor:
+            drawn_KL = self._drawn(model, hierarchy, sample, own_NL)
+            return self._of_other_processes(torch.cat([own_NL, drawn_KL]), own_NL.shape[0])
+
+        log_q = self._frequencies(hierarchy, tokens_BT.device).log_q if self.corrected else None
+        found = model(tokens_BT, negatives, log_q)
+        predicted = found.rank_N.numel()
+        logging_output = {
+            "loss": found.loss.data,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": predicted,
+            "top1": (found.rank_N < 1).sum(),
+            "top5": (found.rank_N < 5).sum(),
+            "negatives": found.negatives_N.sum(),
+        }
+        return found.loss, predicted, logging_output
+
+    def _drawn(self, model: Any, hierarchy: Hierarchy, sample: dict[str, Any], own_NL: Tensor) -> Tensor:
+        """The chunks of the further batches."""
+        if self.negative_batches == 0:
+            return own_NL[:0]
+        # Validation asks for the same negatives every time, so that its losses compare.
+        update = model.update + 1 if model.training else 0
+        key = [self.seed, _NEGATIVES, update, *sample["id"].tolist()]
+        count = self.negative_batches * sample["target"].size(0)
+        blocks_BT = random_blocks(self._dataset(), count, key, self.padding_idx)
+        return predicted_chunks(hierarchy, blocks_BT.to(own_NL.device))
+
+    def _dataset(self) -> Any:
+        """The training data; where it is not loaded, as under ``fairseq-validate``, what is."""
+        datasets = self.task.datasets
+        return datasets["train"] if "train" in datasets else next(iter(datasets.values()))
+
+    def _frequencies(self, hierarchy: Hierarchy, device: torch.device) -> ChunkFrequencies:
+        """Counted once for every dataset: fairseq loads another one where the data come in shards."""
+        dataset = self._dataset()
+        if self._counted is None or self._counted[0] is not dataset:
+            starts = range(0, self.log_q_blocks, _COUNTED_AT_ONCE)
+            batches = (
+                random_blocks(
+                    dataset,
+                    min(_COUNTED_AT_ONCE, self.log_q_blocks - start),
+                    [self.seed, _COUNTING, start],
+                    self.padding_idx,
+                ).to(device)
+                for start in starts
+            )
+            self._counted = (dataset, ChunkFrequencies(hierarchy, batches))
+        return self._counted[1]
+
+    def _of_other_processes(self, candidates_KL: Tensor, own: int) -> Tensor:
+        """The candidates that do not come from this batch: those drawn and, if asked for, all of other processes.
+
+        Tokens travel and not encodings: every process encodes all candidates itself, so that each positive's loss,
+        with all of its gradient, is computed in one place, and summing over processes gives that of the joint batch.
+        """
+        world = distributed.get_data_parallel_world_size()
+        if not self.gather_negatives or world == 1:
+            return candidates_KL[own:]
+        group, rank = distributed.get_data_parallel_group(), distributed.get_data_parallel_rank()
+        size = torch.tensor([candidates_KL.shape[0]], device=candidates_KL.device)
+        sizes = [int(each) for each in distributed.all_gather(size, group)]
+        padded_KL = candidates_KL.new_full((max(sizes), candidates_KL.shape[1]), self.padding_idx)
+        padded_KL[: sizes[rank]] = candidates_KL
+        gathered = distributed.all_gather(padded_KL, group)
+        others = [gathered[other][:count] for other, count in enumerate(sizes) if other != rank]
+        return torch.cat([candidates_KL[own:], *others])
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Bits a chunk, share of chunks ranked first and among the first five, and negatives a chunk."""
+
+        def total(name: str) -> Any:
+            return sum(log.get(name, 0) for log in logging_outputs)
+
+        predicted = total("sample_size")
+        chunks = max(int(predicted), 1)
+        metrics.log_scalar("loss", total("loss") / chunks / math.log(2), predicted, round=3)
+        metrics.log_scalar("top1", 100.0 * total("top1") / chunks, predicted, round=2)
+        metrics.log_scalar("top5", 100.0 * total("top5") / chunks, predicted, round=2)
+        metrics.log_scalar("negatives", total("negatives") / chunks, predicted, round=1)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """All of them are sums."""
+        return True

@@ -1,0 +1,58 @@
+"""Chunks drawn at random from a dataset of blocks, as a function of a seed and of nothing that happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ms.modules.hierarchy import Hierarchy
+
+
+def random_blocks(dataset: Any, count: int, key: Sequence[int], pad: int) -> Tensor:
+    """``count`` blocks of a fairseq ``MonolingualDataset``, drawn with replacement: (count, T + 1) padded tokens.
+
+    Each is a block's source with its last target behind it. The same key gives the same blocks.
+    """
+    numbers = np.random.default_rng(list(key)).integers(len(dataset), size=count)
+    items = [dataset[int(number)] for number in numbers]
+    rows = [torch.cat([item["source"][:1], item["target"]]) for item in items]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+
+
+def predicted_chunks(hierarchy: Hierarchy, tokens_BT: Tensor) -> Tensor:
+    """The finished chunks of a batch but the first of each row, which nothing predicts: (M, L) padded tokens."""
+    chunks = hierarchy.table(tokens_BT)
+    return chunks.tokens_ML[chunks.number_M() > 0]
+
+
+class ChunkFrequencies:
+    """How often each chunk occurs in a sample of a dataset.
+
+    Args:
+        hierarchy: knows where chunks end.
+        batches: (B, T) batches of tokens to count in.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, batches: Iterable[Tensor]) -> None:
+        self.counts: dict[bytes, int] = {}
+        self.total = 0
+        for tokens_BT in batches:
+            distinct_UL, counts_U = torch.unique(predicted_chunks(hierarchy, tokens_BT), dim=0, return_counts=True)
+            for key, count in zip(_keys(distinct_UL), counts_U.tolist(), strict=True):
+                self.counts[key] = self.counts.get(key, 0) + count
+                self.total += count
+
+    def log_q(self, tokens_UL: Tensor) -> Tensor:
+        """Log of the share (U,) of each chunk, all counts raised by one for the sake of chunks never seen."""
+        found = [self.counts.get(key, 0) + 1.0 for key in _keys(tokens_UL)]
+        shares_U = torch.tensor(found, device=tokens_UL.device) / (self.total + len(self.counts) + 1)
+        return shares_U.log()
+
+
+def _keys(tokens_UL: Tensor) -> list[bytes]:
+    rows = np.ascontiguousarray(tokens_UL.cpu().numpy())
+    return [row.tobytes() for row in rows]

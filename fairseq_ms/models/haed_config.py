@@ -105,7 +105,7 @@ class HAEDConfig(FairseqDataclass):
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
     # Decides the phase: the implicit embedding matrix is trained without a decoder.
-    criterion: Any = II("criterion._name")
+    criterion: str = II("criterion._name")
 
 
 @dataclass
@@ -233,9 +233,7 @@ def build_hierarchy(cfg: Any, dictionary: Any) -> Hierarchy:
     chunks = most if str(cfg.segmentation) == "words" else 1 + -(-most // length)
     main: TransformerMain | LSTMMain
     if str(cfg.main) == "transformer":
-        config = _layers(
-            cfg, cfg.decoder_embed_dim, sizes["decoder_ffn_embed_dim"], sizes["decoder_attention_heads"]
-        )
+        config = _layers(cfg, cfg.decoder_embed_dim, sizes["decoder_ffn_embed_dim"], sizes["decoder_attention_heads"])
         main = TransformerMain(
             config,
             sizes["decoder_layers"],

@@ -71,7 +71,8 @@ class LSTMDecoder(nn.Module):
         hidden_FU, cell_PU = self.lstm(self.embed.weight, symbol_P, main_MD, packing, slot_P, rows * steps)
         hidden_BTU = hidden_FU.view(rows, steps, -1)
         if state is not None:
-            assert isinstance(state.inner, LSTMState) and packed_P.numel() == rows * steps
+            assert isinstance(state.inner, LSTMState)
+            assert packed_P.numel() == rows * steps
             state.context_BG = self.lstm.project_context(main_MD[chunks.counts_B.cumsum(0) - 1])
             state.inner.hidden_BU = hidden_BTU[:, -1]
             state.inner.cell_BU = cell_PU.index_select(0, packed_P.view(rows, steps)[:, -1])

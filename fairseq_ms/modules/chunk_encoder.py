@@ -68,7 +68,7 @@ class LSTMEncoder(ChunkEncoder):
         self.lstm = LSTM(embed_dim, 0, units)
 
     def units(self, tokens_UL: Tensor) -> Tensor:
-        # Finished hypotheses go on with padding anywhere in a chunk: all up to the last real token is read, at least one.
+        # Finished hypotheses have padding anywhere: all up to the last real token is read, and at least one.
         inside_UL = (tokens_UL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
         inside_UL[:, 0] = True
         lengths_U = inside_UL.sum(dim=1)

@@ -72,8 +72,9 @@ class TransformerMain(MainModel):
             state.lengths_B = chunks.counts_B.clone()
         return chunks.from_rows(self.stack(x_BCD, None, caches))
 
-    def step(self, x_RE: Tensor, rows_R: Tensor | None, state: RowCaches) -> Tensor:
+    def step(self, x_RE: Tensor, rows_R: Tensor | None, state: RowCaches | RecurrentState) -> Tensor:
         """One more chunk of the rows ``rows_R`` (of all, if None): (R, E) to (R, D)."""
+        assert isinstance(state, RowCaches)
         start_R = state.lengths_B if rows_R is None else state.lengths_B[rows_R]
         x_R1D = self.embed(x_RE, start_R).unsqueeze(1)
         caches, bias = state.one_more(rows_R)
@@ -129,8 +130,9 @@ class LSTMMain(MainModel):
             state.inner.cell_BU = cell_PU.index_select(0, packed_M[last_B])
         return self.out(self.drop(hidden_MU))  # type: ignore[no-any-return]
 
-    def step(self, x_RE: Tensor, rows_R: Tensor | None, state: RecurrentState) -> Tensor:
+    def step(self, x_RE: Tensor, rows_R: Tensor | None, state: RowCaches | RecurrentState) -> Tensor:
         """One more chunk of the rows ``rows_R`` (of all, if None): (R, E) to (R, D)."""
+        assert isinstance(state, RecurrentState)
         if rows_R is None:
             rows_R = torch.arange(x_RE.shape[0], device=x_RE.device)
         gates_R4U = self.lstm.project_table(self.embed(x_RE, state.chunks_B[rows_R]))

@@ -79,19 +79,23 @@ class LSTM(nn.Module):
         gates_M4U = None
         if context_MD is not None:
             gates_M4U = self.project_context(context_MD.index_select(0, packing.order_M))
-        weight = self.cell.weight_hh_l0
+        weight = self.weights()[1]
         return _PackedLSTM.apply(  # type: ignore[no-any-return]
             gates_R4U.to(weight.dtype), gates_M4U, weight, symbol_P, slot_P, packing.batch_sizes, slots, self.capped
         )
 
+    def weights(self) -> list[Tensor]:
+        """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,); gates in order i, f, g, o."""
+        return list(self.cell.all_weights[0])
+
     def project_table(self, table_RI: Tensor) -> Tensor:
         """What each row of the table adds to the gates, biases included: (R, I) to (R, 4U)."""
-        bias = self.cell.bias_ih_l0 + self.cell.bias_hh_l0
-        return F.linear(table_RI, self.cell.weight_ih_l0[:, : self.table_dim], bias)
+        weight, _, *biases = self.weights()
+        return F.linear(table_RI, weight[:, : self.table_dim], biases[0] + biases[1])
 
     def project_context(self, context_MD: Tensor) -> Tensor:
         """What each context adds to the gates: (M, D) to (M, 4U)."""
-        return F.linear(context_MD, self.cell.weight_ih_l0[:, self.table_dim :])
+        return F.linear(context_MD, self.weights()[0][:, self.table_dim :])
 
     def new_state(self, rows: int, like: Tensor) -> LSTMState:
         """The zero state of a number of rows, of the type and on the device of ``like``."""
@@ -99,7 +103,7 @@ class LSTM(nn.Module):
 
     def step(self, gates_B4U: Tensor, state: LSTMState) -> Tensor:
         """One step of every row from its projected input, (B, 4U) to the new hidden states (B, U)."""
-        gates_B4U = gates_B4U + packed_linear(state.hidden_BU, self.cell.weight_hh_l0, None, self.packed)
+        gates_B4U = gates_B4U + packed_linear(state.hidden_BU, self.weights()[1], None, self.packed)
         i, f, g, o = gates_B4U.chunk(4, dim=1)
         i, f = i.sigmoid(), f.sigmoid()
         if self.capped:
@@ -110,7 +114,7 @@ class LSTM(nn.Module):
 
     def make_generation_fast_(self, **unused: object) -> None:
         """fairseq's hook, called once before evaluation and generation."""
-        self.packed = pack(self.cell.weight_hh_l0)
+        self.packed = pack(self.weights()[1])
 
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
         self.packed = None

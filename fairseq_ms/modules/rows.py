@@ -1,4 +1,4 @@
-"""Attention over rows that have seen different numbers of positions: chunks end at different times in different rows."""
+"""Attention over rows that have seen different numbers of positions, since chunks end when their tokens say so."""
 
 from __future__ import annotations
 

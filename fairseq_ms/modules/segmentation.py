@@ -23,6 +23,8 @@ class Segmentation(nn.Module):
         ValueError: for a kind, length or set of separators outside these rules.
     """
 
+    is_separator_V: Tensor
+
     def __init__(self, kind: str, max_length: int, separators: tuple[int, ...], vocabulary: int) -> None:
         super().__init__()
         if kind not in ("words", "fixed"):

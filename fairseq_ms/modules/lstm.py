@@ -85,7 +85,7 @@ class LSTM(nn.Module):
         )
 
     def weights(self) -> list[Tensor]:
-        """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,); gates in order i, f, g, o."""
+        """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,): gates i, f, g, o."""
         return list(self.cell.all_weights[0])
 
     def project_table(self, table_RI: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ used from its last position on; an incomplete last block is used by nobody.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from fairseq_ms.modules.blocks import UnfinishedBlock
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.layer import LayerConfig, TransformerLayer, TransformerStack
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, is_identity
+from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
 
 
 @dataclass
@@ -125,7 +126,8 @@ class BottomUpState(DecodingState):
             return
         self.batch_size = order.numel()
         coarse = [cache for caches in self.coarse for cache in caches]
-        for part in [*self.unfinished, *coarse, *self.aggregation, *self.fine]:
+        parts: list[Reorderable] = [*self.unfinished, *coarse, *self.aggregation, *self.fine]
+        for part in parts:
             part.reorder(order)
 
     def truncate(self, length: int) -> None:
@@ -142,7 +144,7 @@ class BottomUpDecoder(Decoder):
         config = layer_config(cfg)
         fine_layers, scales = fine_to_coarse(cfg)
         finer = [1, *(scale.factor for scale in scales)]
-        self.coarse = nn.ModuleList(
+        self.coarse: Sequence[BottomUpScale] = nn.ModuleList(  # type: ignore[assignment]
             BottomUpScale(scale, scale.factor // below, config, str(cfg.downsampler))
             for scale, below in zip(scales, finer)
         )
@@ -150,6 +152,13 @@ class BottomUpDecoder(Decoder):
         attention = AggregationAttention(config.dim, heads, config.attention_dropout, config.recompute)
         self.aggregate = TransformerLayer(config, attention)
         self.stack = TransformerStack(config, fine_layers)
+
+    @property
+    def attention(self) -> AggregationAttention:
+        """That of the aggregation layer."""
+        attention = self.aggregate.attention
+        assert isinstance(attention, AggregationAttention)
+        return attention
 
     def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
         assert state is None or isinstance(state, BottomUpState)
@@ -170,10 +179,9 @@ class BottomUpDecoder(Decoder):
 
         Distributed training waits for a gradient of every parameter.
         """
-        keys_and_values = self.aggregate.attention.coarse
         idle = [
             parameter
-            for blocks, *modules in zip(outputs[1:], self.coarse, keys_and_values)
+            for blocks, *modules in zip(outputs[1:], self.coarse, self.attention.coarse)
             if blocks.size(1) == 0
             for module in modules
             for parameter in module.parameters()
@@ -190,23 +198,21 @@ class BottomUpDecoder(Decoder):
             if not state.unfinished[number].push(newest):
                 break
             newest = scale(state.unfinished[number].buffer, state.coarse[number])
-            keys, values = self.aggregate.attention.keys_and_values(number, newest)
+            keys, values = self.attention.keys_and_values(number, newest)
             state.aggregation[number].append(keys, values)
         return self.stack(self.aggregate(x_B1D, None, state.aggregation), None, state.fine)
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         capacity, like = min(capacity, self.positions), self.like().new_empty(1, 1, self.dim)
-        attention = self.aggregate.attention
-        assert isinstance(attention, AggregationAttention)
+        factors = self.attention.heads
         coarse = [
-            scale.stack.new_caches(batch_size, capacity // factor, like)  # type: ignore[operator, union-attr]
-            for scale, factor in zip(self.coarse, attention.heads)
+            scale.stack.new_caches(batch_size, capacity // factor, like) for scale, factor in zip(self.coarse, factors)
         ]
         return BottomUpState(
             batch_size,
             [UnfinishedBlock(batch_size, scale.ratio, like) for scale in self.coarse],
             coarse,
-            attention.new_cache(batch_size, capacity, like),
+            self.attention.new_cache(batch_size, capacity, like),
             self.stack.new_caches(batch_size, capacity, like),
         )
 

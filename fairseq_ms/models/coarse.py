@@ -21,7 +21,7 @@ from fairseq_ms.modules.blocks import RecentTokens, right_aligned
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.layer import TransformerStack
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, is_identity
+from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
 
 
 @dataclass
@@ -58,7 +58,8 @@ class CoarseState(DecodingState):
         if is_identity(order, self.batch_size):
             return
         self.batch_size = order.numel()
-        for part in [self.recent, *self.caches]:
+        parts: list[Reorderable] = [self.recent, *self.caches]
+        for part in parts:
             part.reorder(order)
         self.newest = self.newest.index_select(0, order)
 

@@ -6,6 +6,7 @@ what the coarser one gave. Blocks are right-aligned (``modules/blocks.py``), so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,11 @@ class TopDownScale(nn.Module):
             blocks_BCD = self.fusion(blocks_BCD, coarse_BCD)
         return self.stack(blocks_BCD, None, caches)
 
+    def upsample(self, coarse_BCD: Tensor) -> Tensor:
+        """The coarser scale's output as this one sees it: (B, C, D) -> (B, C * ratio, D)."""
+        assert self.fusion is not None
+        return self.fusion.upsample(coarse_BCD)
+
 
 class TopDownState(DecodingState):
     """What the scales have cached, each at its own pace.
@@ -105,8 +111,8 @@ class TopDownDecoder(Decoder):
         super().__init__(cfg, dictionary, embed)
         self.dim = cfg.decoder_embed_dim
         scales = coarse_to_fine(cfg.scale_layers)
-        coarser = [None, *scales[:-1]]
-        self.scales = nn.ModuleList(
+        coarser: list[Any] = [None, *scales[:-1]]
+        self.scales: Sequence[TopDownScale] = nn.ModuleList(  # type: ignore[assignment]
             TopDownScale(scale, above and above.factor // scale.factor, layer_config(cfg), str(cfg.downsampler))
             for scale, above in zip(scales, coarser)
         )
@@ -121,7 +127,7 @@ class TopDownDecoder(Decoder):
         if state is not None:
             state.recent.push(x_BTD, 0)
             finer = self.scales[1:]
-            state.upsampled = [scale.fusion.upsample(output[:, -1:]) for scale, output in zip(finer, outputs)]
+            state.upsampled = [scale.upsample(output[:, -1:]) for scale, output in zip(finer, outputs)]
             state.length = tokens_BT.size(1)
         return outputs[-1]
 
@@ -141,19 +147,15 @@ class TopDownDecoder(Decoder):
                 x_B1D = scale.fusion.combine(x_B1D, state.upsampled[number - 1][:, place : place + 1])
             x_B1D = scale.stack(x_B1D, None, state.caches[number])
             if number + 1 < len(self.scales):
-                state.upsampled[number] = self.scales[number + 1].fusion.upsample(x_B1D)
+                state.upsampled[number] = self.scales[number + 1].upsample(x_B1D)
         return x_B1D
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         capacity, like = min(capacity, self.positions), self.like().new_empty(1, 1, self.dim)
-        caches = [
-            scale.stack.new_caches(batch_size, -(-capacity // scale.factor), like)  # type: ignore[operator, union-attr]
-            for scale in self.scales
-        ]
+        caches = [scale.stack.new_caches(batch_size, -(-capacity // scale.factor), like) for scale in self.scales]
         coarsest = self.scales[0]
-        return TopDownState(
-            batch_size, RecentTokens(batch_size, coarsest.factor, coarsest.pool.padding, like), caches
-        )
+        recent = RecentTokens(batch_size, coarsest.factor, coarsest.pool.padding, like)
+        return TopDownState(batch_size, recent, caches)
 
 
 @register_model("multiscale_topdown", dataclass=TopDownConfig)
@@ -197,10 +199,7 @@ register_presets(
         "books_8_12": {"scale_layers": "4x=8,1x=12"},
         "books_4_8_12": {"scale_layers": "16x=4,4x=8,1x=12"},
         "books_2_4_8_12": {"scale_layers": _four_scales((2, 4, 8, 12))},
-        **{
-            "books_" + "_".join(map(str, layers)): {"scale_layers": _four_scales(layers)}
-            for layers in _ALLOCATIONS
-        },
+        **{"books_" + "_".join(map(str, layers)): {"scale_layers": _four_scales(layers)} for layers in _ALLOCATIONS},
         "books_conv_7_7_8_8": {"scale_layers": _four_scales((7, 7, 8, 8)), "downsampler": "conv"},
     },
 )

@@ -12,6 +12,7 @@ def random_flags(rng: random.Random) -> dict:
     return {
         # Layer norm over two or three numbers is nearly a step, which blows rounding errors up: not fewer than 8.
         "decoder_embed_dim": 8 * total,
+        "init_std": 0.9 / (8 * total) ** 0.5,
         "decoder_ffn_embed_dim": rng.choice([5, 12]),
         "decoder_attention_heads": total,
         "share_decoder_input_output_embed": rng.random() < 0.5,

@@ -17,6 +17,9 @@ from fairseq_ms.version import __version__
 
 __all__ = ["__version__", "register"]
 
+if __name__ != "fairseq_ms":
+    raise ImportError(f"the folder given to --user-dir must be called fairseq_ms, and not {__name__}")
+
 
 class _SamePlaces(list[str]):
     """A package path in which the same folder under another name, such as a symlink, counts as contained.

@@ -59,7 +59,7 @@ for tool in "${CC:-gcc}" "${CXX:-g++}"; do
     command -v "${tool%% *}" >/dev/null || stop "fairseq is compiled here and needs ${tool%% *} (on Debian: apt install build-essential)."
 done
 
-say "fairseq_ms: setting up $VENV with $("$PYTHON" --version), once; this takes about 3 minutes and a download"
+say "fairseq_ms: setting up $VENV with $("$PYTHON" --version), once: about 4 minutes and a download"
 rm -rf "$VENV"
 mkdir -p "$VENV"
 touch "$VENV/$MARK"
@@ -67,7 +67,7 @@ step "[1/5] the virtual environment" "$PYTHON" -m venv "$VENV"
 step "[2/5] torch, numpy and the tools to build with" pip install -r "$HERE/build.txt"
 step "[3/5] libraries" pip install --no-build-isolation -r "$HERE/libraries.txt"
 # A wheel that pip cached may have been compiled against another numpy, so it is always compiled here.
-step "[4/5] compiling fairseq against them (the slow part)" \
+step "[4/5] compiling fairseq against them (2 to 3 minutes)" \
     pip install --no-build-isolation --no-cache-dir -r "$HERE/fairseq.txt"
 # The oldest NumPy that is supported, beside the environment: the tests put it in front of the newer one.
 step "[5/5] numpy 1.26 for the tests" \

@@ -1,0 +1,141 @@
+"""What a user sees of a mistake: one sentence and a non-zero exit code; of a bug: its traceback."""
+
+import pytest
+from torch.multiprocessing import ProcessRaisedException
+
+from fairseq_ms.errors import UsageError, sentence_of
+from tests.helpers.cli import USER_DIR, run_cli
+
+LETTERS = "".join(f"{letter} 1\n" for letter in "abcdefgh")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data folder that is complete up to its dictionary: enough to get as far as building the model."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "dict.txt").write_text(LETTERS, encoding="utf-8")
+    return folder
+
+
+def train(data, *flags, check=False):
+    """A `fairseq-train` in a folder of its own, beside the data."""
+    return run_cli(
+        "fairseq-train", data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "retina_lm",
+        "--tokens-per-sample", "32", "--batch-size", "2", "--optimizer", "adam", "--lr", "0.001", "--cpu",
+        "--max-update", "1", "--save-dir", "checkpoints", *flags,
+        cwd=data.parent, check=check,
+    )  # fmt: skip
+
+
+def assert_nothing_written(data):
+    """fairseq makes the empty folder for checkpoints before it looks at anything else."""
+    assert [path for path in data.parent.rglob("*") if path.is_file() and path.parent != data] == []
+
+
+def assert_one_sentence(done, command, *parts):
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{command}: error: ")
+    for part in parts:
+        assert part in line
+
+
+def test_a_bad_flag_ends_training_with_one_sentence_and_nothing_written(data):
+    done = train(data, "--scale-windows", "4x=0:8")
+    assert_one_sentence(done, "fairseq-train", "--scale-windows", "1x", "'4x=0:8'")
+    assert_nothing_written(data)
+
+
+def test_a_bad_setting_ends_hydra_training_with_one_sentence(data):
+    done = run_cli(
+        "fairseq-hydra-train", "task=language_modeling", f"task.data={data}", "task.tokens_per_sample=32",
+        "+model._name=retina_lm", "+model.scale_windows='4x=0:8'", f"common.user_dir={USER_DIR}", "common.cpu=true",
+        "dataset.batch_size=2", "criterion=cross_entropy", "optimizer=adam", "optimization.lr=[0.001]",
+        "lr_scheduler=fixed", "optimization.max_update=1",
+        cwd=data.parent, check=False,
+    )  # fmt: skip
+    # hydra and fairseq write to stderr before the plugin is loaded, so the sentence is the last line there.
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("fairseq-hydra-train: error: --scale-windows must have")
+
+
+def test_a_data_folder_without_a_dictionary_gets_one_sentence(data):
+    (data / "dict.txt").unlink()
+    assert_one_sentence(train(data), "fairseq-train", "fairseq-preprocess", str(data / "dict.txt"))
+    assert_nothing_written(data)
+
+
+def test_a_missing_subset_gets_one_sentence(data):
+    done = train(data, "--valid-subset", "dev")
+    assert_one_sentence(done, "fairseq-train", "there is no dev", str(data / "dev.bin"))
+    assert_nothing_written(data)
+
+
+def test_a_missing_checkpoint_gets_one_sentence(data):
+    done = run_cli("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", "none.pt", "--cpu", check=False)
+    # fairseq-eval-lm logs to stderr, so the sentence is the last line there.
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    sentence = "--path must name a checkpoint: none.pt does not exist"
+    assert done.stderr.splitlines()[-1] == f"fairseq-eval-lm: error: {sentence}"
+
+
+def test_a_bug_keeps_its_traceback():
+    program = "import fairseq_ms; raise ValueError('a bug')"
+    done = run_cli("python", "-c", program, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("ValueError: a bug\n")
+
+
+SPAWN = """
+import sys
+import torch.multiprocessing
+import fairseq_ms
+from fairseq_ms.errors import UsageError
+
+def work(rank):
+    if rank == 1:
+        raise UsageError("--mem-len must be at least 1: got 0")
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+"""
+
+
+def test_a_mistake_found_in_a_spawned_process_is_one_sentence_of_the_parent(tmp_path):
+    (tmp_path / "several.py").write_text(SPAWN, encoding="utf-8")
+    done = run_cli("python", tmp_path / "several.py", check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "several: error: --mem-len must be at least 1: got 0"
+
+
+def spawned(text):
+    return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 2)
+
+
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (UsageError("--a must\n be b: got c"), "--a must be b: got c"),
+        (UsageError(f"Caught UsageError in DataLoader worker.\n{TRACE}fairseq_ms.errors.UsageError: no"), "no"),
+        (spawned(f"{TRACE}fairseq_ms.errors.UsageError: --x: got 3\n"), "--x: got 3"),
+        (spawned(f"{TRACE}RuntimeError: UsageError: no\n"), None),
+        (spawned(f"{TRACE}ValueError: --x: got 3\n"), None),
+        (ValueError("--x: got 3"), None),
+        (FileNotFoundError(2, "No such file or directory", "some.py"), None),
+        (
+            Exception("Cannot load model parameters from checkpoint a/b.pt; please ensure that the ..."),
+            "--restore-file must hold a model of the same --arch and sizes: a/b.pt does not fit this one",
+        ),
+    ],
+)
+def test_mistakes_have_a_sentence_and_bugs_have_none(error, sentence):
+    assert sentence_of(error) == sentence

@@ -76,10 +76,13 @@ def build(arch: str, flags: dict[str, Any], words: Dictionary, positions: int = 
 
 
 def random_case(arch: str, seed: int, symbols: int = 9, std: float = 0.4) -> Case:
-    """The ``seed``-th configuration, with weights large enough for every path to matter."""
+    """The ``seed``-th configuration, with weights large enough for every path to matter.
+
+    Deep architectures set an ``init_std`` of their own, with which projections keep magnitudes as they are.
+    """
     rng = random.Random(f"{arch} {seed}")
     words = dictionary(symbols)
     flags = config_module(arch).random_flags(rng)
     torch.manual_seed(seed)
-    model = build(arch, {**flags, "init_std": std}, words).eval()
+    model = build(arch, {"init_std": std, **flags}, words).eval()
     return Case(arch, flags, model, words, rng)

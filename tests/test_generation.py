@@ -67,7 +67,7 @@ def generate(
 def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch: str, seed: int) -> None:
     case = random_case(arch, seed)
     prompts = ragged_prompts(case, rows=3)
-    beam = case.rng.choice([1, 2, 4])
+    beam = setting(arch, "BEAM", case.rng.choice([1, 2, 4]))
     cached = generate(case.model, case, prompts, beam)
     naive = generate(naive_twin(case.model), case, prompts, beam)
     for cached_row, naive_row in zip(cached, naive):

@@ -32,11 +32,11 @@ class Scale:
         return f"{self.factor}x"
 
 
-def parse_items(flag: str, text: str) -> dict[int, str]:
+def parse_items(flag: str, text: str, need_finest: bool = True) -> dict[int, str]:
     """``"4x=8,1x=12"`` as {1: "12", 4: "8"}, finest scale first.
 
-    Raises UsageError when an item has another form, a scale appears twice, ``1x`` is missing, or a scale
-    does not divide the next.
+    Raises UsageError when an item has another form, a scale appears twice, ``1x`` is missing (unless
+    ``need_finest`` is False), or a scale does not divide the next.
     """
     values: dict[int, str] = {}
     for item in text.split(","):
@@ -49,7 +49,7 @@ def parse_items(flag: str, text: str) -> dict[int, str]:
         if scale in values:
             raise UsageError(f"{flag} must name each scale once: got {scale}x twice in {text!r}")
         values[scale] = match["value"]
-    if 1 not in values:
+    if need_finest and 1 not in values:
         raise UsageError(f"{flag} must have an entry for the scale 1x: got {text!r}")
     factors = sorted(values)
     for fine, coarse in itertools.pairwise(factors):
@@ -58,10 +58,10 @@ def parse_items(flag: str, text: str) -> dict[int, str]:
     return {factor: values[factor] for factor in factors}
 
 
-def parse_counts(flag: str, text: str, least: int = 1) -> dict[int, int]:
+def parse_counts(flag: str, text: str, least: int = 1, need_finest: bool = True) -> dict[int, int]:
     """``"4x=8,1x=12"`` as {1: 12, 4: 8}; raises UsageError as ``parse_items`` does and below ``least``."""
     counts = {}
-    for factor, value in parse_items(flag, text).items():
+    for factor, value in parse_items(flag, text, need_finest).items():
         if not value.isdecimal() or int(value) < least:
             raise UsageError(f"{flag} must give a whole number of at least {least} for {factor}x: got {value!r}")
         counts[factor] = int(value)

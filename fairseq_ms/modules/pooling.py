@@ -6,8 +6,11 @@ business of the model; here a block never mixes with another.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_ms.modules.linear import Linear
 
@@ -30,6 +33,11 @@ class Downsample(nn.Module):
         self.kind = kind
         self.factor = factor
         self.conv = Linear(factor * dim, dim) if kind == "conv" and factor > 1 else None
+
+    @property
+    def padding(self) -> float:
+        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
+        return -math.inf if self.kind == "max" else 0.0
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(B, C * k, D) -> (B, C, D)."""
@@ -59,9 +67,14 @@ class Upsample(nn.Module):
 
     def forward(self, x_BCD: Tensor) -> Tensor:
         """(B, C, D) -> (B, C * k, D)."""
-        return self.conv(x_BCD).unflatten(-1, (self.factor, -1)).flatten(1, 2) + self.bias
+        return unfold_positions(self.conv(x_BCD), self.factor) + self.bias
 
 
-def left_pad(x_BTD: Tensor, count: int) -> Tensor:
-    """``count`` zero positions before the first: (B, T, D) -> (B, count + T, D)."""
-    return torch.cat([x_BTD.new_zeros(x_BTD.size(0), count, x_BTD.size(2)), x_BTD], dim=1) if count else x_BTD
+def unfold_positions(x_BCD: Tensor, factor: int) -> Tensor:
+    """Every position's k outputs as positions of their own: (B, C, k * D) -> (B, C * k, D)."""
+    return x_BCD.unflatten(-1, (factor, -1)).flatten(1, 2)
+
+
+def left_pad(x_BTD: Tensor, count: int, value: float = 0.0) -> Tensor:
+    """``count`` positions of a constant before the first: (B, T, D) -> (B, count + T, D)."""
+    return F.pad(x_BTD, (0, 0, count, 0), value=value) if count else x_BTD

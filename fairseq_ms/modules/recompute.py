@@ -89,3 +89,33 @@ def pointwise_linear(
     All of the inputs must be floating point tensors (of any shape); the result has shape (..., O).
     """
     return _PointwiseLinear.apply(pointwise, weight_OI, bias_O, *inputs)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.function = function
+        ctx.device_type = inputs[0].device.type
+        ctx.autocast_dtype = (
+            torch.get_autocast_dtype(ctx.device_type) if torch.is_autocast_enabled(ctx.device_type) else None
+        )
+        ctx.save_for_backward(*inputs)
+        return function(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        autocast = torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None)
+        with torch.enable_grad(), autocast:
+            inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+            output = ctx.function(*inputs)
+        return None, *torch.autograd.grad(output, inputs, grad)
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward.
+
+    ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
+    floating point: parameters are inputs too.
+    """
+    return _Recomputed.apply(function, *inputs)

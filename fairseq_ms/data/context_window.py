@@ -7,12 +7,15 @@ and wrong for several workers or shards. Here a block's context is read from the
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import fairseq.tasks.language_modeling
 import torch
 from fairseq.data import LMContextWindowDataset
+from fairseq.tasks import language_modeling
 from torch import Tensor
+
+from fairseq_ms.errors import UsageError
 
 
 class ContextWindowDataset(LMContextWindowDataset):
@@ -61,5 +64,23 @@ class ContextWindowDataset(LMContextWindowDataset):
 
 
 def install() -> None:
-    """Have fairseq's ``language_modeling`` task evaluate with ``ContextWindowDataset``."""
-    fairseq.tasks.language_modeling.LMContextWindowDataset = ContextWindowDataset
+    """Have fairseq's ``language_modeling`` task evaluate with ``ContextWindowDataset``, and never silently less.
+
+    fairseq leaves out blocks that are longer than the model's positions; here that is a ``UsageError``.
+    """
+    task = language_modeling.LanguageModelingTask
+    language_modeling.LMContextWindowDataset = ContextWindowDataset
+    if getattr(task.eval_lm_dataloader, "refuses_what_does_not_fit", False):
+        return
+    load = task.eval_lm_dataloader
+
+    @functools.wraps(load)
+    def checked(self: Any, dataset: Any, *args: Any, **settings: Any) -> Any:
+        positions, context = settings.get("max_positions"), settings.get("context_window", 0)
+        window = self.args.tokens_per_sample + context
+        if positions is not None and window > positions:
+            raise UsageError(f"--tokens-per-sample must not exceed the model's {positions} positions: got {window}")
+        return load(self, dataset, *args, **settings)
+
+    checked.refuses_what_does_not_fit = True  # type: ignore[attr-defined]
+    task.eval_lm_dataloader = checked

@@ -269,11 +269,9 @@ class LanguageModel(FairseqLanguageModel):
 
 def _validate(cfg: Any, task: Any) -> None:
     positions = int(cfg.max_target_positions)
-    task_cfg = getattr(task, "args", None) or getattr(task, "cfg", None)
-    window = getattr(task_cfg, "tokens_per_sample", None) or cfg.tokens_per_sample
     require(
-        window <= positions,
-        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: got {window}",
+        cfg.tokens_per_sample <= positions,
+        f"--tokens-per-sample must not exceed --max-target-positions {positions}: got {cfg.tokens_per_sample}",
     )
     dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
     require(

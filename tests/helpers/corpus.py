@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.registry import config_module, setting
@@ -28,10 +29,15 @@ def write_corpus(folder: Path) -> Path:
     return folder / "bin"
 
 
+def random_flags(arch: str, seed: int = 0) -> dict[str, Any]:
+    """The architecture's ``seed``-th random configuration."""
+    return config_module(arch).random_flags(random.Random(f"{arch} {seed}"))
+
+
 def model_flags(arch: str, seed: int = 0) -> list[str]:
-    """The architecture's ``seed``-th random configuration as command line flags."""
+    """``random_flags`` as they are given on a command line."""
     flags = ["--arch", arch]
-    for name, value in config_module(arch).random_flags(random.Random(f"{arch} {seed}")).items():
+    for name, value in random_flags(arch, seed).items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             flags.append(flag)

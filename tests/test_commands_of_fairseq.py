@@ -1,0 +1,204 @@
+"""fairseq's own commands, run as a user runs them, for every architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, tasks
+from fairseq_cli.eval_lm import eval_lm
+
+from tests.helpers.cli import ROOT, USER_DIR, run_cli
+from tests.helpers.corpus import random_flags, train_command, write_corpus
+from tests.registry import ARCHITECTURES, GENERATORS, setting
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Checkpoints by architecture, trained when first asked for."""
+    checkpoints: dict[str, Path] = {}
+
+    def checkpoint(arch: str) -> Path:
+        if arch not in checkpoints:
+            folder = tmp_path_factory.mktemp(arch)
+            run_cli(*train_command(arch, data, folder))
+            checkpoints[arch] = folder / "checkpoint_last.pt"
+        return checkpoints[arch]
+
+    return checkpoint
+
+
+class _Counted:
+    """Batches, and how many of their targets are scored."""
+
+    def __init__(self, batches: Iterable, padding: int) -> None:
+        self.batches, self.padding, self.targets = batches, padding, 0
+
+    def __iter__(self) -> Iterator:
+        for batch in self.batches:
+            starts = batch.get("start_indices", [0] * batch["target"].size(0))
+            for row, start in zip(batch["target"], starts):
+                self.targets += int(row[start:].ne(self.padding).sum())
+            yield batch
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:  # type: ignore[no-untyped-def]
+    state = torch.load(trained(arch), map_location="cpu", weights_only=True)
+    assert state["cfg"]["model"]["_name"] == arch
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+
+
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+    results = set()
+    for batch_size, workers, shards in ((1, 0, 1), (5, 2, 1), (2, 0, 3)):
+        score, count = 0.0, 0
+        for shard in range(shards):
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(trained(arch)))
+            state["cfg"]["task"]["tokens_per_sample"] = 24 - 9
+            task = tasks.setup_task(state["cfg"]["task"])
+            models, _ = checkpoint_utils.load_model_ensemble([str(trained(arch))], task=task)
+            task.load_dataset("test")
+            batches = task.eval_lm_dataloader(
+                task.dataset("test"),
+                batch_size=batch_size,
+                max_positions=models[0].max_positions(),
+                num_workers=workers,
+                context_window=9,
+                num_shards=shards,
+                shard_id=shard,
+            )
+            scored = _Counted(batches, task.dictionary.pad())
+            result = eval_lm(models, task.source_dictionary, scored, device=torch.device("cpu"))
+            targets = scored.targets
+            score, count = score + float(result["loss"]) * targets, count + targets
+        assert count == sum(len(line.split()) + 1 for line in (data.parent / "test.txt").read_text().splitlines())
+        results.add(round(score / count, 5))
+    assert max(results) - min(results) <= 2e-5, results
+
+
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+    common = ("--user-dir", str(USER_DIR), "--path", str(trained(arch)), "--cpu")
+    task = ("--task", setting(arch, "TASK", "language_modeling"))
+    evaluated = run_cli("fairseq-eval-lm", data, *common, "--tokens-per-sample", "24", "--context-window", "12")
+    printed = evaluated.stdout + evaluated.stderr
+    assert 1.0 < float(re.search(r"Perplexity: ([\d.]+)", printed)[1]) < 60.0  # type: ignore[index]
+    sampled = run_cli(
+        *("fairseq-interactive", data, *common, *task, "--sampling", "--beam", "2", "--nbest", "2"),
+        *("--max-len-b", "16", "--batch-size", "3", "--buffer-size", "3"),
+        input="word1 word2\nword3\nword4 word5 word4 word5\n",
+    )
+    assert len(re.findall(r"^H-[012]\t", sampled.stdout, re.MULTILINE)) == 6
+    for number, prompt in enumerate(("word1 word2", "word3", "word4 word5 word4 word5")):
+        assert re.search(rf"^H-{number}\t\S+\t{prompt}", sampled.stdout, re.MULTILINE)
+    generated = run_cli(
+        *("fairseq-generate", data, *common, *task, "--gen-subset", "test", "--beam", "2"),
+        *("--max-len-a", "1", "--max-len-b", "3", "--batch-size", "4", "--sample-break-mode", "eos"),
+    )
+    assert re.search(r"^H-\d+\t", generated.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+    from fairseq.models import MODEL_REGISTRY
+
+    checkpoint = trained(arch)
+    hub = MODEL_REGISTRY[arch].from_pretrained(str(checkpoint.parent), checkpoint.name, str(data))
+    torch.manual_seed(0)
+    text = hub.sample("word1 word2", beam=1, sampling=True, max_len_b=12)
+    assert text.startswith("word1 word2")
+    assert hub.score("word1 word2 word1")["positional_scores"].numel() == 3
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run_cli(
+        *("fairseq-validate", data, "--user-dir", USER_DIR, "--path", trained(arch), "--cpu"),
+        *("--task", setting(arch, "TASK", "language_modeling"), "--valid-subset", "valid", "--batch-size", "3"),
+        *("--criterion", setting(arch, "CRITERION", "cross_entropy")),
+    )
+    config = {
+        "common": {"user_dir": str(USER_DIR), "cpu": True},
+        "task": {"_name": setting(arch, "TASK", "language_modeling"), "data": str(data), "tokens_per_sample": 24},
+        "model": {"_name": arch, **random_flags(arch)},
+        "criterion": {"_name": setting(arch, "CRITERION", "cross_entropy")},
+        "optimizer": {"_name": "adam", "adam_betas": "(0.9, 0.98)"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"batch_size": 4, "num_workers": 0},
+        "optimization": {"max_update": 2, "lr": [0.001]},
+        "checkpoint": {"save_dir": str(tmp_path)},
+    }
+    # JSON is YAML.
+    (tmp_path / "tiny.yaml").write_text(json.dumps(config))
+    run_cli("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "tiny", cwd=tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").is_file()
+
+
+def _losses(log: str) -> dict[int, str]:
+    """Training loss by update, as printed."""
+    losses = {}
+    for line in re.findall(r"train_inner \| (\{.*\})", log):
+        record = json.loads(line)
+        if "loss" in record and "num_updates" in record:
+            losses[int(record["num_updates"])] = record["loss"]
+    return losses
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_training_killed_and_resumed_continues_as_if_nothing_had_happened(
+    arch: str, data: Path, tmp_path: Path
+) -> None:
+    more = ("--save-interval-updates", "3", "--dropout", "0.1", "--max-update", "15", "--keep-interval-updates", "-1")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run_cli(*train_command(arch, data, whole, *more, "--batch-size", "2"))
+    command = train_command(arch, data, broken, *more, "--batch-size", "2")
+    program = [sys.executable, str(Path(sys.executable).parent / command[0]), *command[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    # After the checkpoint of update 6 and before that of update 9.
+    for line in process.stdout:
+        if 8 in _losses(line):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    resumed = run_cli(*command)
+    losses, resumed_losses = _losses(expected.stdout + expected.stderr), _losses(resumed.stdout + resumed.stderr)
+    assert resumed_losses
+    assert min(resumed_losses) == 7
+    assert all(losses[update] == loss for update, loss in resumed_losses.items())
+    first = torch.load(whole / "checkpoint_last.pt", weights_only=True)["model"]
+    second = torch.load(broken / "checkpoint_last.pt", weights_only=True)["model"]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_two_processes_train_together(arch: str, data: Path, tmp_path: Path) -> None:
+    command = train_command(arch, data, tmp_path / "save", "--num-workers", "2")
+    program = [sys.executable, str(Path(sys.executable).parent / command[0]), *command[1:], "--max-update", "3"]
+    program += ["--distributed-backend", "gloo", "--distributed-world-size", "2", "--distributed-no-spawn"]
+    # fairseq's other backends want a GPU for every process.
+    program += ["--ddp-backend", "legacy_ddp"]
+    program += ["--distributed-init-method", f"file://{tmp_path}/rendezvous", "--distributed-rank"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen([*program, str(rank)], env=environment, **output) for rank in range(2)]  # type: ignore[call-overload]
+    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    assert (tmp_path / "save" / "checkpoint_last.pt").is_file()

@@ -41,7 +41,9 @@ def sampled_softmax(
         log_q_U: (U,) log probability of drawing each as a candidate, subtracted from all scores; None for no
             correction.
     """
-    score_NU = (query_NE @ encoding_UE.t()).float()
+    score_NU = query_NE @ encoding_UE.t()
+    # The sum over thousands of candidates is taken in float32 under half precision, too.
+    score_NU = score_NU.to(torch.promote_types(score_NU.dtype, torch.float32))
     if log_q_U is not None:
         score_NU = score_NU - log_q_U
     with torch.no_grad():

@@ -40,7 +40,7 @@ def dictionary(symbols: int) -> Dictionary:
     """fairseq's four special symbols and ``symbols`` more."""
     words = Dictionary()
     for number in range(symbols):
-        words.add_symbol(f"w{number}")
+        words.add_symbol(f"word{number}")
     return words
 
 

@@ -15,8 +15,8 @@ def random_flags(rng: random.Random, main: str | None = None) -> dict:
         "main": main,
         "decoder": decoder,
         "segmentation": segmentation,
-        # The dictionaries of these tests have a word w0, or nothing but it.
-        "separators": rng.choice(["w0", "w0 </s>", None]) if segmentation == "words" else None,
+        # The dictionaries of these tests and those of the command tests have word0.
+        "separators": rng.choice(["word0", "word0 </s>", None]) if segmentation == "words" else None,
         "max_segment_len": rng.choice([1, 2, 3, 5]),
         "token_embed_dim": rng.choice([3, 4]),
         # Fewer, as many, and more than there is room for.

@@ -37,6 +37,21 @@ _MISTAKES = (
         re.compile(r"Cannot load model parameters from checkpoint (?P<file>.*); please ensure"),
         "--restore-file must hold a model of the same --arch and sizes: {file} does not fit this one",
     ),
+    (
+        "AttributeError",
+        re.compile(r"'NoneType' object has no attribute 'xla_device'"),
+        "--bf16 must be left out with --cpu: fairseq takes the two together for a TPU",
+    ),
+    (
+        "AssertionError",
+        re.compile(r"Torch not compiled with CUDA enabled"),
+        "--fp16 must be left out on a machine without a GPU: this torch is built for CPUs only",
+    ),
+    (
+        "ValueError",
+        re.compile(r"DistributedDataParallel device_ids .*'cpu'"),
+        "--ddp-backend must be legacy_ddp when several processes train with --cpu",
+    ),
 )
 
 _QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.MULTILINE)

@@ -1,6 +1,7 @@
 """NumPy's removed names, wrong or missing packages, and messages of other libraries."""
 
 import logging
+import re
 import subprocess
 import sys
 import types
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from fairseq_ms import compat, quiet
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.corpus import train_command, write_corpus
 
 BUNDLED_NUMPY = Path(sys.prefix) / "numpy-1.26"
 
@@ -73,6 +75,36 @@ def test_blocks_of_sentences_work_under_numpy_1_26(numpy_1_26):
     version, _, blocks = done.stdout.partition(" ")
     assert version.startswith("1.26.")
     assert blocks == "[[4, 5, 2], [6, 2]]\n"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("version", ["2", "1.26"])
+def test_training_evaluation_and_sampling_work_without_a_warning_on_the_screen(version, data, tmp_path, request):
+    env = {} if version == "2" else {"PYTHONPATH": str(request.getfixturevalue("numpy_1_26"))}
+    used = run_cli("python", "-c", "import numpy; print(numpy.__version__)", env=env).stdout
+    assert used.startswith(f"{version}.")
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    load = ["--user-dir", USER_DIR, "--path", checkpoint, "--cpu"]
+    screens = [
+        run_cli(*train_command("retina_lm", data, tmp_path), env=env),
+        run_cli("fairseq-eval-lm", data, *load, "--tokens-per-sample", "24", "--context-window", "9", env=env),
+        run_cli(
+            *("fairseq-interactive", data, *load, "--task", "language_modeling", "--tokens-per-sample", "24"),
+            *("--sampling", "--beam", "1", "--max-len-b", "9"),
+            input="word1 word2\n",
+            env=env,
+        ),
+    ]
+    perplexity = re.search(r"Perplexity: ([0-9.]+)", screens[1].stdout + screens[1].stderr)
+    assert perplexity is not None
+    assert 1 < float(perplexity[1]) < 1000
+    assert re.search(r"^H-0\t-?[0-9.]+\tword1 word2", screens[2].stdout, flags=re.MULTILINE)
+    for done in screens:
+        assert re.findall(r".*[Ww]arning.*", done.stdout + done.stderr) == []
 
 
 @pytest.mark.parametrize(

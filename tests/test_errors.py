@@ -1,10 +1,12 @@
 """What a user sees of a mistake: one sentence and a non-zero exit code; of a bug: its traceback."""
 
 import pytest
+import torch
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError, sentence_of
 from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.corpus import train_command, write_corpus
 
 LETTERS = "".join(f"{letter} 1\n" for letter in "abcdefgh")
 
@@ -74,6 +76,14 @@ def test_a_missing_subset_gets_one_sentence(data):
     assert_nothing_written(data)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="half precision works with a GPU, and needs no sentence")
+@pytest.mark.parametrize("flag", ["--fp16", "--bf16"])
+def test_half_precision_without_a_gpu_gets_one_sentence(flag, tmp_path):
+    data = write_corpus(tmp_path)
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), check=False)
+    assert_one_sentence(done, "fairseq-train", f"{flag} must be left out")
+
+
 def test_a_missing_checkpoint_gets_one_sentence(data):
     done = run_cli("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", "none.pt", "--cpu", check=False)
     # fairseq-eval-lm logs to stderr, so the sentence is the last line there.
@@ -130,6 +140,11 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
         (spawned(f"{TRACE}RuntimeError: UsageError: no\n"), None),
         (spawned(f"{TRACE}ValueError: --x: got 3\n"), None),
         (ValueError("--x: got 3"), None),
+        (AttributeError("'NoneType' object has no attribute 'device'"), None),
+        (
+            ValueError("DistributedDataParallel device_ids ..., and module parameters {device(type='cpu')}."),
+            "--ddp-backend must be legacy_ddp when several processes train with --cpu",
+        ),
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
         (
             Exception("Cannot load model parameters from checkpoint a/b.pt; please ensure that the ..."),

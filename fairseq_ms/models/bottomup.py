@@ -4,11 +4,9 @@ Every coarse scale pools the output of the finer one. Block i of scale k covers 
 used from its last position on; an incomplete last block is used by nobody.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
@@ -33,7 +31,7 @@ class BottomUpConfig(LanguageModelConfig):
         default="16x=8,4x=9,1x=9",
         metadata={"help": "number of layers at each scale as SCALEx=LAYERS, beside the aggregation layer"},
     )
-    scale_heads: str | None = field(
+    scale_heads: Optional[str] = field(
         default=None,
         metadata={"help": "heads of the aggregation layer for each coarse scale as SCALEx=HEADS (default: evenly)"},
     )

@@ -5,8 +5,6 @@ tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is d
 distribution, so it is exactly normalised and everything fairseq does with a language model works.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ Layers over pooled tokens at the coarsest scale come first; every finer scale jo
 what the coarser one gave. Blocks are right-aligned (``modules/blocks.py``), so every position is predicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -94,7 +94,8 @@ class AggregationAttention(nn.Module):
     def _see_finished(self, q_BNTH: Tensor, k_BNCH: Tensor, v_BNCH: Tensor, factor: int) -> Tensor:
         length, blocks = q_BNTH.size(2), k_BNCH.size(2)
         if blocks == 0:
-            return torch.zeros_like(q_BNTH)
+            # Zeros that still lead back to the queries: distributed training waits for every gradient.
+            return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0))
         # The first block ends at factor - 1: the queries before it are left out, and their place filled with zeros.
         blind = factor - 1
         queries = torch.arange(blind, length, device=q_BNTH.device)[:, None]

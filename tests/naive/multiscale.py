@@ -1,0 +1,146 @@
+"""The multi-scale models written down position by position, on the weights of the fast ones.
+
+Nothing is cached, batched over blocks or recomputed: each block is a list of positions, each query a list of
+the keys it may see.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "swish": F.silu}
+
+
+def layer_norm(x_D: Tensor, norm: nn.LayerNorm) -> Tensor:
+    centred = x_D - x_D.mean()
+    return centred / (centred.pow(2).mean() + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def linear(x_I: Tensor, module: nn.Linear) -> Tensor:
+    return module.weight @ x_I + (module.bias if module.bias is not None else 0.0)
+
+
+def attention_head(q_H: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """One query against the keys it sees; exactly zero if there are none."""
+    if not keys:
+        return torch.zeros_like(q_H)
+    weights = torch.stack([q_H @ key / math.sqrt(q_H.numel()) for key in keys]).softmax(0)
+    return sum(weight * value for weight, value in zip(weights, values))
+
+
+def feed_forward(x_D: Tensor, layer: nn.Module) -> Tensor:
+    hidden = linear(layer_norm(x_D, layer.ffn_norm), layer.ffn.up)
+    return x_D + linear(layer.ffn.activation(hidden), layer.ffn.down)
+
+
+def stack(x_CD: list[Tensor], module: nn.Module) -> list[Tensor]:
+    """Causal pre-LN layers over a list of positions."""
+    for layer in module.layers:
+        heads = layer.attention.heads
+        triples = [linear(layer_norm(x, layer.attention_norm), layer.attention.qkv).chunk(3) for x in x_CD]
+        attended = []
+        for position, x in enumerate(x_CD):
+            outputs = []
+            for head in range(heads):
+                parts = [[part.chunk(heads)[head] for part in triple] for triple in triples[: position + 1]]
+                outputs.append(attention_head(parts[-1][0], [part[1] for part in parts], [part[2] for part in parts]))
+            attended.append(x + linear(torch.cat(outputs), layer.attention.out))
+        x_CD = [feed_forward(x, layer) for x in attended]
+    return [layer_norm(x, module.final_norm) for x in x_CD]
+
+
+def pool(members: list[Tensor | None], module: nn.Module) -> Tensor:
+    """One block; None stands for a position before the first token."""
+    present = [x for x in members if x is not None]
+    if module.factor == 1:
+        return present[0]
+    if module.kind == "max":
+        return torch.stack(present).amax(0)
+    zero = torch.zeros_like(present[0])
+    if module.kind == "avg":
+        return sum(present) / module.factor
+    return linear(torch.cat([zero if x is None else x for x in members]), module.conv)
+
+
+def right_aligned_blocks(x_TD: list[Tensor], module: nn.Module) -> list[Tensor]:
+    """Block i of positions (i-1)k+1 .. ik, for as many i as there are outputs to serve."""
+    factor, blocks = module.factor, []
+    while len(blocks) * factor < len(x_TD):
+        i = len(blocks)
+        positions = range((i - 1) * factor + 1, i * factor + 1)
+        blocks.append(pool([x_TD[position] if position >= 0 else None for position in positions], module))
+    return blocks
+
+
+def embed(tokens_T: Tensor, embedding: nn.Module) -> list[Tensor]:
+    return [
+        embedding.words.weight[token] + embedding.positions.weight[position] for position, token in enumerate(tokens_T)
+    ]
+
+
+def topdown_features(tokens_T: Tensor, decoder: nn.Module, activation: str) -> Tensor:
+    """(T,) -> (T, D)."""
+    x_TD = embed(tokens_T, decoder.embed)
+    coarse: list[Tensor] = []
+    coarse_factor = 0
+    for scale in decoder.scales:
+        blocks = right_aligned_blocks(x_TD, scale.pool)
+        if coarse:
+            fused = []
+            for i, pooled in enumerate(blocks):
+                above, place = divmod(i * scale.factor, coarse_factor)
+                dim = pooled.numel()
+                upsample = scale.fusion.upsample
+                rows = slice(place // scale.factor * dim, (place // scale.factor + 1) * dim)
+                seen = upsample.conv.weight[rows] @ coarse[above] + upsample.bias
+                fused.append(ACTIVATIONS[activation](linear(torch.cat([pooled, seen]), scale.fusion.linear)))
+            blocks = fused
+        coarse, coarse_factor = stack(blocks, scale.stack), scale.factor
+    return torch.stack(coarse)
+
+
+def bottomup_features(tokens_T: Tensor, decoder: nn.Module) -> Tensor:
+    """(T,) -> (T, D)."""
+    x_TD = embed(tokens_T, decoder.embed)
+    by_factor: dict[int, list[Tensor]] = {}
+    fine, factor = x_TD, 1
+    for scale in decoder.coarse:
+        whole = range(0, len(fine) - scale.ratio + 1, scale.ratio)
+        pooled = [pool(list(fine[start : start + scale.ratio]), scale.pool) for start in whole]
+        fine, factor = stack(pooled, scale.stack) if pooled else [], factor * scale.ratio
+        by_factor[factor] = fine
+    attention, layer = decoder.aggregate.attention, decoder.aggregate
+    joined = []
+    for t, x in enumerate(x_TD):
+        query = linear(layer_norm(x, layer.attention_norm), attention.query)
+        queries = list(query.split(attention.head_dim))
+        outputs = []
+        for number, (factor, heads) in enumerate(attention.heads.items()):
+            finished = [block for i, block in enumerate(by_factor[factor]) if (i + 1) * factor - 1 <= t]
+            pairs = [linear(block, attention.coarse[number]).split(attention.head_dim) for block in finished]
+            for head in range(heads):
+                keys, values = [pair[head] for pair in pairs], [pair[heads + head] for pair in pairs]
+                outputs.append(attention_head(queries.pop(0), keys, values))
+        joined.append(feed_forward(x + linear(torch.cat(outputs), attention.out), layer))
+    return torch.stack(stack(joined, decoder.stack))
+
+
+def coarse_features(tokens_T: Tensor, decoder: nn.Module) -> Tensor:
+    """(T,) -> (C, D), one for each k-gram."""
+    return torch.stack(stack(right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.pool), decoder.stack))
+
+
+def bag_of_words_loss(log_probs_CV: Tensor, targets_T: Tensor, factor: int) -> Tensor:
+    """The cross-entropy of every block against the uniform distribution over its tokens, by its number of tokens."""
+    total = log_probs_CV.new_zeros(())
+    for block, log_probs_V in enumerate(log_probs_CV):
+        bag = targets_T[block * factor : (block + 1) * factor]
+        uniform_V = torch.zeros_like(log_probs_V)
+        for target in bag:
+            uniform_V[target] += 1.0 / len(bag)
+        total = total - len(bag) * (uniform_V * log_probs_V).sum()
+    return total

@@ -1,6 +1,7 @@
 import math
 import random
 
+CRITERION = "bag_of_words"
 # The words of a bag score the same in any order, so beams tie.
 BEAM = 1
 

@@ -146,7 +146,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     sources = {
         path.relative_to(ROOT).as_posix()
         for path in USER_DIR.rglob("*")
-        if path.suffix in {".py", ".yaml", ".typed"} and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert inside == sources
 

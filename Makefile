@@ -47,4 +47,5 @@ lint: env
 	@$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@if [ -e $(VENV)/made-by-fairseq-ms ]; then rm -rf $(VENV); fi
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

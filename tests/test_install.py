@@ -4,9 +4,11 @@ import argparse
 import ast
 import configparser
 import email
+import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -181,32 +183,91 @@ def test_an_installed_copy_is_a_user_dir_from_anywhere(wheel, tmp_path):
         assert f"'{arch}'" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make, with which the Makefile is run")
-@pytest.mark.parametrize("target", ["env", "test", "lint", "demo"])
-def test_every_target_of_the_makefile_sets_the_environment_up_by_itself(target, tmp_path):
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make, with which the Makefile is run")
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """The Makefile and what it reads, in a folder of their own."""
     for name in ("Makefile", "setup.py", "fairseq_ms/version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
-    (tmp_path / "absent").mkdir()
-    done = subprocess.run(
-        ["make", target, f"PYTHON={tmp_path}/absent/python3"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return tmp_path
+
+
+def make(clone, *arguments, **variables):
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=clone,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["env", "test", "lint", "demo"])
+def test_every_target_of_the_makefile_sets_the_environment_up_by_itself(target, clone):
+    done = make(clone, target, f"PYTHON={clone}/absent/python3")
     assert done.returncode != 0
     assert done.stdout == ""
     sentence, *make_itself = done.stderr.splitlines()
-    assert sentence.startswith(f"fairseq_ms: PYTHON={tmp_path}/absent/python3 must be a Python 3.10-3.12")
+    assert sentence.startswith(f"fairseq_ms: PYTHON={clone}/absent/python3 must be a Python 3.10-3.12")
     assert len(make_itself) == 1
-    assert not (tmp_path / ".venv").exists()
+    assert not (clone / ".venv").exists()
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make, with which the Makefile is run")
-def test_a_foreign_environment_is_never_removed(tmp_path):
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "precious").write_text("mine", encoding="utf-8")
-    script = [str(ROOT / "requirements" / "make_env.sh"), str(tmp_path / ".venv"), sys.executable]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0
-    assert "was not made by this Makefile" in done.stderr
-    assert (tmp_path / ".venv" / "precious").read_text(encoding="utf-8") == "mine"
+# Stands for the script that builds the environment: notes that it was called, and fails or succeeds.
+FAKE_SETUP = """#!/bin/sh
+echo built >> calls
+rm -rf "$1"
+[ -z "$FAIL" ] || exit 1
+mkdir -p "$1/bin"
+printf '#!/bin/sh\\necho plugin >> calls\\n' > "$1/bin/python"
+chmod +x "$1/bin/python"
+"""
+
+
+@needs_make
+def test_the_environment_is_built_again_only_after_a_failure_or_a_change_of_the_pins(clone):
+    script = clone / "requirements" / "make_env.sh"
+    script.write_text(FAKE_SETUP, encoding="utf-8")
+
+    def calls(**variables):
+        """What one `make env` calls."""
+        (clone / "calls").write_text("", encoding="utf-8")
+        failed = make(clone, "env", **variables).returncode != 0
+        return ["failed"] * failed + (clone / "calls").read_text(encoding="utf-8").split()
+
+    def change(path):
+        """Make everything older than the file at this path."""
+        for other in [*clone.rglob("*.txt"), *clone.rglob("*.py"), *(clone / ".venv").glob(".*-installed")]:
+            os.utime(other, (time.time() - 60, time.time() - 60))
+        os.utime(path)
+
+    assert calls(FAIL="1") == ["failed", "built"]
+    assert calls() == ["built", "plugin"]
+    assert calls() == []
+    change(clone / "setup.py")
+    assert calls() == ["plugin"]
+    assert calls() == []
+    for pins in sorted((clone / "requirements").glob("*.txt")):
+        change(pins)
+        assert calls(FAIL="1") == ["failed", "built"]
+        assert calls() == ["built", "plugin"]
+        assert calls() == []
+
+
+@needs_make
+@pytest.mark.parametrize("remover", ["make_env.sh", "clean"])
+def test_a_foreign_environment_is_never_removed(remover, clone):
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / "precious").write_text("mine", encoding="utf-8")
+    done = make(clone, "clean" if remover == "clean" else "env", f"PYTHON={sys.executable}")
+    if remover == "make_env.sh":
+        assert done.returncode != 0
+        assert "was not made by this Makefile" in done.stderr
+    assert (clone / ".venv" / "precious").read_text(encoding="utf-8") == "mine"

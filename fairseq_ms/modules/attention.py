@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +12,11 @@ from torch.nn import functional as F
 
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.norm import norm_linear
-from fairseq_ms.modules.recompute import draw_seed, scaled_mask
+from fairseq_ms.modules.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
 from fairseq_ms.modules.state import KeyValueCache
 
-# Queries whose scores the CPU's dropout attention has in memory at a time.
-_QUERY_CHUNK = 128
+# Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
+_QUERY_CHUNK = 64
 
 
 def attend(
@@ -37,7 +38,8 @@ def attend(
     assert not (causal and bias is not None)
     on_cpu = q_BNTH.device.type == "cpu"
     if dropout > 0.0 and recompute and on_cpu and torch.is_grad_enabled():
-        return _SeededDropoutAttention.apply(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, draw_seed())
+        with torch.autocast("cpu", enabled=False):
+            return _KeepingInputs.apply(ChunkedAttention(bias, causal, dropout), q_BNTH, k_BNSH, v_BNSH)
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
     if causal and queries == 1:
         causal = False
@@ -47,72 +49,132 @@ def attend(
     return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
-class _SeededDropoutAttention(torch.autograd.Function):
-    """Attention with dropout on its weights that keeps q, k, v, the output and one number a row.
+class ChunkedAttention:
+    """Attention that is computed again in backward, so that nothing but its inputs has to be kept.
 
-    The backward pass computes the scores of a chunk of queries once more and draws its dropout mask
-    again from the seed, so no score matrix outlives its chunk.
+    Queries are processed in chunks, forward and backward, and no score outlives its chunk. A dropout mask is
+    drawn from a seed, the same one in both directions. Several operations here write into what they read, or
+    into the float type directly: on a CPU, masking takes longer than multiplying the matrices otherwise.
+
+    Args:
+        bias: additive, broadcasts to (B, N, T, S), or None
+        causal: as in ``attend``; excludes a bias
+        dropout: probability of dropping a weight
     """
 
-    @staticmethod
-    def forward(ctx, q, k, v, bias, causal, p, seed):  # type: ignore[no-untyped-def]
-        # Laid out (B, T, N, H), so that merging the heads afterwards copies nothing.
+    def __init__(self, bias: Tensor | None, causal: bool, dropout: float) -> None:
+        self.bias = bias
+        self.causal = causal
+        self.dropout = dropout
+        self.seed = draw_seed() if dropout > 0.0 else 0
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side."""
         out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        log_sums = torch.empty(*q.shape[:-1], 1, dtype=q.dtype)
-        for number, (rows, visible) in enumerate(_chunks(q, k, causal)):
-            scores = _scores(q[:, :, rows], k[:, :, :visible], bias, rows, causal)
-            log_sums[:, :, rows] = scores.logsumexp(-1, keepdim=True)
-            weights = scores.sub_(log_sums[:, :, rows]).exp_()
-            weights.mul_(scaled_mask(seed + number, weights.shape, p, weights))
-            out[:, :, rows] = weights @ v[:, :, :visible]
-        ctx.causal, ctx.p, ctx.seed = causal, p, seed
-        ctx.save_for_backward(q, k, v, bias, out, log_sums)
-        return out
+        q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
+        for number, (rows, visible) in enumerate(self._chunks(q, k)):
+            weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            if self.dropout > 0.0:
+                weights.mul_(self._keep(number, weights))
+            out[:, :, rows] = torch.bmm(weights, v3[:, :visible]).unflatten(0, q.shape[:2])
+        return out.mul_(1.0 / kept_share(self.dropout)) if self.dropout > 0.0 else out
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v; the result of ``forward`` is written into ``out``, if there is one."""
+        scale = 1.0 / math.sqrt(q.size(-1))
+        grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
+        if self.dropout > 0.0:
+            grad3 = grad3 * (1.0 / kept_share(self.dropout))
+        grad_q, grad_k, grad_v = torch.empty_like(q3), torch.zeros_like(k3), torch.zeros_like(v3)
+        for number, (rows, visible) in enumerate(self._chunks(q, k)):
+            weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
+            dropped = weights
+            if self.dropout > 0.0:
+                keep = self._keep(number, weights)
+                grad_weights.mul_(keep)
+                dropped = keep.mul_(weights)
+            if out is not None:
+                out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
+            grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows])
+            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
+            grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows])
+        if out is not None and self.dropout > 0.0:
+            out.mul_(1.0 / kept_share(self.dropout))
+        return grad_q.mul_(scale).view(q.shape), grad_k.view(k.shape), grad_v.view(v.shape)
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        """The queries (B * N, T, H), divided by sqrt(H)."""
+        return (q * (1.0 / math.sqrt(q.size(-1)))).flatten(0, 1)
+
+    def _chunks(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
+        """Slices of queries, each with the number of leading keys its last query can see."""
+        queries, keys = q.size(2), k.size(2)
+        for start in range(0, queries, _QUERY_CHUNK):
+            end = min(start + _QUERY_CHUNK, queries)
+            yield slice(start, end), end + keys - queries if self.causal else keys
+
+    def _weights(self, q3: Tensor, k3: Tensor, rows: slice, outer: torch.Size) -> Tensor:
+        """The attention weights (B * N, rows, S) of a chunk, before dropout."""
+        scores = torch.bmm(q3, k3.transpose(1, 2))
+        if self.causal:
+            count, keys = scores.shape[1:]
+            scores[..., keys - count :] += torch.full((count, count), -torch.inf, dtype=scores.dtype).triu_(1)
+        elif self.bias is not None:
+            bias = self.bias if self.bias.size(-2) == 1 else self.bias[..., rows, :]
+            scores.unflatten(0, outer).add_(bias)
+        return scores.softmax(-1)
+
+    def _keep(self, number: int, weights: Tensor) -> Tensor:
+        return keep_mask(self.seed + number, weights.shape, self.dropout, weights)
+
+
+class _KeepingInputs(torch.autograd.Function):
+    """``ChunkedAttention`` to autograd: q, k and v are all that it keeps."""
+
+    @staticmethod
+    def forward(ctx, attention: ChunkedAttention, q, k, v):  # type: ignore[no-untyped-def]
+        ctx.attention = attention
+        ctx.save_for_backward(q, k, v)
+        return attention.forward(q, k, v)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        q, k, v, bias, out, log_sums = ctx.saved_tensors
-        scale = 1.0 / math.sqrt(q.size(-1))
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for number, (rows, visible) in enumerate(_chunks(q, k, ctx.causal)):
-            q_rows, k_seen, v_seen, grad_rows = (
-                q[:, :, rows],
-                k[:, :, :visible],
-                v[:, :, :visible],
-                grad[:, :, rows],
-            )
-            weights = _scores(q_rows, k_seen, bias, rows, ctx.causal).sub_(log_sums[:, :, rows]).exp_()
-            mask = scaled_mask(ctx.seed + number, weights.shape, ctx.p, weights)
-            grad_weights = (grad_rows @ v_seen.transpose(-1, -2)).mul_(mask)
-            grad_v[:, :, :visible] += mask.mul_(weights).transpose(-1, -2) @ grad_rows
-            row_sums = (grad_rows * out[:, :, rows]).sum(-1, keepdim=True)
-            grad_scores = grad_weights.sub_(row_sums).mul_(weights).mul_(scale)
-            grad_q[:, :, rows] = grad_scores @ k_seen
-            grad_k[:, :, :visible] += grad_scores.transpose(-1, -2) @ q_rows
-        return grad_q, grad_k, grad_v, None, None, None, None
+        return None, *ctx.attention.backward(grad, *ctx.saved_tensors)
 
 
-def _chunks(q: Tensor, k: Tensor, causal: bool) -> list[tuple[slice, int]]:
-    """Slices of queries, each with the number of leading keys its last query can see."""
-    queries, keys = q.size(2), k.size(2)
-    chunks = []
-    for start in range(0, queries, _QUERY_CHUNK):
-        end = min(start + _QUERY_CHUNK, queries)
-        chunks.append((slice(start, end), end + keys - queries if causal else keys))
-    return chunks
+class _SelfAttentionOfProjection:
+    """Causal self-attention as a function of queries, keys and values in one tensor (B, T, 3 * N * H).
+
+    It is a ``Recomputed``: in front of a projection, neither its result nor its scores are kept.
+    """
+
+    def __init__(self, heads: int, dropout: float) -> None:
+        self.heads = heads
+        self.attention = ChunkedAttention(None, True, dropout)
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        with torch.autocast(qkv.device.type, enabled=False):
+            return merge_heads(self.attention.forward(*split_qkv(qkv, self.heads)))
+
+    def backward(self, grad: Tensor, qkv: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+        with torch.autocast(qkv.device.type, enabled=False):
+            q, k, v = split_qkv(qkv, self.heads)
+            out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+            grads = self.attention.backward(split_heads(grad.to(qkv.dtype), self.heads), q, k, v, out)
+            # 3 of (B, N, T, H) -> (B, T, 3 * N * H)
+            grad_qkv = torch.stack(grads, dim=2).permute(0, 3, 2, 1, 4).flatten(2)
+        return merge_heads(out), (grad_qkv,)
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, rows: slice, causal: bool) -> Tensor:
-    """Scaled and masked scores of a chunk of queries, (B, N, rows, S)."""
-    scores = (q * (1.0 / math.sqrt(q.size(-1)))) @ k.transpose(-1, -2)
-    if causal:
-        count, keys = scores.shape[-2:]
-        hidden = torch.ones(count, count, dtype=torch.bool).triu_(1)
-        scores[..., keys - count :].masked_fill_(hidden, -torch.inf)
-    elif bias is not None:
-        scores += bias if bias.size(-2) == 1 else bias[..., rows, :]
-    return scores
+def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, 3 * N * H) -> queries, keys and values, (B, N, T, H) each."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
 
 
 def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
@@ -159,10 +221,12 @@ class SelfAttention(nn.Module):
         ``norm`` is applied to the input first. The keys and values of x are appended to the cache.
         """
         qkv = norm_linear(x_BTD, norm, self.qkv, self.recompute)
-        # (B, T, 3 * N * H) -> 3 of (B, N, T, H)
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        dropout = self.dropout if self.training else 0.0
+        if self.recompute and cache is None and qkv.device.type == "cpu" and torch.is_grad_enabled():
+            attention = _SelfAttentionOfProjection(self.heads, dropout)
+            return pointwise_linear(attention, self.out.weight, self.out.bias, qkv)
+        q, k, v = split_qkv(qkv, self.heads)
         if cache is not None:
             k, v = cache.append(k, v)
-        dropout = self.dropout if self.training else 0.0
         y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=self.recompute)
         return self.out(merge_heads(y_BNTH))

@@ -1,0 +1,226 @@
+"""Runs the sections of benchmarks: parity first, then interleaved rounds, then medians, spread and ratios."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+WARM_UP_ROUNDS = 1
+
+
+class ParityError(Exception):
+    """Two paths that have to agree do not; nothing of their section is measured."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        rounds: timed rounds; every contestant runs once in each
+        quick: tiny shapes, to see that everything runs; the numbers then mean nothing
+        only: keep the contestants whose name contains one of these; the baseline always stays
+    """
+
+    rounds: int = 7
+    quick: bool = False
+    only: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way of doing a section's work.
+
+    Attributes:
+        name: its line in the table
+        run: does the work once; in a section that measures values, returns the value
+        goal: the largest ratio to the baseline that is aimed for
+    """
+
+    name: str
+    run: Callable[[], float | None]
+    goal: float | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Contestants that do the same work, and how it is measured.
+
+    Attributes:
+        title: what the work is, with its shapes
+        unit: what a number of the table is, such as "ms a step"
+        contestants: the ways of doing it
+        baseline: the name of the contestant that the others are divided by
+        parity: compares the paths that are measured and says what it compared; raises ParityError
+        measure: "time" for the time of ``run``, "value" for what it returns (once, since it does not vary)
+        scale: numbers are multiplied by this; times are in seconds
+    """
+
+    title: str
+    unit: str
+    contestants: Sequence[Contestant]
+    baseline: str
+    parity: Callable[[], str]
+    measure: str = "time"
+    scale: float = 1.0
+
+
+@dataclass
+class Row:
+    """A contestant's numbers; ``ratios`` are to the baseline of the same round."""
+
+    name: str
+    goal: float | None
+    values: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        ratio = statistics.median(self.ratios)
+        return {
+            "name": self.name,
+            "median": statistics.median(self.values),
+            "min": min(self.values),
+            "max": max(self.values),
+            "ratio": ratio,
+            "ratio_min": min(self.ratios),
+            "ratio_max": max(self.ratios),
+            "goal": self.goal,
+            "meets_goal": None if self.goal is None else ratio <= self.goal,
+            "values": self.values,
+        }
+
+
+def discover() -> dict[str, ModuleType]:
+    """The benchmark modules of this folder by name."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem == "__init__":
+            continue
+        module = importlib.import_module(f"{__package__}.{path.stem}")
+        if hasattr(module, "NAME"):
+            assert module.NAME not in found, module.NAME
+            found[module.NAME] = module
+    return found
+
+
+def measure_section(section: Section, options: Options) -> list[Row]:
+    """Rows of a section whose parity check has passed."""
+    contestants = [
+        contestant
+        for contestant in section.contestants
+        if contestant.name == section.baseline
+        or not options.only
+        or any(part in contestant.name for part in options.only)
+    ]
+    rows = [Row(contestant.name, contestant.goal) for contestant in contestants]
+    base = next(row for row in rows if row.name == section.baseline)
+    timed = section.measure == "time"
+    for number in range(-WARM_UP_ROUNDS if timed else 0, options.rounds if timed else 1):
+        for contestant, row in zip(contestants, rows):
+            value = _time(contestant.run) if timed else contestant.run()
+            if number >= 0:
+                row.values.append(section.scale * value)
+        if number >= 0:
+            for row in rows:
+                row.ratios.append(row.values[-1] / base.values[-1])
+    return rows
+
+
+def _time(run: Callable[[], object]) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict[str, Any]]:
+    """The result of every section as it is done; "error" instead of rows where parity failed."""
+    for section in sections:
+        result: dict[str, Any] = {
+            "title": section.title,
+            "unit": section.unit,
+            "baseline": section.baseline,
+            "measure": section.measure,
+            "load_before": os.getloadavg()[0],
+        }
+        try:
+            result["parity"] = section.parity()
+        except ParityError as error:
+            result["error"] = str(error)
+        else:
+            result["rows"] = [row.as_dict() for row in measure_section(section, options)]
+        result["load_after"] = os.getloadavg()[0]
+        yield result
+        # Sections are built one at a time, so that the models of one are gone before the next.
+        del section
+        gc.collect()
+
+
+def assert_parity(what: str, one: torch.Tensor, other: torch.Tensor, tolerance: float) -> float:
+    """The largest difference between two tensors; raises ParityError above the tolerance."""
+    difference = float((one.detach() - other.detach()).abs().max())
+    if not difference <= tolerance:
+        raise ParityError(f"{what}: the largest difference is {difference:.3g}, allowed are {tolerance:.3g}")
+    return difference
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_average": list(os.getloadavg()),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """A section's result as text."""
+    lines = [result["title"]]
+    if "error" in result:
+        return "\n".join([*lines, f"  NOT MEASURED, parity failed: {result['error']}"])
+    lines.append(f"  parity: {result['parity']}")
+    width = max(len(row["name"]) for row in result["rows"])
+    timed = result["measure"] == "time"
+    header = f"  {'':<{width}} {result['unit']:>16}" + (f" {'min .. max':>21}" if timed else "")
+    lines.append(header + f" {'ratio':>7}" + (f" {'min .. max':>15}" if timed else "") + "  goal")
+    for row in result["rows"]:
+        line = f"  {row['name']:<{width}} {_number(row['median']):>16}"
+        if timed:
+            spread = f"{_number(row['min'])} .. {_number(row['max'])}"
+            line += f" {spread:>21}"
+        line += f" {row['ratio']:>7.3f}"
+        if timed:
+            spread = f"{row['ratio_min']:.3f} .. {row['ratio_max']:.3f}"
+            line += f" {spread:>15}"
+        if row["goal"] is not None:
+            line += f"  <= {row['goal']:g}" + ("" if row["meets_goal"] else "  falls short")
+        lines.append(line)
+    lines.append(f"  load average {result['load_before']:.1f} before, {result['load_after']:.1f} after")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

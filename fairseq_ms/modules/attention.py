@@ -150,7 +150,7 @@ class _KeepingInputs(torch.autograd.Function):
 class _SelfAttentionOfProjection:
     """Causal self-attention as a function of queries, keys and values in one tensor (B, T, 3 * N * H).
 
-    It is a ``Recomputed``: in front of a projection, neither its result nor its scores are kept.
+    It is an ``OwnBackward``: in front of a projection, neither its result nor its scores are kept.
     """
 
     def __init__(self, heads: int, dropout: float) -> None:

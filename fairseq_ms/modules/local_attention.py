@@ -12,7 +12,8 @@ any of its queries can see::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +25,14 @@ from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.masks import Blocks
 from fairseq_ms.modules.norm import norm_linear
 from fairseq_ms.modules.pooling import Downsample
+from fairseq_ms.modules.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
 from fairseq_ms.modules.state import is_identity
 
-# Queries that share one slice of keys; a coarser scale than this makes the blocks as long as itself.
-_QUERY_BLOCK = 64
+# Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
+_QUERY_BLOCK, _NARROW_BLOCK = 64, 32
+
+# Scores that are worked on at a time.
+_CACHED_SCORES = 2**17
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,44 @@ class Layout:
         # The last keys may be too near for every query: they are in no slice.
         return slices[:, : self.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
 
+    def pad_queries(self, q_BTD: Tensor) -> Tensor:
+        """(B, T, D) -> (B, blocks * Q, D)."""
+        padding = self.blocks * self.query_block - self.length
+        return F.pad(q_BTD, (0, 0, 0, padding)) if padding else q_BTD
+
+    def pad_keys(self, k_BCD: Tensor) -> Tensor:
+        """(B, C, D) -> (B, C', D), long enough for every slice."""
+        return F.pad(k_BCD, (0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCD
+
+    def slices(self, k_CD: Tensor) -> Tensor:
+        """Padded keys (C', D) -> a view (blocks, D, S): every block the keys it can see."""
+        return k_CD.unfold(0, self.span, self.step if self.sliced else self.span)[: self.blocks]
+
+    def chunks(self) -> Iterator[slice]:
+        """Slices of as many query blocks as have one head's scores in a core's cache."""
+        count = max(1, _CACHED_SCORES // (self.query_block * self.span))
+        for start in range(0, self.blocks, count):
+            yield slice(start, min(start + count, self.blocks))
+
+    def add_slices(self, grads: Tensor, batch_size: int) -> Tensor:
+        """The transpose of ``slices``: a key's gradient is the sum over the blocks that can see it.
+
+        Keys and values (2, B * N, blocks, S, H) -> (B, C, 2 * N * H).
+        """
+        if self.sliced:
+            pieces = -(-self.span // self.step)
+            two, rows, _, _, head_dim = grads.shape
+            total = grads.new_zeros(two, rows, self.blocks + pieces - 1, self.step, head_dim)
+            for number, piece in enumerate(grads.split(self.step, dim=3)):
+                total[:, :, number : number + self.blocks, : piece.size(3)] += piece
+            total = total.flatten(2, 3)[:, :, self.pad_left : self.pad_left + self.keys]
+            # Keys behind the last slice have no gradient.
+            total = F.pad(total, (0, 0, 0, self.keys - total.size(2)))
+        else:
+            total = grads[:, :, 0]
+        # (2, B * N, C, H) -> (B, C, 2 * N * H)
+        return total.unflatten(1, (batch_size, -1)).permute(1, 3, 0, 2, 4).flatten(2)
+
     def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
         """(blocks, B * N, Q, H) -> (B, T, N * H)."""
         y = y.unflatten(1, (batch_size, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2).flatten(2)
@@ -117,9 +160,148 @@ class Layouts:
     """The layouts of all head groups for sequences of one length: the ``mask`` of ``LocalAttention``."""
 
     def __init__(self, groups: Sequence[HeadGroup], length: int, device: torch.device) -> None:
-        coarsest = groups[-1].factor
-        query_block = coarsest * -(-_QUERY_BLOCK // coarsest)
-        self.groups = [Layout(group, length, query_block, device) for group in groups]
+        self.groups = [Layout(group, length, _query_block(group), device) for group in groups]
+
+
+def _query_block(group: HeadGroup) -> int:
+    """Q, a multiple of the scale; a narrow window wastes fewer scores on a short block."""
+    least = _QUERY_BLOCK if group.far - group.near > _NARROW_BLOCK else _NARROW_BLOCK
+    return group.factor * -(-least // group.factor)
+
+
+class WindowAttention:
+    """All head groups' attention as a function of the projections, keeping nothing else for backward.
+
+    An ``OwnBackward``. Blocks of queries are processed a few at a time, so that their scores stay in a core's cache.
+
+    Args:
+        groups, layouts: the head groups and their layouts
+        head_dim: H
+        dropout: probability of dropping an attention weight
+    """
+
+    def __init__(self, groups: Sequence[HeadGroup], layouts: Sequence[Layout], head_dim: int, dropout: float) -> None:
+        self.groups = groups
+        self.layouts = layouts
+        self.head_dim = head_dim
+        self.scale = 1.0 / math.sqrt(head_dim)
+        self.dropout = dropout
+        self.seed = draw_seed() if dropout > 0.0 else 0
+
+    def __call__(self, fine: Tensor, *coarse: Tensor) -> Tensor:
+        """Queries of all groups with keys and values of the first (B, T, D + 2 * N * H), the others' -> (B, T, D)."""
+        with torch.autocast(fine.device.type, enabled=False):
+            queries, pairs = self._split(fine, coarse)
+            parts = zip(self.groups, self.layouts, queries, pairs)
+            return torch.cat([self._forward(n, *part) for n, part in enumerate(parts)], dim=-1)
+
+    def backward(self, grad: Tensor, fine: Tensor, *coarse: Tensor) -> tuple[Tensor, list[Tensor]]:
+        with torch.autocast(fine.device.type, enabled=False):
+            queries, pairs = self._split(fine, coarse)
+            grads = grad.to(fine.dtype).split([query.size(-1) for query in queries], dim=-1)
+            parts = zip(self.groups, self.layouts, queries, pairs, grads)
+            results = [self._backward(n, *part) for n, part in enumerate(parts)]
+        out, grad_queries, grad_pairs = (list(column) for column in zip(*results))
+        grad_fine = torch.cat([*grad_queries, grad_pairs[0]], dim=-1)
+        return torch.cat(out, dim=-1), [grad_fine, *grad_pairs[1:]]
+
+    def by_autograd(self, fine: Tensor, *coarse: Tensor) -> Tensor:
+        """The same of torch's own attention, which keeps more and runs on every device."""
+        heads = []
+        for group, layout, q_BTD, pair_BCD in zip(self.groups, self.layouts, *self._split(fine, coarse)):
+            if pair_BCD.size(1) == 0:
+                heads.append(torch.zeros_like(q_BTD))
+                continue
+            k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).unbind(2)
+            y = attend(
+                layout.fold_queries(q_BTD.unflatten(-1, (group.heads, self.head_dim))),
+                layout.slice_keys(k),
+                layout.slice_keys(v),
+                bias=layout.bias(q_BTD.dtype),
+                dropout=self.dropout,
+                recompute=False,
+            )
+            if layout.sighted is not None:
+                y = y * layout.sighted.to(y.dtype)
+            heads.append(layout.unfold_queries(y, q_BTD.size(0)))
+        return torch.cat(heads, dim=-1)
+
+    def _split(self, fine: Tensor, coarse: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The queries of every group and its keys and values."""
+        widths = [group.heads * self.head_dim for group in self.groups]
+        *queries, pair = fine.split([*widths, 2 * widths[0]], dim=-1)
+        return queries, [pair, *coarse]
+
+    def _forward(self, number: int, group: HeadGroup, layout: Layout, q_BTD: Tensor, pair_BCD: Tensor) -> Tensor:
+        if pair_BCD.size(1) == 0:
+            return torch.zeros_like(q_BTD)
+        q_BTD, pair_BCD = layout.pad_queries(q_BTD), layout.pad_keys(pair_BCD)
+        out_BTD = torch.empty(q_BTD.shape, dtype=q_BTD.dtype)
+        for head, q, out, k, v in self._heads(group, layout, pair_BCD, q_BTD, out_BTD):
+            for blocks in layout.chunks():
+                weights = self._weights(layout, blocks, q, k)
+                if self.dropout > 0.0:
+                    weights.mul_(self._keep(number, head, blocks, weights))
+                torch.bmm(weights, v[blocks].transpose(1, 2), out=out[blocks])
+        return self._seen(layout, out_BTD)
+
+    def _backward(
+        self, number: int, group: HeadGroup, layout: Layout, q_BTD: Tensor, pair_BCD: Tensor, grad_BTD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The result once more, and the gradients of the queries and of the keys and values."""
+        if pair_BCD.size(1) == 0:
+            return torch.zeros_like(q_BTD), torch.zeros_like(q_BTD), torch.zeros_like(pair_BCD)
+        grad_BTD = layout.pad_queries(self._seen(layout, grad_BTD.clone()))
+        q_BTD, pair_BCD = layout.pad_queries(q_BTD), layout.pad_keys(pair_BCD)
+        out_BTD, grad_q_BTD = torch.empty(q_BTD.shape, dtype=q_BTD.dtype), torch.empty(q_BTD.shape, dtype=q_BTD.dtype)
+        rows = q_BTD.size(0) * group.heads
+        grad_slices = torch.empty(2, rows, layout.blocks, layout.span, self.head_dim, dtype=q_BTD.dtype)
+        parts = (q_BTD, out_BTD, grad_BTD, grad_q_BTD)
+        for head, q, out, grad, grad_q, k, v in self._heads(group, layout, pair_BCD, *parts):
+            for blocks in layout.chunks():
+                weights = self._weights(layout, blocks, q, k)
+                grad_weights = torch.bmm(grad[blocks], v[blocks])
+                dropped = weights
+                if self.dropout > 0.0:
+                    keep = self._keep(number, head, blocks, weights)
+                    grad_weights.mul_(keep)
+                    dropped = keep.mul_(weights)
+                torch.bmm(dropped, v[blocks].transpose(1, 2), out=out[blocks])
+                torch.bmm(dropped.transpose(1, 2), grad[blocks], out=grad_slices[1, head, blocks])
+                grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).mul_(self.scale)
+                torch.bmm(grad_scores, k[blocks].transpose(1, 2), out=grad_q[blocks])
+                torch.bmm(grad_scores.transpose(1, 2), q[blocks], out=grad_slices[0, head, blocks])
+        grad_pair = layout.add_slices(grad_slices, out_BTD.size(0))
+        return self._seen(layout, out_BTD), grad_q_BTD[:, : layout.length], grad_pair
+
+    def _heads(self, group: HeadGroup, layout: Layout, pair_BCD: Tensor, *parts_BTD: Tensor) -> Iterator[tuple]:
+        """For every row and head its number, views (blocks, Q, H) of the parts, and (blocks, H, S) of keys and values.
+
+        Copying queries and overlapping slices of keys into batches takes as long as multiplying them.
+        """
+        for row, pair in enumerate(pair_BCD):
+            slices = layout.slices(pair)
+            blocked = [part[row].unflatten(0, (layout.blocks, layout.query_block)) for part in parts_BTD]
+            for head in range(group.heads):
+                own, values = (slice(n * self.head_dim, (n + 1) * self.head_dim) for n in (head, group.heads + head))
+                views = [part[..., own] for part in blocked]
+                yield row * group.heads + head, *views, slices[:, own], slices[:, values]
+
+    def _weights(self, layout: Layout, blocks: slice, q: Tensor, k: Tensor) -> Tensor:
+        """Attention weights (blocks, Q, S) before dropout."""
+        bias = layout.bias(q.dtype).squeeze(1)[blocks]
+        return torch.baddbmm(bias, q[blocks], k[blocks], alpha=self.scale).softmax(-1)
+
+    def _keep(self, group: int, head: int, blocks: slice, weights: Tensor) -> Tensor:
+        seed = self.seed + (group << 40) + (head << 20) + blocks.start
+        return keep_mask(seed, weights.shape, self.dropout, weights)
+
+    def _seen(self, layout: Layout, y_BTD: Tensor) -> Tensor:
+        """The positions of real tokens, those that see nothing zeroed and the others scaled for dropout."""
+        y_BTD = y_BTD[:, : layout.length]
+        if layout.sighted is not None:
+            y_BTD.mul_(layout.sighted.flatten()[: layout.length, None].to(y_BTD.dtype))
+        return y_BTD.mul_(1.0 / kept_share(self.dropout)) if self.dropout > 0.0 else y_BTD
 
 
 class SlidingCache:
@@ -241,38 +423,22 @@ class LocalAttention(nn.Module):
         if cache is not None and cache.length > 0:
             return self._step(x_BTD, norm, cache)
         assert mask is not None
-        _batch_size, length, dim = x_BTD.shape
-        q, fine = norm_linear(x_BTD, norm, self.fine, self.recompute).split([dim, self.fine.out_features - dim], dim=-1)
-        pairs = [fine]
+        length = x_BTD.size(1)
+        fine = norm_linear(x_BTD, norm, self.fine, self.recompute)
+        coarse = []
         normed = norm(x_BTD) if norm is not None and self.coarse else x_BTD
         for group, pool, project in zip(self.groups[1:], self.pools, self.coarse):
             whole = length - length % group.factor
-            pairs.append(project(pool(normed[:, :whole])))
+            coarse.append(project(pool(normed[:, :whole])))
         if cache is not None:
-            self._fill(cache, pairs, normed)
-        # Per group: (B, T, N * H) and (B, C, 2 * N * H) -> (B, T, N * H)
-        heads = []
-        queries = q.split([group.heads * self.head_dim for group in self.groups], dim=-1)
-        for group, layout, q_group, pair in zip(self.groups, mask.groups, queries, pairs):
-            heads.append(self._attend(group, layout, q_group, pair))
-        return self.out(torch.cat(heads, dim=-1))
-
-    def _attend(self, group: HeadGroup, layout: Layout, q_BTD: Tensor, pair_BCD: Tensor) -> Tensor:
-        batch_size = q_BTD.size(0)
-        if pair_BCD.size(1) == 0:
-            return torch.zeros_like(q_BTD)
-        k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).unbind(2)
-        y = attend(
-            layout.fold_queries(q_BTD.unflatten(-1, (group.heads, self.head_dim))),
-            layout.slice_keys(k),
-            layout.slice_keys(v),
-            bias=layout.bias(q_BTD.dtype),
-            dropout=self.dropout if self.training else 0.0,
-            recompute=self.recompute,
-        )
-        if layout.sighted is not None:
-            y = y * layout.sighted.to(y.dtype)
-        return layout.unfold_queries(y, batch_size)
+            self._fill(cache, [fine[..., x_BTD.size(-1) :], *coarse], normed)
+        dropout = self.dropout if self.training else 0.0
+        attention = WindowAttention(self.groups, mask.groups, self.head_dim, dropout)
+        if self.recompute and fine.device.type == "cpu":
+            if torch.is_grad_enabled():
+                return pointwise_linear(attention, self.out.weight, self.out.bias, fine, *coarse)
+            return self.out(attention(fine, *coarse))
+        return self.out(attention.by_autograd(fine, *coarse))
 
     def _step(self, x_B1D: Tensor, norm: nn.LayerNorm | None, cache: LocalCache) -> Tensor:
         """One more position of every row, at a cost that does not depend on how many there were."""

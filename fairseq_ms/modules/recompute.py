@@ -70,7 +70,7 @@ def dropout(x: Tensor, p: float, training: bool, recompute: bool = True) -> Tens
     return F.dropout(x, p, training=True)
 
 
-class Recomputed(Protocol):
+class OwnBackward(Protocol):
     """A function of tensors that ``pointwise_linear`` evaluates again in backward, with a backward of its own."""
 
     def __call__(self, *inputs: Tensor) -> Tensor: ...
@@ -120,12 +120,12 @@ def _evaluate_again(
 
 
 def pointwise_linear(
-    function: Callable[..., Tensor] | Recomputed, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor
+    function: Callable[..., Tensor] | OwnBackward, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor
 ) -> Tensor:
     """``F.linear(function(*inputs), weight, bias)``, evaluating ``function`` once more in backward.
 
     ``function`` must be a deterministic function of the inputs: what is random in it comes from a seed. Its
-    gradients are autograd's, or its own where it is a ``Recomputed``. All of the inputs must be floating point
+    gradients are autograd's, or its own where it is an ``OwnBackward``. All of the inputs must be floating point
     tensors (of any shape); the result has shape (..., O).
     """
     return _PointwiseLinear.apply(function, weight_OI, bias_O, *inputs)
@@ -145,17 +145,14 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        autocast = torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None)
-        with torch.enable_grad(), autocast:
-            inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-            output = ctx.function(*inputs)
-        return None, *torch.autograd.grad(output, inputs, grad)
+        with torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None):
+            return None, *_evaluate_again(ctx.function, grad, ctx.saved_tensors)[1]
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def recomputed(function: Callable[..., Tensor] | OwnBackward, *inputs: Tensor) -> Tensor:
     """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward.
 
     ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
-    floating point: parameters are inputs too.
+    floating point: parameters are inputs too. Its gradients are autograd's, or its own where it is an ``OwnBackward``.
     """
     return _Recomputed.apply(function, *inputs)

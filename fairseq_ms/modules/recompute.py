@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-
 # Sixteen random bits decide over one number, so four are decided by one draw of the generator.
 _LEVELS = 2**16
 

@@ -19,7 +19,7 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
 
-from preprocess.pipeline.files import complete_text, read_json, write_json  # noqa: E402
+from preprocess.pipeline.files import complete_text, part_of, read_json, write_json  # noqa: E402
 
 Index = indexed_dataset.MMapIndexedDataset.Index
 COPY_BYTES = 1 << 22
@@ -50,7 +50,7 @@ def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
 
 
 @lru_cache(maxsize=1)
-def _dictionary(path: Path) -> Dictionary:
+def _dictionary(path: Path, changed: int) -> Dictionary:
     # A worker would otherwise start as many threads as the machine has cores, for every process.
     torch.set_num_threads(1)
     return Dictionary.load(str(path))
@@ -58,9 +58,9 @@ def _dictionary(path: Path) -> Dictionary:
 
 def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
-    dictionary = _dictionary(dictionary_path)
+    dictionary = _dictionary(dictionary_path, dictionary_path.stat().st_mtime_ns)
     index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
-    part = prefix.with_name(prefix.name + ".part")
+    part = part_of(prefix)
     builder = indexed_dataset.make_builder(str(part) + ".bin", impl="mmap", vocab_size=len(dictionary))
     counts = {"targets": 0, "unknown": 0}
     with open(text, encoding="utf-8", newline="\n") as lines:
@@ -89,7 +89,7 @@ def merge(prefixes: list[Path], out: Path) -> None:
     """Join shards into one indexed data set `out`.bin, `out`.idx, holding no more than one shard's index at a
     time.
     """
-    part = out.with_name(out.name + ".part")
+    part = part_of(out)
     shards = ((kind, len(sizes)) for sizes, kind in map(_shard_index, prefixes))
     data_types, lengths = zip(*shards, strict=True)
     data_type = data_types[0]

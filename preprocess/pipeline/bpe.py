@@ -96,20 +96,21 @@ class Segmenter:
 
 
 @lru_cache(maxsize=1)
-def _segmenter(codes: Path) -> Segmenter:
+def _segmenter(codes: Path, changed: int) -> Segmenter:
     return Segmenter(codes)
 
 
 def segment_shard(tokenised: Path, out: Path, codes: Path) -> int:
     """Apply BPE to one shard, write the counts of its subwords beside it, and return the bytes read."""
-    segmenter = _segmenter(codes)
+    segmenter = _segmenter(codes, codes.stat().st_mtime_ns)
     counts: Counter[str] = Counter()
     with open(tokenised, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
         for line in lines:
             text = segmenter.line(line)
             counts.update(text.split())
             file.write(text + "\n")
-        write_json(out.with_suffix(".json"), counts)
+    # Last: with its counts the shard counts as done.
+    write_json(out.with_suffix(".json"), counts)
     return tokenised.stat().st_size
 
 

@@ -6,18 +6,18 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from preprocess.pipeline.dataset import Dataset
 from preprocess.pipeline.documents import Reader
+from preprocess.pipeline.download import fetch
 from preprocess.pipeline.run import Job, run
 from preprocess.pipeline.sources import check_inputs, total_bytes
 
-# Raw text, its tokenised, segmented and binarised forms, and the published copies, as measured on English
-# novels.
+# Tokenised, segmented and binarised text and the published copies, as measured on English novels.
 DISK_PER_INPUT_BYTE = 5
 
 
@@ -38,55 +38,77 @@ def add_bpe_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """The flags of data sets that are segmented by BPE."""
     parser.add_argument("--bpe-merges", type=int, default=dataset.bpe_merges, help="default: %(default)s")
     parser.add_argument(
-        "--bpe-sample-mb", type=float, default=dataset.bpe_sample_bytes / 1e6,
+        "--bpe-sample-mb",
+        type=float,
+        default=dataset.bpe_sample_bytes / 1e6,
         help="learn BPE on at most this much training text, evenly spread (default: %(default)s)",
-    )  # fmt: skip
+    )
 
 
 def add_input_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """The flags of data sets that are read from files."""
     parser.add_argument("--input", type=Path, nargs="+", default=[], help="file, archive or folder")
+    if dataset.downloads:
+        parser.add_argument("--download", type=Path, metavar="FOLDER", help="fetch the file into FOLDER first")
     parser.add_argument(
-        "--shard-mb", type=float, default=dataset.shard_bytes / 1e6,
+        "--shard-mb",
+        type=float,
+        default=dataset.shard_bytes / 1e6,
         help="text handled at a time by one process, which bounds memory (default: %(default)s)",
-    )  # fmt: skip
+    )
 
 
-FIELDS: dict[str, Callable[[Any], tuple[str, Any]]] = {
-    "bpe_merges": lambda value: ("bpe_merges", value),
-    "bpe_sample_mb": lambda value: ("bpe_sample_bytes", int(value * 1e6)),
-    "shard_mb": lambda value: ("shard_bytes", int(value * 1e6)),
-    "level": lambda value: ("level", value),
-    "tokenise": lambda value: ("tokenise", value),
-    "language": lambda value: ("language", value),
-    "documents": lambda value: ("documents", value),
-    "blank_lines": lambda value: ("blank_lines", value),
-    "valid_fraction": lambda value: ("valid_fraction", value),
-    "test_fraction": lambda value: ("test_fraction", value),
-    "dict_size": lambda value: ("dictionary_size", value),
+def megabytes(value: float) -> int:
+    """Bytes in so many megabytes."""
+    return int(value * 1e6)
+
+
+# Which field of the declaration a flag changes, and how.
+FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bpe_merges": ("bpe_merges", int),
+    "bpe_sample_mb": ("bpe_sample_bytes", megabytes),
+    "shard_mb": ("shard_bytes", megabytes),
+    "tokenise": ("tokenise", str),
+    "language": ("language", str),
+    "documents": ("documents", str),
+    "blank_lines": ("blank_lines", str),
+    "valid_fraction": ("valid_fraction", float),
+    "test_fraction": ("test_fraction", float),
+    "dict_size": ("dictionary_size", int),
 }
 
 
 def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
     """The declaration with what the user's flags change in it."""
-    changes = dict(change(getattr(args, flag)) for flag, change in FIELDS.items() if hasattr(args, flag))
+    changes = {name: kind(getattr(args, flag)) for flag, (name, kind) in FIELDS.items() if hasattr(args, flag)}
     changed = replace(dataset, **changes)
     changed.check()
     return changed
 
 
 def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
-    """The run that reads a data set from `--input`."""
+    """The run that reads a data set from `--input`, or from what `--download` fetches.
+
+    ValueError when neither is given, or a path does not exist.
+    """
     dataset = with_flags(dataset, args)
-    check_inputs(args.input)
+    inputs = list(args.input)
+    if getattr(args, "download", None):
+        if inputs:
+            raise ValueError("--input and --download exclude each other: one of them says where the data is.")
+        if args.dry_run:
+            sources = ", ".join(source.url for source in dataset.downloads)
+            raise ValueError(f"--dry-run does not fetch: --download {args.download} would try {sources}.")
+        inputs = [fetch(dataset.downloads, args.download, args.quiet)]
+    check_inputs(inputs)
     identity = {
-        "inputs": [{"name": path.name, "bytes": total_bytes([path])} for path in args.input],
+        "inputs": [{"name": path.name, "bytes": total_bytes([path])} for path in inputs],
         "seed": args.seed,
     }
     return Job(
         dataset=dataset,
-        source=Reader(dataset, args.input, args.seed),
-        source_bytes=total_bytes(args.input),
+        source=Reader(dataset, inputs, args.seed),
+        source_bytes=total_bytes(inputs),
         out=args.out,
         workers=args.workers,
         identity=identity,
@@ -125,16 +147,32 @@ def plan(job: Job) -> str:
 
 
 def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
-    """Run the job, or print its plan; the exit code is 2 and the message one sentence when the user must mend
-    it.
-    """
+    """Run the job, or print its plan; for what the user must mend, one sentence and the exit code 2."""
     try:
         job = make_job(args)
         if args.dry_run:
+            job.check()
             print(plan(job))
         else:
             run(job)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def prepare_files(description: str, variants: Mapping[str, Dataset], flag: str = "", help: str = "") -> int:
+    """The whole `main` of a data set read from files; `flag` chooses one of several variants, the first by default."""
+    default = next(iter(variants))
+    parser = common_parser(description)
+    add_input_flags(parser, variants[default])
+    if any(dataset.level == "bpe" for dataset in variants.values()):
+        add_bpe_flags(parser, next(dataset for dataset in variants.values() if dataset.level == "bpe"))
+    if flag:
+        choices = list(variants)
+        parser.add_argument(flag, dest="variant", choices=choices, default=default, help=help)
+    args = parser.parse_args()
+    return main(lambda args: job_from_files(variants[args.variant if flag else default], args), args)

@@ -96,6 +96,4 @@ class Dataset:
         kind, _, size = self.documents.partition(":")
         known = kind in ("file", "blank", "line", "wikitext") and not size
         if not known and not (kind == "lines" and size.isdigit() and int(size) > 0):
-            raise ValueError(
-                f"--documents must be file, blank, line, lines:N or wikitext, not {self.documents!r}."
-            )
+            raise ValueError(f"--documents must be file, blank, line, lines:N or wikitext, not {self.documents!r}.")

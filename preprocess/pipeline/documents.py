@@ -76,16 +76,17 @@ class Reader:
 def document_starts(lines: Iterable[str], documents: str) -> Iterator[tuple[bool, str]]:
     """Each line with whether it starts a document; a file's first line always does."""
     run = int(documents.partition(":")[2] or 1)
-    after_blank = True
+    after_blank, has_text = True, False
     for number, line in enumerate(lines):
         if documents == "wikitext":
             # The empty line before a heading stays with the article before it: order is all that matters.
-            starts = after_blank and HEADING.fullmatch(line) is not None
+            starts = has_text and after_blank and HEADING.fullmatch(line) is not None
         elif documents == "blank":
-            starts = after_blank and bool(line.strip())
+            starts = has_text and after_blank and bool(line.strip())
         else:
             starts = documents.startswith("line") and number % run == 0
         after_blank = not line.strip()
+        has_text = has_text or not after_blank
         yield number == 0 or starts, line
 
 

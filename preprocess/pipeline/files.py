@@ -15,10 +15,15 @@ from typing import IO, Any
 @contextmanager
 def complete_text(path: Path) -> Iterator[IO[str]]:
     """Open a UTF-8 text file that takes the name `path` only if the block ends without an error."""
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     with open(part, "w", encoding="utf-8", newline="\n") as file:
         yield file
     os.replace(part, path)
+
+
+def part_of(path: Path) -> Path:
+    """A name for the file in the making, this process's own: a killed run's worker may still write another."""
+    return path.with_name(f"{path.name}.part-{os.getpid()}")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -53,7 +58,8 @@ def only_run_in(folder: Path) -> Iterator[None]:
     """
     with open(folder / "lock", "w", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Unlike flock's, this lock is not inherited by workers, which may outlive a killed run for a moment.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"--out: another run is working in {folder.parent}.") from None
         yield

@@ -46,8 +46,7 @@ def checksums(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of every file below `folder`, by its relative name."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
-        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
-        for file in files
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
     }
 
 
@@ -55,9 +54,7 @@ def differences(dataset: Dataset, manifest: dict[str, Any]) -> list[str]:
     """One sentence for each count that is not what the data set's papers print."""
     found = []
     for expected in dataset.expected:
-        part = (
-            manifest["vocabulary"] if expected.split == "vocabulary" else manifest["splits"][expected.split]
-        )
+        part = manifest["vocabulary"] if expected.split == "vocabulary" else manifest["splits"][expected.split]
         value = part.get(expected.count)
         if value is not None and abs(value - expected.value) > expected.tolerance * expected.value:
             found.append(
@@ -75,7 +72,5 @@ def table(manifest: dict[str, Any]) -> str:
         counts = manifest["splits"][split]
         rows.append(f"  {split:<6}" + "".join(f"{counts[column]:>16,}" for column in columns))
     vocabulary = manifest["vocabulary"]
-    rows.append(
-        f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary"
-    )
+    rows.append(f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary")
     return "\n".join(rows)

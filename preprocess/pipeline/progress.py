@@ -42,7 +42,5 @@ class Progress:
         lines.append(f"  {'all stages':<12} {sum(self.seconds.values()):8.1f} s")
         here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        lines.append(
-            f"  peak memory: {here / 1024:.0f} MB here, {workers / 1024:.0f} MB in the largest worker"
-        )
+        lines.append(f"  peak memory: {here / 1024:.0f} MB here, {workers / 1024:.0f} MB in the largest worker")
         return "\n".join(lines)

@@ -14,7 +14,7 @@ from preprocess.pipeline import bpe
 from preprocess.pipeline import manifest as manifests
 from preprocess.pipeline.dataset import SPLITS, Dataset
 from preprocess.pipeline.documents import Line
-from preprocess.pipeline.files import complete_text, only_run_in, read_json, sha256_of, write_json
+from preprocess.pipeline.files import complete_text, only_run_in, part_of, read_json, sha256_of, write_json
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.shards import INDEX, write_shards
 from preprocess.pipeline.tokenise import tokenise_shard
@@ -48,6 +48,13 @@ class Job:
     vocabulary_from: Path | None = None
     quiet: bool = False
 
+    def check(self) -> bool:
+        """Whether the folder is finished already; ValueError for what cannot work, before anything is written."""
+        self.dataset.check()
+        if self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, not {self.workers}.")
+        return _check_out(self)
+
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, in a form that JSON gives back unchanged."""
         declared = asdict(self.dataset)
@@ -71,16 +78,12 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     manifest = read_json(manifest_path)
     if manifest["settings"]["level"] != dataset.level:
         theirs = manifest["settings"]["level"]
-        raise ValueError(
-            f"--vocab-from {folder} is of level {theirs}, but this run is of level {dataset.level}."
-        )
+        raise ValueError(f"--vocab-from {folder} is of level {theirs}, but this run is of level {dataset.level}.")
     names = {"dictionary": "bin/dict.txt"} | ({"codes": CODES} if dataset.level == "bpe" else {})
     for name in names.values():
         path = folder / name
         if not path.is_file() or sha256_of(path) != manifest["files"][name]["sha256"]:
-            raise ValueError(
-                f"--vocab-from {folder}: {name} is missing or not the one its manifest was made with."
-            )
+            raise ValueError(f"--vocab-from {folder}: {name} is missing or not the one its manifest was made with.")
     return {key: folder / name for key, name in names.items()}
 
 
@@ -99,9 +102,7 @@ def _check_out(job: Job) -> bool:
             settings = read_json(known)["settings"]
             if settings != job.settings():
                 difference = _difference(job.settings(), settings)
-                raise ValueError(
-                    f"--out {job.out} is of a run with other settings ({difference}): name another."
-                )
+                raise ValueError(f"--out {job.out} is of a run with other settings ({difference}): name another.")
     if path.exists():
         for name, facts in read_json(path)["files"].items():
             file = job.out / name
@@ -118,10 +119,7 @@ def run(job: Job) -> dict[str, Any]:
 
     ValueError, in one sentence, for whatever the user can mend.
     """
-    job.dataset.check()
-    if job.workers < 1:
-        raise ValueError(f"--workers must be at least 1, not {job.workers}.")
-    if _check_out(job):
+    if job.check():
         shutil.rmtree(job.out / WORK, ignore_errors=True)
         print(f"{job.out} is prepared already.")
         return read_json(job.out / manifests.NAME)
@@ -153,6 +151,8 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
         folder.mkdir(exist_ok=True)
     if (ready / manifests.NAME).exists():
         return publish(ready, job.out)
+    for part in ready.rglob("*.part-*"):
+        part.unlink()
     (ready / "bin").mkdir(exist_ok=True)
     (ready / "text").mkdir(exist_ok=True)
     given = _vocabulary_files(job.vocabulary_from, dataset) if job.vocabulary_from else {}
@@ -187,9 +187,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
             run_all(bpe.segment_shard, jobs, job.workers, bar)
     else:
         with progress.stage("count", _sizes(text, todo)) as bar:
-            run_all(
-                bpe.count_shard, ((text / f"{n}.txt", pieces / f"{n}.json") for n in todo), job.workers, bar
-            )
+            run_all(bpe.count_shard, ((text / f"{n}.txt", pieces / f"{n}.json") for n in todo), job.workers, bar)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
     from preprocess.pipeline import binarise
@@ -242,7 +240,7 @@ def publish(ready: Path, out: Path) -> dict[str, Any]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    part = target.with_name(target.name + ".part")
+    part = part_of(target)
     shutil.copyfile(source, part)
     os.replace(part, target)
 

@@ -43,7 +43,8 @@ def plain_name(name: str) -> str:
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Whether a file's last name parts match one of the patterns; `a/*.txt` asks for the folder too."""
     parts = PurePosixPath(plain_name(name)).parts
-    return any(
+    # Hidden files, and what macOS adds to archives ("._train.txt"), are never part of a data set.
+    return not parts[-1].startswith(".") and any(
         len(parts) >= len(wanted) and all(map(fnmatch, parts[-len(wanted) :], wanted))
         for wanted in (PurePosixPath(pattern).parts for pattern in patterns)
     )
@@ -157,9 +158,7 @@ def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str
         try:
             article = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{file.name}, line {number + error.lineno - 1}: not JSON ({error.msg})."
-            ) from None
+            raise ValueError(f"{file.name}, line {number + error.lineno - 1}: not JSON ({error.msg}).") from None
         values = [article.get(name) for name in fields] if isinstance(article, dict) else []
         lines = [line for value in values if isinstance(value, str) for line in value.splitlines()]
         if lines:

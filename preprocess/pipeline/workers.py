@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from tqdm import tqdm
+
+
+def _leave_with(parent: int) -> None:
+    """End this worker soon after its parent is gone: a killed parent cannot tell its workers to stop."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def each(function: Callable[..., Any], jobs: Iterable[tuple], workers: int) -> Iterator[Any]:
@@ -19,7 +33,7 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple], workers: int) -> I
         yield from (function(*job) for job in jobs)
         return
     waiting = iter(jobs)
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_leave_with, initargs=(os.getpid(),)) as pool:
         running = set()
         try:
             while True:

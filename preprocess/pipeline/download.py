@@ -59,6 +59,7 @@ def _fetch_one(source: Download, folder: Path, quiet: bool) -> Path:
     reason = _wrong_digest(part, source)
     if reason:
         part.unlink()
+        _note(part).unlink(missing_ok=True)
         raise ValueError(reason)
     os.replace(part, path)
     _note(part).unlink(missing_ok=True)

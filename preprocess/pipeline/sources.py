@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -77,7 +78,7 @@ def text_files(
     for path in inputs:
         for file in _plain_files(path):
             name = file.relative_to(path.parent).as_posix()
-            try:
+            with _damage_named(str(file)):
                 if zipfile.is_zipfile(file):
                     yield from _zip_members(file, wanted)
                     advance(file.stat().st_size)
@@ -88,8 +89,20 @@ def text_files(
                     with _Counted(file, advance) as raw:
                         opener = OPENERS.get(file.suffix)
                         yield TextFile(name, opener(raw) if opener else raw)
-            except DAMAGE as error:
-                raise ValueError(f"--input {file} is damaged or incomplete ({error}).") from None
+
+
+@contextmanager
+def _damage_named(name: str) -> Iterator[None]:
+    """Turn what a damaged archive or compressed file raises into one sentence with its name."""
+    try:
+        yield
+    except (*DAMAGE, OSError) as error:
+        raise ValueError(f"--input {name} is damaged or incomplete ({error}).") from None
+
+
+def _raw_lines(file: TextFile) -> Iterator[bytes]:
+    with _damage_named(file.name):
+        yield from file.stream
 
 
 def _plain_files(path: Path) -> list[Path]:
@@ -139,7 +152,7 @@ class _Counted(io.BufferedReader):
 
 def text_lines(file: TextFile) -> Iterator[str]:
     """The decoded lines of a plain text file."""
-    return decoded(file.stream, file.name)
+    return decoded(_raw_lines(file), file.name)
 
 
 def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
@@ -149,9 +162,9 @@ def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str
     over.
     """
     if matches(file.name, ("*.json",)):
-        texts: Iterator[str] = iter(["\n".join(decoded(file.stream, file.name))])
+        texts: Iterator[str] = iter(["\n".join(decoded(_raw_lines(file), file.name))])
     else:
-        texts = decoded(file.stream, file.name)
+        texts = decoded(_raw_lines(file), file.name)
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             continue

@@ -183,6 +183,7 @@ def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_
         ("simplebooks", "empty", "is an empty folder"),
         ("bookcorpus", "other", "holds no file of Toronto BookCorpus (books_large_p1.txt, books_large_p2.txt)"),
         ("wikitext103", "cut.zip", "is damaged or incomplete"),
+        ("wikitext103", "notes.md", "holds no file of WikiText-103"),
         ("cc_news", "bad.json", "bad.json, line 2: not JSON"),
         ("text", "latin.txt", "latin.txt, line 3, byte offset 20: byte 0xe9 is not UTF-8"),
         ("text", "cut.txt.gz", "is damaged or incomplete"),
@@ -196,6 +197,8 @@ def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(tmp_path, wikite
     elif make == "other":
         source.mkdir()
         (source / "unrelated.txt").write_text("text\n")
+    elif make == "notes.md":
+        source.write_text("text\n")
     elif make == "cut.zip":
         whole = wikitext[0].read_bytes()
         source.write_bytes(whole[: len(whole) // 3] + whole[len(whole) // 3 + 500 :])

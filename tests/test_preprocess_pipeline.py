@@ -15,6 +15,7 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
 from preprocess.pipeline import bpe
+from preprocess.pipeline import run as pipeline
 from preprocess.pipeline.cli import plan
 from preprocess.pipeline.dataset import Dataset, Expected
 from preprocess.pipeline.documents import Draw, Reader, document_starts
@@ -209,8 +210,8 @@ def test_finished_shards_are_not_done_again(tmp_path, monkeypatch):
         done.append(tokenised_path.name)
         return original(tokenised_path, *rest)
 
-    original = bpe.segment_shard
-    monkeypatch.setattr(bpe, "segment_shard", failing)
+    original = pipeline.segment_shard
+    monkeypatch.setattr(pipeline, "segment_shard", failing)
     with pytest.raises(ValueError, match="stopped here"):
         run(job_of(source, out))
     first = list(done)
@@ -219,7 +220,7 @@ def test_finished_shards_are_not_done_again(tmp_path, monkeypatch):
         done.append(tokenised_path.name)
         return original(tokenised_path, *rest)
 
-    monkeypatch.setattr(bpe, "segment_shard", counting)
+    monkeypatch.setattr(pipeline, "segment_shard", counting)
     manifest = run(job_of(source, out))
     shards = sum(counts["shards"] for counts in manifest["splits"].values())
     assert len(first) == 3

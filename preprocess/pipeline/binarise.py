@@ -7,9 +7,10 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,23 +57,44 @@ def _dictionary(path: Path, changed: int) -> Dictionary:
     return Dictionary.load(str(path))
 
 
+def write_fixed_dictionary(symbols: list[str], path: Path) -> None:
+    """Save a dictionary of the given symbols in the given order: the first has fairseq's index 4."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    with complete_text(path) as file:
+        dictionary.save(file)
+
+
+def write_shard(sentences: Iterable[Any], prefix: Path, vocabulary: int) -> None:
+    """Write sentences of ids (anything torch.as_tensor takes) as `prefix`.bin and, when complete,
+    `prefix`.idx.
+    """
+    part = part_of(prefix)
+    builder = indexed_dataset.make_builder(f"{part}.bin", impl="mmap", vocab_size=vocabulary)
+    for ids in sentences:
+        builder.add_item(torch.as_tensor(ids, dtype=torch.int32))
+    builder.finalize(f"{part}.idx")
+    for end in (".bin", ".idx"):
+        os.replace(f"{part}{end}", f"{prefix}{end}")
+
+
 def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
     dictionary = _dictionary(dictionary_path, dictionary_path.stat().st_mtime_ns)
     index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
-    part = part_of(prefix)
-    builder = indexed_dataset.make_builder(str(part) + ".bin", impl="mmap", vocab_size=len(dictionary))
     counts = {"targets": 0, "unknown": 0}
-    with open(text, encoding="utf-8", newline="\n") as lines:
+
+    def sentences(lines: Iterable[str]) -> Iterator[list[int]]:
         for line in lines:
             ids = [index.get(word, unknown) for word in line.split()]
             counts["unknown"] += ids.count(unknown)
             ids.append(eos)
             counts["targets"] += len(ids)
-            builder.add_item(torch.IntTensor(ids))
-    builder.finalize(str(part) + ".idx")
-    for end in (".bin", ".idx"):
-        os.replace(str(part) + end, str(prefix) + end)
+            yield ids
+
+    with open(text, encoding="utf-8", newline="\n") as lines:
+        write_shard(sentences(lines), prefix, len(dictionary))
     write_json(prefix.with_suffix(".json"), counts)
     return text.stat().st_size
 

@@ -1,4 +1,4 @@
-"""Stages 3 and 4: learn BPE on a bounded sample of word counts, and apply it shard by shard."""
+"""Stage 3: learn BPE on a bounded sample of word counts; and what it learns, applied to a line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
-from functools import lru_cache
 from pathlib import Path
 from unittest.mock import patch
 
 from subword_nmt import learn_bpe
 from subword_nmt.apply_bpe import BPE
 
-from preprocess.pipeline.files import complete_text, write_json
+from preprocess.pipeline.files import complete_text
 from preprocess.pipeline.text import UNKNOWN
 
 # A worker keeps the pieces of the words it has met; Zipf's law makes even a small store answer nearly always.
@@ -93,33 +92,3 @@ class Segmenter:
                 pieces[word] = known
             out.append(known)
         return " ".join(out)
-
-
-@lru_cache(maxsize=1)
-def _segmenter(codes: Path, changed: int) -> Segmenter:
-    return Segmenter(codes)
-
-
-def segment_shard(tokenised: Path, out: Path, codes: Path) -> int:
-    """Apply BPE to one shard, write the counts of its subwords beside it, and return the bytes read."""
-    segmenter = _segmenter(codes, codes.stat().st_mtime_ns)
-    counts: Counter[str] = Counter()
-    with open(tokenised, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
-        for line in lines:
-            text = segmenter.line(line)
-            counts.update(text.split())
-            file.write(text + "\n")
-    # Last: with its counts the shard counts as done.
-    write_json(out.with_suffix(".json"), counts)
-    return tokenised.stat().st_size
-
-
-def count_shard(tokenised: Path, out: Path) -> int:
-    """At word level: write the counts of a shard's words, and return the bytes read."""
-    write_json(out, word_counts(tokenised))
-    return tokenised.stat().st_size
-
-
-def undone(line: str) -> str:
-    """A line of subwords as words again."""
-    return (line + " ").replace("@@ ", "").rstrip(" ")

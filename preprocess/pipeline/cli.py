@@ -140,21 +140,17 @@ def plan(job: Job) -> str:
             f"{dataset.bpe_sample_bytes / 1e6:,.0f} MB of train"
         )
     else:
-        lines.append("  vocabulary: words of train")
+        lines.append(f"  vocabulary: every {dataset.level} of train")
     lines.append(f"  workers:    {job.workers}, shards of {dataset.shard_bytes / 1e6:g} MB")
     lines.append(f"  writes:     bin/ (fairseq), text/ (tokenised), manifest.json in {job.out}")
     return "\n".join(lines)
 
 
-def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
-    """Run the job, or print its plan; for what the user must mend, one sentence and the exit code 2."""
+def one_sentence(action: Callable[[], None]) -> int:
+    """Run `action` and return the exit code; for what the user must mend, one sentence on stderr and code 2.
+    """
     try:
-        job = make_job(args)
-        if args.dry_run:
-            job.check()
-            print(plan(job))
-        else:
-            run(job)
+        action()
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130
@@ -164,8 +160,24 @@ def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace
     return 0
 
 
+def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
+    """Run the job, or print its plan with --dry-run; returns the exit code."""
+
+    def action() -> None:
+        job = make_job(args)
+        if args.dry_run:
+            job.check()
+            print(plan(job))
+        else:
+            run(job)
+
+    return one_sentence(action)
+
+
 def prepare_files(description: str, variants: Mapping[str, Dataset], flag: str = "", help: str = "") -> int:
-    """The whole `main` of a data set read from files; `flag` chooses one of several variants, the first by default."""
+    """The whole `main` of a data set read from files; `flag` chooses one of several variants, the first by
+    default.
+    """
     default = next(iter(variants))
     parser = common_parser(description)
     add_input_flags(parser, variants[default])

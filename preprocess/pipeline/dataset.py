@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SPLITS = ("train", "valid", "test")
+LEVELS = ("bpe", "word", "char", "byte")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Expected:
 class Dataset:
     """How a data set is laid out and what is made of it.
 
-    level: `bpe` (subword-nmt) or `word`. tokenise: `moses` (sacremoses) or `none` (already tokenised).
+    level: `bpe` (subword-nmt), `word`, `char` or `byte`. tokenise: `moses` (sacremoses) or `none` (already
+    tokenised).
     documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
     `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `).
     blank_lines: `keep` (an empty line is a lone end-of-line token) or `drop`.
@@ -73,8 +75,8 @@ class Dataset:
 
     def check(self) -> None:
         """Raise ValueError, in one sentence, for a declaration or a flag that cannot work."""
-        if self.level not in ("bpe", "word"):
-            raise ValueError(f"--level must be bpe or word, not {self.level!r}.")
+        if self.level not in LEVELS:
+            raise ValueError(f"--level must be one of {', '.join(LEVELS)}, not {self.level!r}.")
         if self.tokenise not in ("moses", "none"):
             raise ValueError(f"--tokenise must be moses or none, not {self.tokenise!r}.")
         if self.blank_lines not in ("keep", "drop"):

@@ -47,9 +47,10 @@ class Reader:
         """All lines; ValueError when the inputs hold no file of the data set."""
         found = False
         drawn = Draw(self.dataset, self.seed)
-        if not self.dataset.split_names and self.dataset.documents == "file":
-            drawn.share_out(file.name for file in text_files(self.inputs, self.wanted))
-        for file in text_files(self.inputs, self.wanted, advance):
+        any_name = not self.dataset.split_names
+        if any_name and self.dataset.documents == "file":
+            drawn.share_out(file.name for file in text_files(self.inputs, self.wanted, any_name=True))
+        for file in text_files(self.inputs, self.wanted, advance, any_name):
             found = True
             given = self.given_split(file.name) if self.dataset.split_names else None
             split = given or SPLITS[0]

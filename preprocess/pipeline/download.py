@@ -22,7 +22,8 @@ BROKEN = (OSError, http.client.HTTPException)
 
 
 def fetch(sources: tuple[Download, ...], folder: Path, quiet: bool = False) -> Path:
-    """The data set's file in `folder`, downloaded from the first source that works unless it is there already.
+    """The data set's file in `folder`, downloaded from the first source that works unless it is there
+    already.
 
     A broken transfer goes on where it stopped. ValueError, in one sentence, says why each source failed.
     """
@@ -109,7 +110,9 @@ def _transfer(source: Download, part: Path, quiet: bool) -> None:
 
 
 def _resume_from(source: Download, part: Path, request: urllib.request.Request) -> int:
-    """Ask only for what is missing, if it can be told that it will be of the same file; returns the first byte."""
+    """Ask only for what is missing, if it can be told that it will be of the same file; returns the first
+    byte.
+    """
     size = part.stat().st_size if part.exists() else 0
     known = read_json(_note(part)) if _note(part).exists() else {}
     if not size or known.get("url") != source.url:

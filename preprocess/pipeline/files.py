@@ -22,7 +22,8 @@ def complete_text(path: Path) -> Iterator[IO[str]]:
 
 
 def part_of(path: Path) -> Path:
-    """A name for the file in the making, this process's own: a killed run's worker may still write another."""
+    """A name for the file in the making, this process's own: a killed run's worker may still write another.
+    """
     return path.with_name(f"{path.name}.part-{os.getpid()}")
 
 
@@ -58,7 +59,8 @@ def only_run_in(folder: Path) -> Iterator[None]:
     """
     with open(folder / "lock", "w", encoding="utf-8") as file:
         try:
-            # Unlike flock's, this lock is not inherited by workers, which may outlive a killed run for a moment.
+            # Unlike flock's, this lock is not inherited by workers, which may outlive a killed run for a
+            # moment.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"--out: another run is working in {folder.parent}.") from None

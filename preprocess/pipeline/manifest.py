@@ -66,7 +66,8 @@ def differences(dataset: Dataset, manifest: dict[str, Any]) -> list[str]:
 
 def table(manifest: dict[str, Any]) -> str:
     """The counts of all splits as a table to read."""
-    columns = ("documents", "lines", "words", "words_with_eol", "targets", "unknown", "bytes")
+    wanted = ("documents", "images", "lines", "words", "words_with_eol", "targets", "unknown", "bytes")
+    columns = [column for column in wanted if column in manifest["splits"][SPLITS[0]]]
     rows = [f"  {'split':<6}" + "".join(f"{column:>16}" for column in columns)]
     for split in SPLITS:
         counts = manifest["splits"][split]

@@ -16,6 +16,7 @@ from preprocess.pipeline.dataset import SPLITS, Dataset
 from preprocess.pipeline.documents import Line
 from preprocess.pipeline.files import complete_text, only_run_in, part_of, read_json, sha256_of, write_json
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.segment import segment_shard
 from preprocess.pipeline.shards import INDEX, write_shards
 from preprocess.pipeline.tokenise import tokenise_shard
 from preprocess.pipeline.workers import each, run_all
@@ -49,11 +50,13 @@ class Job:
     quiet: bool = False
 
     def check(self) -> bool:
-        """Whether the folder is finished already; ValueError for what cannot work, before anything is written."""
+        """Whether the folder is finished already; ValueError for what cannot work, before anything is
+        written.
+        """
         self.dataset.check()
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
-        return _check_out(self)
+        return check_out(self.out, self.settings())
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, in a form that JSON gives back unchanged."""
@@ -93,25 +96,52 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} now"
 
 
-def _check_out(job: Job) -> bool:
+def check_out(out: Path, settings: dict[str, Any]) -> bool:
     """Whether the folder is finished already; ValueError when it belongs to another run."""
-    path = job.out / manifests.NAME
-    started = job.out / WORK / "plan.json"
+    path = out / manifests.NAME
+    started = out / WORK / "plan.json"
     for known in (path, started):
         if known.exists():
-            settings = read_json(known)["settings"]
-            if settings != job.settings():
-                difference = _difference(job.settings(), settings)
-                raise ValueError(f"--out {job.out} is of a run with other settings ({difference}): name another.")
+            theirs = read_json(known)["settings"]
+            if theirs != settings:
+                difference = _difference(settings, theirs)
+                raise ValueError(f"--out {out} is of a run with other settings ({difference}): name another.")
     if path.exists():
         for name, facts in read_json(path)["files"].items():
-            file = job.out / name
+            file = out / name
             if not file.is_file() or file.stat().st_size != facts["bytes"]:
-                raise ValueError(f"--out {job.out}: {name} is missing or was changed since: name another.")
+                raise ValueError(f"--out {out}: {name} is missing or was changed since: name another.")
         return True
-    if not started.exists() and job.out.exists() and any(entry.name != WORK for entry in job.out.iterdir()):
-        raise ValueError(f"--out {job.out} is not empty and holds no run of this tool: name another folder.")
+    if not started.exists() and out.exists() and any(entry.name != WORK for entry in out.iterdir()):
+        raise ValueError(f"--out {out} is not empty and holds no run of this tool: name another folder.")
     return False
+
+
+def in_work_folder(
+    out: Path, settings: dict[str, Any], stages: Callable[[Path], dict[str, Any]], kept: Callable[[Path], bool]
+) -> dict[str, Any] | None:
+    """Run `stages` in the folder's work folder, under its lock, and return the manifest; None if finished
+    already.
+
+    After an error that the user must mend nothing is left, unless `kept` finds finished work for the next
+    run.
+    """
+    work = out / WORK
+    if check_out(out, settings):
+        shutil.rmtree(work, ignore_errors=True)
+        return None
+    is_new = not out.exists()
+    work.mkdir(parents=True, exist_ok=True)
+    with only_run_in(work):
+        try:
+            write_json(work / "plan.json", {"settings": settings})
+            manifest = stages(work)
+        except ValueError:
+            if not kept(work):
+                shutil.rmtree(out if is_new else work)
+            raise
+        shutil.rmtree(work)
+    return manifest
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -119,25 +149,17 @@ def run(job: Job) -> dict[str, Any]:
 
     ValueError, in one sentence, for whatever the user can mend.
     """
-    if job.check():
-        shutil.rmtree(job.out / WORK, ignore_errors=True)
+    job.check()
+    progress = Progress(7 if job.dataset.level == "bpe" else 6, job.quiet)
+    manifest = in_work_folder(
+        job.out,
+        job.settings(),
+        lambda work: _stages(job, work, progress),
+        kept=lambda work: (work / "raw" / INDEX).exists(),
+    )
+    if manifest is None:
         print(f"{job.out} is prepared already.")
         return read_json(job.out / manifests.NAME)
-    work = job.out / WORK
-    is_new = not job.out.exists()
-    work.mkdir(parents=True, exist_ok=True)
-    progress = Progress(7 if job.dataset.level == "bpe" else 6, job.quiet)
-    with only_run_in(work):
-        try:
-            write_json(work / "plan.json", {"settings": job.settings()})
-            manifest = _stages(job, work, progress)
-        except ValueError:
-            # What the user must mend leaves nothing behind; once everything is read, finished shards are
-            # kept.
-            if not (work / "raw" / INDEX).exists():
-                shutil.rmtree(job.out if is_new else work)
-            raise
-        shutil.rmtree(work)
     print(f"{job.dataset.title} in {job.out}:\n{manifests.table(manifest)}\n{progress.report()}")
     for difference in manifests.differences(job.dataset, manifest):
         print(f"WARNING: {difference}")
@@ -151,8 +173,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
         folder.mkdir(exist_ok=True)
     if (ready / manifests.NAME).exists():
         return publish(ready, job.out)
-    for part in ready.rglob("*.part-*"):
-        part.unlink()
+    remove_parts(ready)
     (ready / "bin").mkdir(exist_ok=True)
     (ready / "text").mkdir(exist_ok=True)
     given = _vocabulary_files(job.vocabulary_from, dataset) if job.vocabulary_from else {}
@@ -165,7 +186,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
 
     todo = [name for name in names if not (text / f"{name}.txt").exists()]
     with progress.stage("tokenise", _sizes(raw, todo)) as bar:
-        jobs = ((raw / f"{n}.txt", text / f"{n}.txt", dataset.tokenise, dataset.language) for n in todo)
+        jobs = ((raw / f"{n}.txt", text / f"{n}.txt", dataset.tokenise, dataset.language, dataset.level) for n in todo)
         run_all(tokenise_shard, jobs, job.workers, bar)
     for name in names:
         (raw / f"{name}.txt").unlink(missing_ok=True)
@@ -181,13 +202,9 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
                 bpe.learn(counters, types, merges, codes, lambda loop: _ticking(loop, bar))
 
     todo = [name for name in names if not (pieces / f"{name}.json").exists()]
-    if dataset.level == "bpe":
-        with progress.stage("apply BPE", _sizes(text, todo)) as bar:
-            jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", codes) for n in todo)
-            run_all(bpe.segment_shard, jobs, job.workers, bar)
-    else:
-        with progress.stage("count", _sizes(text, todo)) as bar:
-            run_all(bpe.count_shard, ((text / f"{n}.txt", pieces / f"{n}.json") for n in todo), job.workers, bar)
+    with progress.stage(f"segment ({dataset.level})", _sizes(text, todo)) as bar:
+        jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", dataset.level, codes) for n in todo)
+        run_all(segment_shard, jobs, job.workers, bar)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
     from preprocess.pipeline import binarise
@@ -199,7 +216,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
         elif not dictionary_path.exists():
             binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path)
 
-    words = pieces if dataset.level == "bpe" else text
+    words = text if dataset.level == "word" else pieces
     todo = [name for name in names if not (binary / f"{name}.json").exists()]
     with progress.stage("binarise", _sizes(words, todo)) as bar:
         jobs = ((words / f"{n}.txt", binary / n, dictionary_path) for n in todo)
@@ -227,6 +244,12 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
         }
         write_json(ready / manifests.NAME, manifest)
         return publish(ready, job.out)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what a killed run had not finished, where it would be published."""
+    for part in folder.rglob("*.part-*"):
+        part.unlink()
 
 
 def publish(ready: Path, out: Path) -> dict[str, Any]:

@@ -68,27 +68,38 @@ def total_bytes(inputs: list[Path]) -> int:
 
 
 def text_files(
-    inputs: list[Path], wanted: Callable[[str], bool], advance: Callable[[int], object] = lambda count: None
+    inputs: list[Path],
+    wanted: Callable[[str], bool],
+    advance: Callable[[int], object] = lambda count: None,
+    any_name: bool = False,
 ) -> Iterator[TextFile]:
     """Every wanted file of the inputs, in an order that depends on names alone (for tar: the order inside).
 
-    `advance` is told of bytes read on disk. Each stream must be read before the next file is asked for.
-    ValueError names an archive that is damaged.
+    With `any_name`, a file named as an input itself is taken whatever it is called. `advance` is told of bytes
+    read on disk. Each stream must be read before the next file is asked for. ValueError names an archive that is
+    damaged.
     """
     for path in inputs:
         for file in _plain_files(path):
             name = file.relative_to(path.parent).as_posix()
             with _damage_named(str(file)):
-                if zipfile.is_zipfile(file):
+                # Asked first, since a wanted file may be a zip itself, as NumPy's npz are.
+                if wanted(name):
+                    yield from _plain_file(file, name, advance)
+                elif zipfile.is_zipfile(file):
                     yield from _zip_members(file, wanted)
                     advance(file.stat().st_size)
                 elif file.name.endswith(TAR_ENDS):
                     with _Counted(file, advance) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
                         yield from _tar_members(tar, wanted)
-                elif path.is_file() or wanted(name):
-                    with _Counted(file, advance) as raw:
-                        opener = OPENERS.get(file.suffix)
-                        yield TextFile(name, opener(raw) if opener else raw)
+                elif any_name and path.is_file():
+                    yield from _plain_file(file, name, advance)
+
+
+def _plain_file(file: Path, name: str, advance: Callable[[int], object]) -> Iterator[TextFile]:
+    with _Counted(file, advance) as raw:
+        opener = OPENERS.get(file.suffix)
+        yield TextFile(name, opener(raw) if opener else raw)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from sacremoses import MosesTokenizer
 
 from preprocess.pipeline.files import complete_text, write_json
-from preprocess.pipeline.text import readable_words
+from preprocess.pipeline.text import SPACE, readable_words
 
 
 @lru_cache(maxsize=4)
@@ -16,14 +16,20 @@ def _moses(language: str) -> MosesTokenizer:
     return MosesTokenizer(lang=language)
 
 
-def tokenised(line: str, how: str, language: str) -> str:
-    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides)."""
+def tokenised(line: str, how: str, language: str, level: str = "bpe") -> str:
+    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides).
+
+    Where a model reads characters or bytes, the sign that stands for a space is none of the text's: it
+    becomes `_`.
+    """
     if how == "moses":
         line = _moses(language).tokenize(line, escape=False, return_str=True)
+    if level in ("char", "byte"):
+        return " ".join(line.split()).replace(SPACE, "_")
     return " ".join(readable_words(line))
 
 
-def tokenise_shard(raw: Path, out: Path, how: str, language: str) -> int:
+def tokenise_shard(raw: Path, out: Path, how: str, language: str, level: str) -> int:
     """Tokenise one shard, write its counts beside it, and return the bytes read.
 
     Counts: lines, words, characters and bytes of the tokenised text (line ends included in the last two),
@@ -32,7 +38,7 @@ def tokenise_shard(raw: Path, out: Path, how: str, language: str) -> int:
     counts = dict.fromkeys(("lines", "words", "characters", "bytes", "source_bytes"), 0)
     with open(raw, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
         for line in lines:
-            text = tokenised(line, how, language)
+            text = tokenised(line, how, language, level)
             file.write(text + "\n")
             counts["lines"] += 1
             counts["words"] += text.count(" ") + 1 if text else 0

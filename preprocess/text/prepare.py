@@ -1,4 +1,6 @@
-"""Prepare any folder, archive or file of your own text (*.txt, also compressed; JSON lines with a field `text`)."""
+"""Prepare any folder, archive or file of your own text (*.txt, also compressed; JSON lines with a field
+`text`).
+"""
 
 from __future__ import annotations
 

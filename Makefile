@@ -33,13 +33,21 @@ $(PLUGIN): $(PINS) setup.py fairseq_ms/version.py
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
 	@touch $@
 
+# kenlm, which only some tests and one analysis use, takes a minute to compile.
+NGRAM := $(VENV)/.ngram-installed
+
+$(NGRAM): $(PINS) requirements/ngram.txt
+	@echo "fairseq_ms: compiling kenlm for the tests, once; this takes about a minute"
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/ngram.txt
+	@touch $@
+
 env: $(PLUGIN)
 	@:
 
 demo: env
 	@$(RUN) user_dir_examples/demo/run.py
 
-test: env
+test: env $(NGRAM)
 	@$(RUN) -m pytest -n $(JOBS)
 
 lint: env

@@ -92,9 +92,14 @@ def _overview(commands: dict[str, Command]) -> argparse.ArgumentParser:
 def _run(command: Command, arguments: list[str]) -> int:
     """Import the command's module, parse its arguments, register the models if it needs them, and run it."""
     module = importlib.import_module(command.module)
-    parser = argparse.ArgumentParser(prog=f"{PROG} {command.name}", description=command.help)
+    # No abbreviations: a flag of fairseq's must never be taken for the beginning of one of the command's.
+    parser = argparse.ArgumentParser(prog=f"{PROG} {command.name}", description=command.help, allow_abbrev=False)
     module.add_arguments(parser)
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if getattr(module, "TAKES_FAIRSEQ_FLAGS", False):
+        args.fairseq_flags = unknown
+    elif unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(module, "NEEDS_FAIRSEQ", True):
         import fairseq_ms
 

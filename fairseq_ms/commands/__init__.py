@@ -13,6 +13,9 @@ asked for, so nothing else has to be listed anywhere. Keep the top of a command 
 pathlib) and import torch and fairseq inside `run`; before `run` is called, all models, tasks and criterions
 are registered, unless the module says `NEEDS_FAIRSEQ = False`.
 
+A module that says `TAKES_FAIRSEQ_FLAGS = True` finds all arguments that its parser does not know, such as
+`--arch retina_lm --decoder-layers 4`, in `args.fairseq_flags`.
+
 For bad input raise `fairseq_ms.errors.UsageError` (or any ValueError): the user sees its one sentence on
 stderr as `fairseq-ms: ...` and the exit code is 2.
 """

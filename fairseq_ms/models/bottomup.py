@@ -172,6 +172,14 @@ class BottomUpDecoder(Decoder):
         state.length = tokens_BT.size(1)
         return self.stack(self.aggregate(x_BTD, outputs[1:], state.aggregation), None, state.fine)
 
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By scale k, what its layers give at finished blocks: (B, T // k, D)."""
+        outputs = [self.embed(tokens_BT)]
+        for scale in self.coarse:
+            outputs.append(scale(outputs[-1]))
+        fine_BTD = self.stack(self.aggregate(outputs[0], outputs[1:]))
+        return {1: fine_BTD, **dict(zip(self.attention.heads, outputs[1:]))}
+
     def _unused(self, outputs: list[Tensor]) -> Tensor | float:
         """Zero, as a function of the parameters that too short a batch leaves without a gradient.
 

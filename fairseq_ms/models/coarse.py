@@ -92,6 +92,10 @@ class CoarseDecoder(Decoder):
         blocks_BCD = self.block_features(tokens_BT, state)
         return blocks_BCD.repeat_interleave(self.factor, dim=1)[:, : tokens_BT.size(1)]
 
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By its scale k, the features of right-aligned blocks: (B, ceil(T / k), D)."""
+        return {self.factor: self.block_features(tokens_BT)}
+
     def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
         """The layers run when a k-gram has just ended."""
         assert isinstance(state, CoarseState)

@@ -119,6 +119,13 @@ class SingleStackDecoder(Decoder):
     def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
         return self.stack(self.embed(tokens_B1, start=state.length), None, _caches(state))
 
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By scale k, the features of all positions averaged over blocks: (B, T // k, D)."""
+        x_BTD, length = self.features(tokens_BT), tokens_BT.size(1)
+        blocks = {group.factor: length // group.factor for group in self.groups} if self.groups else {1: length}
+        # (B, C * k, D) -> (B, C, D)
+        return {k: x_BTD[:, : count * k].unflatten(1, (count, k)).mean(2) for k, count in blocks.items()}
+
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         caches = self.stack.new_caches(batch_size, min(capacity, self.positions), self.like())
         return LocalState(caches) if self.groups else StackState(caches)

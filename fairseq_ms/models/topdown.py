@@ -118,16 +118,26 @@ class TopDownDecoder(Decoder):
     def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
         assert state is None or isinstance(state, TopDownState)
         x_BTD = self.embed(tokens_BT)
-        outputs: list[Tensor] = []
-        for number, scale in enumerate(self.scales):
-            caches = state.caches[number] if state is not None else None
-            outputs.append(scale(x_BTD, outputs[-1] if outputs else None, caches))
+        outputs = self._outputs(x_BTD, state)
         if state is not None:
             state.recent.push(x_BTD, 0)
             finer = self.scales[1:]
             state.upsampled = [scale.upsample(output[:, -1:]) for scale, output in zip(finer, outputs)]
             state.length = tokens_BT.size(1)
         return outputs[-1]
+
+    def _outputs(self, x_BTD: Tensor, state: TopDownState | None = None) -> list[Tensor]:
+        """What every scale gives, coarsest first, (B, ceil(T / k), D) each."""
+        outputs: list[Tensor] = []
+        for number, scale in enumerate(self.scales):
+            caches = state.caches[number] if state is not None else None
+            outputs.append(scale(x_BTD, outputs[-1] if outputs else None, caches))
+        return outputs
+
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By scale k, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
+        factors = [int(scale.factor) for scale in self.scales]
+        return dict(zip(factors, self._outputs(self.embed(tokens_BT))))
 
     def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
         """A scale runs when a block of it has just ended; between, the finer ones use what it gave."""

@@ -1,0 +1,183 @@
+"""Checkpoints and the data they are asked about, loaded by fairseq's own functions."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.data import data_utils
+from torch import Tensor
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.models.base import Decoder
+
+
+@dataclass
+class Checkpoint:
+    """A trained model in evaluation mode, with its task.
+
+    Attributes:
+        label: how tables and figures call it
+        path: the file it came from
+        model: the fairseq language model
+        task: the fairseq task it was trained on, looking at the data asked for
+        cfg: the configuration it was trained with
+    """
+
+    label: str
+    path: str
+    model: Any
+    task: Any
+    cfg: Any
+
+    @property
+    def dictionary(self) -> Any:
+        return self.task.source_dictionary
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the model hands a memory from one segment to the next."""
+        own = getattr(type(self.model.decoder), "features_with_memory", None)
+        return own is not None and own is not Decoder.features_with_memory
+
+    @property
+    def segment(self) -> int:
+        """The number of tokens of a training sample; for a streaming model, of a segment."""
+        return int(self.cfg.task.tokens_per_sample)
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether every sample begins with an extra symbol, which takes a position and is never scored."""
+        return bool(getattr(self.task.args, "add_bos_token", False))
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that one window can hold; None if there is no limit."""
+        if self.streaming:
+            return None
+        return int(self.model.max_positions()) - int(self.adds_bos)
+
+    def describe(self) -> dict[str, Any]:
+        """What JSON files say about the checkpoint."""
+        return {
+            "label": self.label,
+            "path": self.path,
+            "arch": str(self.cfg.model._name),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "tokens_per_sample": self.segment,
+            "data": str(self.task.args.data),
+        }
+
+
+def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
+    """Load ``[LABEL=]FILE``, whose model is then asked about the binarised data in the folder ``data``.
+
+    Raises UsageError when the file is missing or is no checkpoint of a language model, when its model does
+    not predict the next token, and when the folder holds no dictionary.
+    """
+    label, path = split_label(spec)
+    if not Path(path).is_file():
+        raise UsageError(f"CHECKPOINT must be a file: {path} does not exist")
+    overrides = {"data": data} if data is not None else None
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
+        stored = state.get("cfg") or state.get("args")
+    except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"CHECKPOINT must be a file that fairseq-train wrote: {path} is not ({error})") from error
+    if stored is None or "model" not in state:
+        raise UsageError(f"CHECKPOINT must be a file that fairseq-train wrote: {path} holds no model")
+    task_cfg = getattr(state.get("cfg"), "task", stored)
+    folder = utils.split_paths(str(getattr(task_cfg, "data", None)))[0]
+    if not (Path(folder) / "dict.txt").is_file():
+        raise UsageError(f"--data must be a folder that fairseq-preprocess wrote: {folder} holds no dict.txt")
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides, state=state)
+    model = models[0]
+    if not hasattr(model, "decoder"):
+        raise UsageError(
+            f"CHECKPOINT must hold a model that predicts the next token: {path} holds {type(model).__name__}, "
+            f"which was trained with --criterion {cfg.criterion._name} and has no decoder"
+        )
+    if getattr(model, "encoder", None) is not None and _reads_source(model):
+        raise UsageError(f"CHECKPOINT must hold a language model: {path} holds {type(model).__name__}")
+    if torch.cuda.is_available() and not cpu:
+        model.cuda()
+    model.eval()
+    return Checkpoint(label, path, model, task, cfg)
+
+
+def load_all(specs: Sequence[str], data: str | None = None, cpu: bool = False) -> list[Checkpoint]:
+    """Load several checkpoints; raises UsageError as ``load`` does and when two have one label."""
+    labels = [split_label(spec)[0] for spec in specs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"CHECKPOINT must have a label of its own, as in NAME=FILE: got {label!r} twice")
+    return [load(spec, data, cpu) for spec in specs]
+
+
+def split_label(spec: str) -> tuple[str, str]:
+    """``"name=dir/file.pt"`` as ("name", "dir/file.pt"); without a name, the folder's name is the label."""
+    label, separator, path = spec.partition("=")
+    if separator and label and "/" not in label:
+        return label, path
+    return Path(spec).parent.name or Path(spec).stem, spec
+
+
+def _reads_source(model: Any) -> bool:
+    """Whether the model's encoder has parameters, as in translation; a prompt reader has none."""
+    return any(True for _ in model.encoder.parameters())
+
+
+def require_one_dictionary(checkpoints: Sequence[Checkpoint], tool: str) -> None:
+    """Raise UsageError unless all checkpoints number the same symbols in the same way."""
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        if other.dictionary.symbols != first.dictionary.symbols:
+            raise UsageError(
+                f"{tool} compares checkpoints on the same tokens: "
+                f"the dictionaries of {first.label} and {other.label} differ"
+            )
+
+
+def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> list[Tensor]:
+    """The token sequences of a split that are scored each on its own.
+
+    All of a split is one sequence unless the model was trained with ``--sample-break-mode eos``, where every
+    line is one. ``limit`` cuts the split after so many tokens. Raises UsageError when there is no such split.
+    """
+    folder = utils.split_paths(str(checkpoint.task.args.data))[0]
+    path = str(Path(folder) / split)
+    lines = data_utils.load_indexed_dataset(path, checkpoint.dictionary, None)
+    if lines is None or len(lines) == 0:
+        raise UsageError(f"--gen-subset must name a split of {folder}: there is no {split!r}")
+    by_line = str(getattr(checkpoint.task.args, "sample_break_mode", "none")) == "eos"
+    kept: list[Tensor] = []
+    total = 0
+    for number in range(len(lines)):
+        line = lines[number].long()
+        if limit is not None and total + line.numel() > limit:
+            if by_line and kept:
+                break
+            line = line[: limit - total]
+        kept.append(line)
+        total += line.numel()
+        if limit is not None and total >= limit:
+            break
+    return kept if by_line else [torch.cat(kept)]
+
+
+def token_counts(checkpoint: Checkpoint, split: str = "train") -> np.ndarray:
+    """How often each symbol occurs in a split (V,); UsageError when there is no such split."""
+    counts = np.zeros(len(checkpoint.dictionary), dtype=np.int64)
+    for tokens in documents(checkpoint, split):
+        counts += np.bincount(tokens.numpy(), minlength=counts.size)
+    return counts

@@ -1,0 +1,112 @@
+"""What an analysis leaves behind: a table on the terminal, a JSON file, a figure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_ms.errors import UsageError
+
+# Lines are told apart by marker and dash pattern, so a figure reads the same without colour.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+DASHES = ("-", "--", "-.", ":")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns side by side; the first is aligned left, numbers right, None is a dash."""
+    cells = [[str(cell) for cell in header], *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    numeric = [all(not isinstance(row[column], str) for row in rows) for column in range(len(header))]
+    lines = []
+    for row in cells:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.4g}" if abs(cell) < 1e-3 and cell != 0 else f"{cell:.4f}".rstrip("0").rstrip(".")
+    return str(cell)
+
+
+def check_outputs(json_path: str | None, png_path: str | None) -> None:
+    """Raise UsageError now rather than after the work when a file could not be written then."""
+    for flag, path in (("--json", json_path), ("--png", png_path)):
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise UsageError(f"{flag} must lie in a folder that exists: got {path}")
+    if png_path is not None:
+        if Path(png_path).suffix != ".png":
+            raise UsageError(f"--png must end in .png: got {png_path}")
+        require_package("matplotlib", "--png", "matplotlib")
+
+
+def require_package(module: str, what: str, install: str) -> None:
+    """Raise UsageError, saying what to install, when an optional package is missing."""
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"{what} needs the package {install}: run pip install {install}")
+
+
+def write_json(path: str, content: Any) -> None:
+    """Write a JSON file at once or not at all."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+    _replace(path, lambda name: Path(name).write_text(text + "\n", encoding="utf-8"))
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays as JSON has them."""
+    return value.tolist()
+
+
+def write_png(path: str, draw: Callable[[Any], None], width: float = 7.0, height: float = 4.5) -> None:
+    """Draw a figure and write it at once or not at all; ``draw`` is given matplotlib's Figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    draw(figure)
+    _replace(path, lambda name: figure.savefig(name, format="png"))
+
+
+def _replace(path: str, write: Callable[[str], Any]) -> None:
+    target = Path(path).resolve()
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        write(name)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Marker and dash pattern of the line with this number."""
+    return {
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "markersize": 5,
+        "linewidth": 1.3,
+        "markerfacecolor": "white" if number % 2 else None,
+    }
+
+
+def finish_axes(axes: Any, xlabel: str, ylabel: str, legend: bool = True) -> None:
+    """Labels, grid and legend, the same in every figure."""
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(True, linewidth=0.4, alpha=0.6)
+    if legend:
+        axes.legend(frameon=False)

@@ -1,0 +1,153 @@
+"""Negative log-likelihoods of single tokens, in nats: what most of the analyses are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.errors import UsageError
+
+# Positions whose logits are in memory at a time: 1,024 of 30,000 words take 120 MB.
+_POSITIONS_A_SOFTMAX = 1024
+
+
+@torch.no_grad()
+def score_windows(checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, first: int = 0) -> Tensor:
+    """NLL (B, T - first) of the targets from ``first`` on, every row read from its beginning.
+
+    A streaming model starts each row with an empty memory and reads it segment by segment. Where the model
+    was trained with an extra first symbol, it is put before every row.
+    """
+    device = checkpoint.device
+    source, target = source_BT.to(device), target_BT.to(device)
+    if checkpoint.adds_bos:
+        bos = source.new_full((source.size(0), 1), checkpoint.dictionary.bos())
+        source, target, first = torch.cat([bos, source], 1), torch.cat([bos, target], 1), first + 1
+    step = checkpoint.segment if checkpoint.streaming else source.size(1)
+    memory, parts = None, []
+    for start in range(0, source.size(1), step):
+        piece = source[:, start : start + step]
+        nll, memory = _score(checkpoint, piece, target[:, start : start + step], max(0, first - start), memory)
+        parts.append(nll)
+    return torch.cat(parts, dim=1)
+
+
+def _score(
+    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, skip: int, memory: Any
+) -> tuple[Tensor, Any]:
+    """NLL of the targets after the first ``skip`` ones, and the memory behind the last."""
+    model = checkpoint.model
+    arguments = {"memory": memory} if checkpoint.streaming else {}
+    features, extra = model.decoder(source_BT, features_only=True, **arguments)
+    features, target = features[:, skip:], target_BT[:, skip:]
+    # (B, T, D) -> (1, B * T, D), so that a softmax is over a bounded number of positions
+    flat, wanted = features.flatten(0, 1).unsqueeze(0), target.flatten().unsqueeze(0)
+    parts = []
+    for chunk, ids in zip(flat.split(_POSITIONS_A_SOFTMAX, 1), wanted.split(_POSITIONS_A_SOFTMAX, 1)):
+        output = (model.decoder.output_layer(chunk), extra)
+        log_probs = model.get_normalized_probs(output, log_probs=True, sample={"target": ids})
+        parts.append(-log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).float())
+    nll = torch.cat(parts, dim=1) if parts else flat.new_zeros(1, 0)
+    return nll.view(target.shape), extra.get("memory") if isinstance(extra, dict) else None
+
+
+def score_tokens(
+    checkpoint: Checkpoint,
+    tokens: Tensor,
+    window: int | None = None,
+    context: int | None = None,
+    max_tokens: int = 8192,
+) -> np.ndarray:
+    """NLL (n,) of every token of a sequence (n,), each scored exactly once.
+
+    The windows are those of ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has
+    ``window - context`` new tokens behind up to ``context`` already scored ones, and the first begins with
+    the end-of-sentence symbol. The default is half a training sample of context. A streaming model reads
+    the sequence once, in segments of ``window`` tokens, and its memory is the context.
+    """
+    if checkpoint.streaming:
+        return _score_stream(checkpoint, tokens, window or checkpoint.segment)
+    window, context = check_window(checkpoint, window, context)
+    source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
+    nll = np.empty(tokens.numel())
+    for rows in _equal_windows(tokens.numel(), window, context, max_tokens):
+        start, scored, _ = rows[0]
+        spans = [slice(begin, stop) for begin, _, stop in rows]
+        batch = score_windows(
+            checkpoint,
+            torch.stack([source[span] for span in spans]),
+            torch.stack([tokens[span] for span in spans]),
+            first=scored - start,
+        )
+        for values, (_, begin, stop) in zip(batch.cpu().numpy(), rows):
+            nll[begin:stop] = values
+    return nll
+
+
+@torch.no_grad()
+def _score_stream(checkpoint: Checkpoint, tokens: Tensor, segment: int) -> np.ndarray:
+    eos = tokens.new_tensor([checkpoint.dictionary.eos()])
+    source, target = torch.cat([eos, tokens[:-1]]).to(checkpoint.device), tokens.to(checkpoint.device)
+    memory, parts = None, []
+    for start in range(0, tokens.numel(), segment):
+        span = slice(start, start + segment)
+        nll, memory = _score(checkpoint, source[None, span], target[None, span], 0, memory)
+        parts.append(nll[0].cpu())
+    return torch.cat(parts).double().numpy()
+
+
+def check_window(checkpoint: Checkpoint, window: int | None, context: int | None) -> tuple[int, int]:
+    """Window and context in tokens, defaults filled in; UsageError when they do not fit."""
+    longest = checkpoint.longest
+    if window is None:
+        window = checkpoint.segment if longest is None else min(checkpoint.segment, longest)
+    if window < 1 or (longest is not None and window > longest):
+        raise UsageError(
+            f"--tokens-per-sample must lie between 1 and the {longest} positions of {checkpoint.label}: got {window}"
+        )
+    if context is None:
+        context = window // 2
+    if not 0 <= context < window:
+        raise UsageError(f"--context-window must be at least 0 and below the window of {window}: got {context}")
+    return window, context
+
+
+def _equal_windows(length: int, window: int, context: int, max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
+    """(first token read, first token scored, end) of all windows, in batches of windows of one shape."""
+    stride = window - context
+    windows = [
+        (max(0, scored - context), scored, min(scored + stride, length)) for scored in range(0, length, stride)
+    ]
+    for (_, size), group in itertools.groupby(windows, key=lambda span: (span[1] - span[0], span[2] - span[0])):
+        same = list(group)
+        rows = max(1, max_tokens // size)
+        for start in range(0, len(same), rows):
+            yield same[start : start + rows]
+
+
+def score_documents(
+    checkpoint: Checkpoint,
+    sequences: list[Tensor],
+    window: int | None = None,
+    context: int | None = None,
+    max_tokens: int = 8192,
+) -> np.ndarray:
+    """NLL of all tokens of several sequences, one after the other; each sequence is read on its own."""
+    return np.concatenate([score_tokens(checkpoint, tokens, window, context, max_tokens) for tokens in sequences])
+
+
+def bootstrap_band(
+    values_RC: np.ndarray, seed: int, resamples: int = 1000, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
+    """The band (C,), (C,) that holds the mean over rows with probability ``level``, rows being resampled."""
+    generator = np.random.default_rng(seed)
+    rows = values_RC.shape[0]
+    weights = generator.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples) / rows
+    low, high = np.quantile(weights @ values_RC, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high

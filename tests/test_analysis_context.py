@@ -1,0 +1,216 @@
+"""nll-by-frequency, context-shuffle and context-window, by brute force and on models of known answers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ms.analysis import checkpoints, context, frequency, perturbation
+from fairseq_ms.cli import main
+from fairseq_ms.errors import UsageError
+from tests.helpers.trained import TINY, make_unigram, random_lines, write_checkpoint, write_corpus
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("context")
+    data = write_corpus(folder / "bin", {"train": random_lines(1, 60), "test": random_lines(2, 31)})
+    flags = [*TINY, "--tokens-per-sample", "32"]
+    write_checkpoint(folder / "vanilla/model.pt", data, "vanilla_lm", *flags, "--init-std", "0.3")
+    write_checkpoint(folder / "near/model.pt", data, "vanilla_lm", *flags, "--scale-windows", "1x=0:3",
+                     "--init-std", "0.3")
+
+    def unigram(model: torch.nn.Module) -> None:
+        probabilities = torch.arange(1.0, 1 + model.decoder.project.weight.size(0))
+        make_unigram(model, (probabilities / probabilities.sum()).log())
+
+    write_checkpoint(folder / "unigram/model.pt", data, "vanilla_lm", *flags, change=unigram)
+    return folder
+
+
+def load(place: Path, name: str) -> checkpoints.Checkpoint:
+    return checkpoints.load(str(place / name / "model.pt"))
+
+
+@pytest.mark.parametrize("bins", [1, 2, 5, 10])
+def test_bins_have_equal_shares_of_the_text_up_to_the_one_symbol_that_straddles_them(bins):
+    counts = torch.randint(0, 50, (400,), generator=torch.Generator().manual_seed(bins)).numpy()
+    assigned = frequency.frequency_bins(counts, bins)
+    order = sorted(range(400), key=lambda symbol: (counts[symbol], symbol))
+    assert [assigned[symbol] for symbol in order] == sorted(assigned)
+    for number in range(bins):
+        assert abs(counts[assigned == number].sum() - counts.sum() / bins) <= counts.max()
+
+
+def test_a_symbol_is_in_the_bin_of_the_middle_of_its_occurrences():
+    # In text order a a b b b b c c c c: the middles of a, b and c lie at 1, 4 and 8 of 10.
+    assert frequency.frequency_bins(np.array([4, 0, 2, 4]), 2).tolist() == [0, 0, 0, 1]
+    assert frequency.frequency_bins(np.array([4, 0, 2, 4]), 5).tolist() == [2, 0, 0, 4]
+
+
+def test_mean_nll_of_bins_equals_a_loop_over_tokens():
+    generator = np.random.default_rng(5)
+    tokens, nll, bins = generator.integers(0, 30, 500), generator.random(500), generator.integers(0, 6, 30)
+    scored, means = frequency.nll_by_bin(tokens, nll, bins, 7)
+    for number in range(7):
+        inside = [value for token, value in zip(tokens, nll) if bins[token] == number]
+        assert scored[number] == len(inside)
+        assert means[number] == pytest.approx(np.mean(inside)) if inside else np.isnan(means[number])
+
+
+def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tmp_path, capsys):
+    paths = [str(place / name / "model.pt") for name in ("unigram", "vanilla")]
+    arguments = [*paths, "--bins", "4", "--context-window", "0"]
+    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
+    assert main(["nll-by-frequency", *arguments, *files]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    checkpoint = load(place, "unigram")
+    train = torch.cat(checkpoints.documents(checkpoint, "train")).tolist()
+    test = torch.cat(checkpoints.documents(checkpoint, "test")).tolist()
+    symbols = len(checkpoint.dictionary)
+    bins = frequency.frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
+    for number, row in enumerate(found["results"]):
+        expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == number]
+        assert row["tokens"] == len(expected)
+        assert row["nll"]["unigram"] == pytest.approx(np.mean(expected), abs=1e-4)
+    assert sum(row["tokens"] for row in found["results"]) == len(test)
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+    assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["unigram", "vanilla"]
+
+
+@pytest.mark.parametrize("how", perturbation.PERTURBATIONS)
+def test_a_model_that_ignores_context_loses_nothing(place, how):
+    checkpoint = load(place, "unigram")
+    windows = perturbation.cut_windows(torch.cat(checkpoints.documents(checkpoint, "test")), 32, None)
+    intact, raised = perturbation.increase_in_nll(checkpoint, windows, 16, how, seed=1)
+    assert raised.shape == (len(windows), 16)
+    # The constant features pass through matrix products of another shape, to the last digits.
+    np.testing.assert_allclose(raised, 0.0, atol=2e-6)
+    assert intact.mean() > 1.0
+
+
+def test_damage_reaches_a_model_of_two_windows_of_three_tokens_exactly_five_tokens_far(place):
+    checkpoint = load(place, "near")
+    windows = perturbation.cut_windows(torch.cat(checkpoints.documents(checkpoint, "test")), 32, None)
+    _, raised = perturbation.increase_in_nll(checkpoint, windows, 16, "shuffle", seed=1)
+    # Two layers of windows of 3 see 5 tokens: the token at distance d reads those at distances d - 1 .. d - 5.
+    assert np.abs(raised[:, :5]).max(0).min() > 1e-3
+    np.testing.assert_allclose(raised[:, 5:], 0.0, atol=2e-6)
+
+
+@pytest.mark.parametrize("how", perturbation.PERTURBATIONS)
+def test_increase_equals_single_forward_passes_on_damaged_windows(place, how):
+    checkpoint = load(place, "vanilla")
+    windows = perturbation.cut_windows(torch.cat(checkpoints.documents(checkpoint, "test")), 20, 6)
+    _, raised = perturbation.increase_in_nll(checkpoint, windows, 9, how, seed=4, max_tokens=50)
+    damaged = None if how == "drop" else perturbation.perturb(windows, 9, how, np.random.default_rng(4))
+
+    def nll(source: list[int], target: int) -> float:
+        return -checkpoint.model(torch.tensor([source]))[0][0, -1].log_softmax(-1)[target].item()
+
+    for row, window in enumerate(windows.tolist()):
+        for distance in range(1, 12):
+            end = 8 + distance
+            broken = [2] if damaged is None else damaged[row].tolist()
+            change = nll([*broken, *window[9:end]], window[end]) - nll(window[:end], window[end])
+            assert raised[row, distance - 1] == pytest.approx(change, abs=5e-5)
+
+
+def test_each_kind_of_damage_is_what_its_name_says():
+    windows = torch.arange(60).view(4, 15)
+    generator = np.random.default_rng(0)
+    shuffled = perturbation.perturb(windows, 7, "shuffle", generator)
+    assert torch.equal(shuffled.sort(1).values, windows[:, :7])
+    assert len({tuple((row - row.min()).tolist()) for row in shuffled}) == 4
+    assert torch.equal(perturbation.perturb(windows, 7, "reverse", generator), windows[:, :7].flip(1))
+    replaced = perturbation.perturb(windows, 7, "replace", generator)
+    assert not (replaced == windows[:, :7]).any()
+    assert sorted(replaced[:, 0].tolist()) == windows[:, 0].tolist()
+
+
+def test_distance_groups_cover_every_distance_once():
+    assert perturbation.distance_groups(11) == [(1, 1), (2, 3), (4, 7), (8, 11)]
+    groups = perturbation.distance_groups(256)
+    assert [d for first, last in groups for d in range(first, last + 1)] == list(range(1, 257))
+
+
+def test_perplexity_with_little_context_equals_single_forward_passes(place):
+    checkpoint = load(place, "vanilla")
+    tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
+    targets = context.choose_targets(tokens.numel(), 13, 9)
+    assert targets[0] == 13
+    assert targets[-1] == tokens.numel() - 1
+    for length in (1, 5, 13):
+        found = context.nll_with_context(checkpoint, tokens, targets, length, max_tokens=30)
+        for target, nll in zip(targets, found):
+            logits = checkpoint.model(tokens[None, target - length : target])[0][0, -1]
+            assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
+
+
+def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, tmp_path, capsys):
+    # No position embedding changes: the model is given 5 or more tokens, so the last 5 are at other positions.
+    def forget_positions(model: torch.nn.Module) -> None:
+        model.decoder.embed.positions.weight.zero_()
+
+    flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
+    path = write_checkpoint(place / "blind/model.pt", place / "bin", "vanilla_lm", *flags, change=forget_positions)
+    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
+    assert main(["context-window", str(path), "--context", "1,2,5,9,32", "--targets", "50", *files]) == 0
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    nll = {point["context"]: point["nll"] for point in result["by_context"]}
+    assert abs(nll[1] - nll[5]) > 1e-3
+    assert nll[9] == pytest.approx(nll[5], abs=1e-6)
+    assert nll[32] == pytest.approx(nll[5], abs=1e-6)
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+    assert "same 50 tokens" in capsys.readouterr().out
+
+
+def test_context_shuffle_prints_and_draws_several_checkpoints(place, tmp_path, capsys):
+    paths = [str(place / "unigram/model.pt"), f"window={place / 'near/model.pt'}"]
+    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
+    assert main(["context-shuffle", *paths, "--windows", "9", *files]) == 0
+    unigram, window = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [len(unigram["every_distance"]), window["windows"]] == [16, 9]
+    assert max(abs(group["increase"]) for group in unigram["by_distance"]) < 2e-6
+    for group in window["by_distance"]:
+        assert group["low"] <= group["increase"] <= group["high"]
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+    assert "first 16 of 32 tokens, 9 windows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["nll-by-frequency", "--bins", "1000"], "--bins must lie between 1 and the 24 symbols"),
+        (["nll-by-frequency", "--train-subset", "dev"], "there is no 'dev'"),
+        (["nll-by-frequency", "--tokens-per-sample", "33"], "must lie between 1 and the 32 positions"),
+        (["context-shuffle", "--context-window", "32"], "--context-window must be at least 1 and below the window"),
+        (["context-window", "--context", "33"], "--context must lie between 1 and the 32 positions"),
+        (["context-window", "--json", "nowhere/out.json"], "--json must lie in a folder that exists"),
+        (["context-window", "--png", "out.jpg"], "--png must end in .png"),
+    ],
+)
+def test_bad_values_are_refused_in_one_sentence(place, command, sentence, capsys):
+    assert main([command[0], str(place / "vanilla/model.pt"), *command[1:]]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_checkpoints_of_other_dictionaries_are_not_compared(place, tmp_path):
+    other = write_corpus(tmp_path / "bin", {"train": random_lines(9, 30, words=7), "test": random_lines(8, 9, words=7)})
+    path = write_checkpoint(tmp_path / "other/model.pt", other, "vanilla_lm", *TINY, "--tokens-per-sample", "32")
+    loaded = [load(place, "vanilla"), checkpoints.load(str(path))]
+    with pytest.raises(UsageError, match="the dictionaries of vanilla and other differ"):
+        checkpoints.require_one_dictionary(loaded, "this")
+
+
+def test_a_figure_without_matplotlib_says_what_to_install(place, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert main(["context-window", str(place / "vanilla/model.pt"), "--png", "x.png"]) == 2
+    assert "--png needs the package matplotlib: run pip install matplotlib" in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""Loading checkpoints and scoring tokens, against fairseq-eval-lm and against one forward pass a token."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ms.analysis import checkpoints, report, scoring
+from fairseq_ms.errors import UsageError
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scoring")
+    write_corpus(folder / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 11)})
+    write_checkpoint(folder / "retina/model.pt", folder / "bin", "retina_lm", *TINY, "--tokens-per-sample", "26",
+                     "--scale-windows", "1x=0:5,4x=5:26")
+    return folder
+
+
+def load(place: Path, **options: object) -> checkpoints.Checkpoint:
+    return checkpoints.load(str(place / "retina/model.pt"), **options)  # type: ignore[arg-type]
+
+
+def naive_nll(checkpoint: checkpoints.Checkpoint, tokens: torch.Tensor, window: int, context: int) -> np.ndarray:
+    """One forward pass a token, from the definition of window and stride."""
+    source = [checkpoint.dictionary.eos(), *tokens.tolist()]
+    stride = window - context
+    nll = []
+    for position, token in enumerate(tokens.tolist()):
+        start = max(0, position // stride * stride - context)
+        logits = checkpoint.model(torch.tensor([source[start : position + 1]]))[0][0, -1]
+        nll.append(-logits.log_softmax(-1)[token].item())
+    return np.array(nll)
+
+
+@pytest.mark.parametrize(("window", "context"), [(26, 13), (26, 0), (9, 8), (7, 3)])
+@pytest.mark.parametrize("max_tokens", [1, 60, 8192])
+def test_every_token_is_scored_once_with_the_context_of_its_window(place, window, context, max_tokens):
+    checkpoint = load(place)
+    (tokens,) = checkpoints.documents(checkpoint, "test", limit=101)
+    nll = scoring.score_tokens(checkpoint, tokens, window, context, max_tokens)
+    assert nll.shape == (101,)
+    # Batches of other shapes add up in another order; single precision has 7 digits.
+    np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, window, context), atol=2e-5)
+
+
+def test_scores_add_up_to_what_eval_lm_reports(place):
+    checkpoint = load(place)
+    (tokens,) = checkpoints.documents(checkpoint, "test")
+    nll = scoring.score_tokens(checkpoint, tokens, 26, 10)
+    done = run_cli("fairseq-eval-lm", place / "bin", "--user-dir", USER_DIR, "--path", place / "retina/model.pt",
+                   "--gen-subset", "test", "--tokens-per-sample", "26", "--context-window", "10", "--cpu",
+                   "--num-workers", "0", "--batch-size", "3")
+    loss = float(re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout + done.stderr).group(1))
+    assert nll.mean() / math.log(2) == pytest.approx(loss, abs=6e-5)  # it prints four decimals
+
+
+def test_an_extra_first_symbol_is_read_and_never_scored(place):
+    flags = [*TINY, "--tokens-per-sample", "26", "--max-target-positions", "40", "--add-bos-token"]
+    path = write_checkpoint(place / "bos/model.pt", place / "bin", "vanilla_lm", *flags)
+    checkpoint = checkpoints.load(str(path))
+    (tokens,) = checkpoints.documents(checkpoint, "test", limit=31)
+    nll = scoring.score_tokens(checkpoint, tokens, 26, 0)
+    source = torch.tensor([[checkpoint.dictionary.bos(), checkpoint.dictionary.eos(), *tokens[:25].tolist()]])
+    log_probs = checkpoint.model(source)[0][0, 1:].log_softmax(-1)
+    expected = -log_probs[range(26), tokens[:26]]
+    np.testing.assert_allclose(nll[:26], expected.detach().numpy(), atol=2e-5)
+
+
+def test_lines_are_read_on_their_own_where_training_broke_samples_at_lines(place):
+    path = write_checkpoint(place / "eos/model.pt", place / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "26",
+                            "--sample-break-mode", "eos")
+    checkpoint = checkpoints.load(str(path))
+    lines = checkpoints.documents(checkpoint, "test")
+    assert len(lines) == 11
+    nll = scoring.score_documents(checkpoint, lines)
+    alone = scoring.score_tokens(checkpoint, lines[7])
+    start = sum(line.numel() for line in lines[:7])
+    np.testing.assert_allclose(nll[start : start + alone.size], alone, atol=2e-5)
+
+
+def test_adaptive_softmax_gives_the_probabilities_of_the_whole_vocabulary(place):
+    flags = [*TINY, "--tokens-per-sample", "26", "--adaptive-softmax-cutoff", "9,15"]
+    path = write_checkpoint(place / "adaptive/model.pt", place / "bin", "vanilla_lm", *flags)
+    checkpoint = checkpoints.load(str(path))
+    (tokens,) = checkpoints.documents(checkpoint, "test", limit=20)
+    source = torch.cat([tokens.new_tensor([2]), tokens[:-1]])[None]
+    each = [scoring.score_windows(checkpoint, source, torch.full_like(source, token)) for token in range(27)]
+    total = torch.stack(each).neg().exp().sum(0)
+    torch.testing.assert_close(total, torch.ones(1, 20), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "data", "sentence"),
+    [
+        ("nowhere/model.pt", None, "CHECKPOINT must be a file: nowhere/model.pt does not exist"),
+        ("{place}/bin/dict.txt", None, "must be a file that fairseq-train wrote"),
+        ("{place}/retina/model.pt", "{place}", "--data must be a folder that fairseq-preprocess wrote"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_in_one_sentence(place, spec, data, sentence):
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        checkpoints.load(spec.format(place=place), data and data.format(place=place))
+
+
+def test_a_missing_split_and_an_impossible_window_are_refused(place):
+    checkpoint = load(place)
+    with pytest.raises(UsageError, match=r"--gen-subset must name a split of .*: there is no 'dev'"):
+        checkpoints.documents(checkpoint, "dev")
+    with pytest.raises(UsageError, match="must lie between 1 and the 26 positions of retina: got 27"):
+        scoring.check_window(checkpoint, 27, None)
+    with pytest.raises(UsageError, match="--context-window must be at least 0 and below the window of 26: got 26"):
+        scoring.check_window(checkpoint, 26, 26)
+
+
+def test_two_checkpoints_of_one_label_are_refused(place):
+    path = str(place / "retina/model.pt")
+    with pytest.raises(UsageError, match="label of its own, as in NAME=FILE: got 'retina' twice"):
+        checkpoints.load_all([path, path])
+    assert [loaded.label for loaded in checkpoints.load_all([path, f"other={path}"])] == ["retina", "other"]
+
+
+def test_bootstrap_band_holds_the_mean_as_often_as_it_says():
+    generator = np.random.default_rng(3)
+    hits = 0
+    for trial in range(200):
+        low, high = scoring.bootstrap_band(generator.normal(size=(60, 1)), seed=trial, resamples=400)
+        hits += int(low[0] <= 0.0 <= high[0])
+    assert 180 <= hits <= 198  # 190 expected, standard deviation 3
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "figure.png"
+
+    def fail(figure: object) -> None:
+        raise RuntimeError("no figure")
+
+    with pytest.raises(RuntimeError, match="no figure"):
+        report.write_png(str(target), fail)
+    with pytest.raises(ValueError, match="Out of range float"):
+        report.write_json(str(tmp_path / "out.json"), {"x": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_table_aligns_words_left_and_numbers_right():
+    table = report.format_table(["name", "x"], [["a", 1.5], ["long", None]])
+    assert table.splitlines() == ["name    x", "----  ---", "a     1.5", "long    -"]

@@ -254,7 +254,8 @@ def test_the_environment_is_built_again_only_after_a_failure_or_a_change_of_the_
     change(clone / "setup.py")
     assert calls() == ["plugin"]
     assert calls() == []
-    for pins in sorted((clone / "requirements").glob("*.txt")):
+    # Those of kenlm concern `make test` alone.
+    for pins in sorted(set((clone / "requirements").glob("*.txt")) - {clone / "requirements" / "ngram.txt"}):
         change(pins)
         assert calls(FAIL="1") == ["failed", "built"]
         assert calls() == ["built", "plugin"]

@@ -1,0 +1,24 @@
+import random
+
+TASK = "streaming_language_modeling"
+
+
+def stack_flags(rng: random.Random) -> dict:
+    heads = rng.choice([1, 2, 3])
+    return {
+        "decoder_embed_dim": heads * rng.choice([2, 4]),
+        "decoder_ffn_embed_dim": rng.choice([5, 12]),
+        "decoder_attention_heads": heads,
+        "decoder_normalize_before": rng.random() < 0.5,
+        "share_decoder_input_output_embed": rng.random() < 0.5,
+        "recompute": rng.choice(["pointwise", "none"]),
+    }
+
+
+def random_flags(rng: random.Random) -> dict:
+    return {
+        **stack_flags(rng),
+        "decoder_layers": rng.choice([1, 2, 3]),
+        "tokens_per_sample": rng.choice([1, 2, 3, 5, 8]),
+        "mem_len": rng.choice([0, 1, 2, 4, 7, 11]),
+    }

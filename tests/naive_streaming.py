@@ -1,0 +1,234 @@
+"""The three streaming models as the papers' figures define them: one token, one key, one list at a time.
+
+States are Python lists of (B, D) vectors, one a position; nothing is shared with the package but the weights.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+States = list[Tensor]
+
+
+def norm(module: torch.nn.LayerNorm, x: Tensor) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdim=True)
+    return (x - mean) / (variance + module.eps).sqrt() * module.weight + module.bias
+
+
+def sinusoid(distance: int, dim: int) -> Tensor:
+    angles = [distance / 10000.0 ** (2 * i / dim) for i in range((dim + 1) // 2)]
+    both = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    return torch.tensor(both[:dim], dtype=torch.float64)
+
+
+def attention(layer: Any, biases: Tensor, segment: States, memory: States) -> States:
+    """MultiHeadSAttn of Figure 2b, with Transformer-XL's relative positions."""
+    att = layer.attention
+    dim = att.qkv.in_features
+    heads, width = biases.size(1), biases.size(2)
+    w_q, w_k, w_v = att.qkv.weight.split(dim)
+    keys_from = memory + segment
+    if layer.normalize_before:
+        keys_from = [norm(layer.attention_norm, x) for x in keys_from]
+    queries = keys_from[len(memory) :]
+    outputs = []
+    for t, q_from in enumerate(queries):
+        position = len(memory) + t
+        merged = []
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            q = q_from @ w_q[part].T
+            scores = []
+            for j in range(position + 1):
+                k = keys_from[j] @ w_k[part].T
+                r = att.position.weight[part] @ sinusoid(position - j, dim)
+                score = ((q + biases[0, head]) * k).sum(-1) + ((q + biases[1, head]) * r).sum(-1)
+                scores.append(score / math.sqrt(width))
+            weights = torch.stack(scores, -1).softmax(-1)
+            values = [weights[:, j : j + 1] * (keys_from[j] @ w_v[part].T) for j in range(position + 1)]
+            merged.append(sum(values))
+        outputs.append(torch.cat(merged, -1) @ att.out.weight.T)
+    return outputs
+
+
+def compute(layer: Any, biases: Tensor, segment: States, memory: States) -> States:
+    """Compute of Figure 2b, post-LN as drawn or pre-LN as in Appendix E."""
+    attended = attention(layer, biases, segment, memory)
+    outputs = []
+    for x, y in zip(segment, attended):
+        if layer.normalize_before:
+            x = x + y
+            outputs.append(x + feed_forward(layer, norm(layer.ffn_norm, x)))
+        else:
+            x = norm(layer.attention_norm, x + y)
+            outputs.append(norm(layer.ffn_norm, x + feed_forward(layer, x)))
+    return outputs
+
+
+def feed_forward(layer: Any, x: Tensor) -> Tensor:
+    # relu, not clamp: at exactly 0, where states of an empty memory lie, their derivatives differ.
+    hidden = torch.relu(x @ layer.ffn.up.weight.T + layer.ffn.up.bias)
+    return hidden @ layer.ffn.down.weight.T + layer.ffn.down.bias
+
+
+def shift(states: States, memory: States) -> States:
+    """Shift of Figure 2d."""
+    joined = memory + states
+    return [x.detach() for x in joined[len(joined) - len(memory) :]]
+
+
+def logits(decoder: Any, states: States) -> Tensor:
+    return torch.stack([decoder.output_layer(x) for x in states], dim=1)
+
+
+def embed(decoder: Any, tokens: Tensor) -> States:
+    weight = decoder.embed.words.weight
+    return [weight[tokens[:, t]] * math.sqrt(weight.size(1)) for t in range(tokens.size(1))]
+
+
+def zeros(count: int, rows: int, dim: int) -> States:
+    return [torch.zeros(rows, dim, dtype=torch.float64) for _ in range(count)]
+
+
+def segments(tokens: Tensor, length: int) -> list[Tensor]:
+    return [tokens[:, i : i + length] for i in range(0, tokens.size(1), length)]
+
+
+def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
+    """Figure 3."""
+    decoder = model.decoder
+    rows, dim = tokens.size(0), decoder.biases.size(1) * decoder.biases.size(2)
+    memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
+    outputs: States = []
+    for part in segments(tokens, decoder.segment_len):
+        states = embed(decoder, part)
+        for number, layer in enumerate(decoder.layers):
+            before = memories[number]
+            memories[number] = shift(states, before)
+            states = compute(layer, decoder.biases, states, before)
+        outputs += states
+    return logits(decoder, outputs)
+
+
+def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Rae et al., Algorithm 1, and the attention-reconstruction loss of Algorithm 2 over whole segments."""
+    decoder = model.decoder
+    rows, dim = tokens.size(0), decoder.biases.size(1) * decoder.biases.size(2)
+    rate, length = decoder.rate, decoder.segment_len
+    memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
+    compressed = [zeros(decoder.compressed_mem_len, rows, dim) for _ in decoder.layers]
+    outputs: States = []
+    losses = []
+    for part in segments(tokens, length):
+        states = embed(decoder, part)
+        inputs = []
+        for number, layer in enumerate(decoder.layers):
+            inputs.append(states)
+            states = compute(layer, decoder.biases, states, compressed[number] + memories[number])
+        outputs += states
+        if part.size(1) < length:
+            continue
+        loss = 0.0
+        for number, layer in enumerate(decoder.layers):
+            old = [x.detach() for x in (memories[number] + inputs[number])[:length]]
+            conv = decoder.compress[number].conv
+            # The weight reads ``rate`` states side by side.
+            new = [
+                torch.cat(old[i : i + rate], -1) @ conv.weight.T + conv.bias for i in range(0, length, rate)
+            ]
+            loss = loss + reconstruction(layer, decoder.biases, inputs[number], old, new)
+            memories[number] = shift(inputs[number], memories[number])
+            compressed[number] = shift(new, compressed[number])
+        losses.append(loss)
+    total = torch.stack(losses).mean() if losses else torch.zeros((), dtype=torch.float64)
+    return logits(decoder, outputs), total
+
+
+def reconstruction(layer: Any, biases: Tensor, states: States, old: States, new: States) -> Tensor:
+    att = layer.attention
+    dim = att.qkv.in_features
+    heads, width = biases.size(1), biases.size(2)
+    w_q, w_k, w_v = (w.detach() for w in att.qkv.weight.split(dim))
+
+    def prepared(x: Tensor) -> Tensor:
+        if not layer.normalize_before:
+            return x
+        own = layer.attention_norm
+        return F.layer_norm(x, (dim,), own.weight.detach(), own.bias.detach(), own.eps)
+
+    squares = []
+    for x in states:
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            q = prepared(x.detach()) @ w_q[part].T
+            read = []
+            for memory in (old, new):
+                keys = [prepared(m) @ w_k[part].T for m in memory]
+                weights = torch.stack([(q * k).sum(-1) / math.sqrt(width) for k in keys], -1).softmax(-1)
+                values = [weights[:, i : i + 1] * (prepared(m) @ w_v[part].T) for i, m in enumerate(memory)]
+                read.append(sum(values))
+            squares.append((read[0] - read[1]) ** 2)
+    return torch.cat(squares, -1).mean()
+
+
+def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
+    """Figure 2e; ``mem_len`` 0 is Appendix D's model, which has no memory at any scale."""
+    decoder = model.decoder
+    rows, dim = tokens.size(0), decoder.biases.size(1) * decoder.biases.size(2)
+    n_s, n_m = decoder.segment_len, decoder.mem_len
+    window = n_s + n_m
+    factors = [scale.factor for scale in decoder.lengths]
+    # Line 3, and the lengths of Section 2.3.
+    seg_len, mem_len = [n_s], [n_m]
+    for fine, coarse in zip(factors, factors[1:]):
+        seg_len.append(min(window // (coarse // fine), seg_len[-1]))
+        mem_len.append(window - seg_len[-1] if n_m else 0)
+    memory = [[zeros(m, rows, dim) for _ in range(len(layers) + 1)] for m, layers in zip(mem_len, decoder.scales)]
+    final_memory = [zeros(n_m, rows, dim) for _ in decoder.final]
+    outputs: States = []
+    for part in segments(tokens, n_s):
+        real = part.size(1)
+        # The rest of an unfinished segment is in the future of what there is.
+        padded = F.pad(part, (0, n_s - real), value=4)
+        states = embed(decoder, padded)
+        accumulated: list[tuple[States, States]] = []
+        for number, layers in enumerate(decoder.scales):
+            if number:
+                ratio = factors[number] // factors[number - 1]
+                fine, fine_memory = accumulated[-1]
+                joined = fine_memory + fine
+                joined = joined[len(joined) % ratio :]
+                blocks = [joined[i : i + ratio] for i in range(0, len(joined), ratio)]
+                pooled = []
+                for block in blocks:
+                    stacked = torch.stack(block)
+                    pooled.append(stacked.amax(0) if decoder.compression == "max" else stacked.mean(0))
+                states = pooled[-seg_len[number] :]
+            moved = n_s // factors[number]
+            for index, layer in enumerate(layers):
+                before = memory[number][index]
+                memory[number][index] = shift(states[:moved], before)
+                states = compute(layer, decoder.biases, states, before)
+            accumulated.append((states, memory[number][-1]))
+            memory[number][-1] = shift(states[:moved], memory[number][-1])
+        combined = []
+        for position in range(n_s):
+            total = torch.zeros(rows, dim, dtype=torch.float64)
+            for factor, (states_of_scale, memory_of_scale) in zip(factors, accumulated):
+                # The last state of the segment ends with the segment's last token.
+                behind = (n_s - 1 - position + factor - 1) // factor
+                everything = memory_of_scale + states_of_scale
+                if behind < len(everything):
+                    total = total + everything[len(everything) - 1 - behind]
+            combined.append(total / len(factors))
+        states = combined
+        for number, layer in enumerate(decoder.final):
+            before = final_memory[number]
+            final_memory[number] = shift(states, before)
+            states = compute(layer, decoder.biases, states, before)
+        outputs += states[:real]
+    return logits(decoder, outputs)

@@ -3,6 +3,7 @@
 States are Python lists of (B, D) vectors, one a position; nothing is shared with the package but the weights.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -137,9 +138,7 @@ def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]
             old = [x.detach() for x in (memories[number] + inputs[number])[:length]]
             conv = decoder.compress[number].conv
             # The weight reads ``rate`` states side by side.
-            new = [
-                torch.cat(old[i : i + rate], -1) @ conv.weight.T + conv.bias for i in range(0, length, rate)
-            ]
+            new = [torch.cat(old[i : i + rate], -1) @ conv.weight.T + conv.bias for i in range(0, length, rate)]
             loss = loss + reconstruction(layer, decoder.biases, inputs[number], old, new)
             memories[number] = shift(inputs[number], memories[number])
             compressed[number] = shift(new, compressed[number])
@@ -184,7 +183,7 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
     factors = [scale.factor for scale in decoder.lengths]
     # Line 3, and the lengths of Section 2.3.
     seg_len, mem_len = [n_s], [n_m]
-    for fine, coarse in zip(factors, factors[1:]):
+    for fine, coarse in itertools.pairwise(factors):
         seg_len.append(min(window // (coarse // fine), seg_len[-1]))
         mem_len.append(window - seg_len[-1] if n_m else 0)
     memory = [[zeros(m, rows, dim) for _ in range(len(layers) + 1)] for m, layers in zip(mem_len, decoder.scales)]

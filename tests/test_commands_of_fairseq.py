@@ -65,11 +65,12 @@ def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
     results = set()
+    window = setting(arch, "CONTEXT_WINDOW", 9)
     for batch_size, workers, shards in ((1, 0, 1), (5, 2, 1), (2, 0, 3)):
         score, count = 0.0, 0
         for shard in range(shards):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(trained(arch)))
-            state["cfg"]["task"]["tokens_per_sample"] = 24 - 9
+            state["cfg"]["task"]["tokens_per_sample"] = 24 - window
             task = tasks.setup_task(state["cfg"]["task"])
             models, _ = checkpoint_utils.load_model_ensemble([str(trained(arch))], task=task)
             task.load_dataset("test")
@@ -78,7 +79,7 @@ def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trai
                 batch_size=batch_size,
                 max_positions=models[0].max_positions(),
                 num_workers=workers,
-                context_window=9,
+                context_window=window,
                 num_shards=shards,
                 shard_id=shard,
             )
@@ -95,7 +96,10 @@ def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trai
 def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
     common = ("--user-dir", str(USER_DIR), "--path", str(trained(arch)), "--cpu")
     task = ("--task", setting(arch, "TASK", "language_modeling"))
-    evaluated = run_cli("fairseq-eval-lm", data, *common, "--tokens-per-sample", "24", "--context-window", "12")
+    window = min(12, setting(arch, "CONTEXT_WINDOW", 12))
+    evaluated = run_cli(
+        *("fairseq-eval-lm", data, *common, *task, "--tokens-per-sample", "24", "--context-window", str(window))
+    )
     printed = evaluated.stdout + evaluated.stderr
     assert 1.0 < float(re.search(r"Perplexity: ([\d.]+)", printed)[1]) < 60.0  # type: ignore[index]
     sampled = run_cli(

@@ -1,7 +1,5 @@
 """``compressive_transformer``: Transformer-XL whose oldest memories are kept in compressed form (Rae et al., 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,9 +98,7 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        require(
-            cfg.compressed_mem_len >= 0, f"--compressed-mem-len must be at least 0: got {cfg.compressed_mem_len}"
-        )
+        require(cfg.compressed_mem_len >= 0, f"--compressed-mem-len must be at least 0: got {cfg.compressed_mem_len}")
         require(cfg.compression_rate >= 2, f"--compression-rate must be at least 2: got {cfg.compression_rate}")
         require(
             cfg.tokens_per_sample % cfg.compression_rate == 0,

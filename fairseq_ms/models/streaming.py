@@ -4,12 +4,10 @@ A stream is cut into segments of ``tokens_per_sample`` tokens, counted from the 
 segment attention is causal; at its end the memory moves on. A call may bring any number of tokens.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -51,7 +49,7 @@ class StreamingConfig(LanguageModelConfig):
             "help": "standard deviation of the normal distribution projections of adaptive input and softmax start from"
         },
     )
-    tokens_per_sample: int | None = II("task.tokens_per_sample")
+    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")  # type: ignore[assignment]
 
 
 class SegmentRun(Protocol):
@@ -68,7 +66,7 @@ class StreamState(DecodingState):
     Going back starts again from ``start``, the memory the decoding began with, so it is always exact.
     """
 
-    def __init__(self, decoder: StreamingDecoder, start: Memory) -> None:
+    def __init__(self, decoder: "StreamingDecoder", start: Memory) -> None:
         self.decoder = decoder
         self.start = start
         self.distances: dict[str, Tensor] = {}
@@ -152,7 +150,7 @@ class StreamingDecoder(Decoder):
     def layer_run(
         self,
         name: str,
-        layer: TransformerLayer,
+        layer: Any,
         memory_BMD: Tensor,
         segment: int,
         positions_PD: Tensor,
@@ -162,7 +160,7 @@ class StreamingDecoder(Decoder):
         past = None
         if distances is not None:
             if name not in distances:
-                distances[name] = layer.attention.distances(positions_PD)  # type: ignore[operator]
+                distances[name] = layer.attention.distances(positions_PD)
             past = CachedPast.of_memory(layer, memory_BMD, segment, distances[name])
         return LayerRun(layer, memory_BMD, positions_PD, past, self.layers_cfg.checkpoint)
 

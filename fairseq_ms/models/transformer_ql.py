@@ -1,7 +1,5 @@
 """``transformer_ql``: Transformer-XL at several scales, whose context grows quadratically (Figures 1 and 2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +20,7 @@ from fairseq_ms.modules.multiscale_memory import ScaleOutput, compress, scale_le
 class TransformerQLConfig(StreamingConfig):
     """Flags of ``transformer_ql``; with ``--mem-len 0`` it is the paper's Multi-scale Transformer."""
 
-    scale_layers: str = field(
-        default="1x=3,2x=3", metadata={"help": "number of layers at each scale as SCALEx=LAYERS"}
-    )
+    scale_layers: str = field(default="1x=3,2x=3", metadata={"help": "number of layers at each scale as SCALEx=LAYERS"})
     output_layers: int = field(default=2, metadata={"help": "number of layers after the scales are combined"})
     droppath: float = field(
         default=0.0, metadata={"help": "probability of training on the coarser scales' outputs alone"}
@@ -69,7 +65,7 @@ class TransformerQLDecoder(StreamingDecoder):
         self.droppath = float(cfg.droppath)
         counts = parse_counts("--scale-layers", cfg.scale_layers)
         self.lengths = scale_lengths(self.segment_len, self.mem_len, list(counts))
-        self.scales = nn.ModuleList(
+        self.scales: Any = nn.ModuleList(
             nn.ModuleList(self.make_layer() for _ in range(count)) for count in counts.values()
         )
         self.final = nn.ModuleList(self.make_layer() for _ in range(cfg.output_layers))
@@ -93,9 +89,7 @@ class TransformerQLDecoder(StreamingDecoder):
         scales, outputs = [], []
         for lengths, layers in zip(self.lengths, self.scales):
             name = f"scale{lengths.factor}"
-            scales.append(
-                self._layer_runs(name, layers, states, lengths.memory, lengths.segment, distances)
-            )
+            scales.append(self._layer_runs(name, layers, states, lengths.memory, lengths.segment, distances))
             outputs.append(ScaleOutput(lengths, states[f"{name}.output"]))
         final = self._layer_runs("final", self.final, states, self.mem_len, self.segment_len, distances)
         return ScalesRun(scales, outputs, final, states)

@@ -1,7 +1,5 @@
 """``transformer_xl``: segments that see the states of the segments before them (Dai et al., 2019; Appendix A)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.modules.attention import merge_heads, split_heads
 from fairseq_ms.modules.layer import TransformerLayer
+from fairseq_ms.modules.relative_attention import RelativeAttention
 
 
 def reconstruction_loss(
@@ -25,8 +26,9 @@ def reconstruction_loss(
 def _read(layer: TransformerLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, D), with weights that are not trained."""
     attention, norm = layer.attention, layer.attention_norm
-    weight_ED = attention.qkv.weight.detach()  # type: ignore[union-attr]
-    heads, inner = int(attention.heads), weight_ED.size(0) // 3  # type: ignore[arg-type]
+    assert isinstance(attention, RelativeAttention)
+    weight_ED = attention.qkv.weight.detach()
+    heads, inner = attention.heads, weight_ED.size(0) // 3
     if layer.normalize_before:
         scale, offset = norm.weight.detach(), norm.bias.detach()
         segment_BTD, memory_BMD = (

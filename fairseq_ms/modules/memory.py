@@ -72,9 +72,7 @@ class CachedPast(KeyValueCache):
     distances_PNH: Tensor
 
     @classmethod
-    def of_memory(
-        cls, layer: TransformerLayer, memory_BMD: Tensor, capacity: int, distances_PNH: Tensor
-    ) -> CachedPast:
+    def of_memory(cls, layer: TransformerLayer, memory_BMD: Tensor, capacity: int, distances_PNH: Tensor) -> CachedPast:
         """The past that is a memory, with room for ``capacity`` positions of a segment."""
         norm = layer.attention_norm if layer.normalize_before else None
         k, v = layer.attention.keys_values(memory_BMD, norm)  # type: ignore[operator]

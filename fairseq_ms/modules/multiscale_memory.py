@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[Sca
     """
     window = segment + memory
     segments = [segment]
-    ratios = [coarse // fine for fine, coarse in zip(factors, factors[1:])]
+    ratios = [coarse // fine for fine, coarse in pairwise(factors)]
     for ratio in ratios:
         segments.append(min(window // ratio, segments[-1]))
     scales = []

@@ -6,5 +6,6 @@ A module may also define
 - ``LENGTHS``: (shortest, longest) random sequence of the fuzzed tests (default (1, 24))
 - ``GENERATES``: False for a model that predicts something other than the next token (default True)
 - ``TASK``: the fairseq task it is trained with (default "language_modeling")
+- ``CONTEXT_WINDOW``: the context window of the evaluation tests, 0 for a task that refuses one (default 9 or 12)
 - ``CRITERION``: fairseq's criterion name (default "cross_entropy")
 """

@@ -3,6 +3,7 @@ import random
 from tests.configs.transformer_xl import stack_flags
 
 TASK = "streaming_language_modeling"
+CONTEXT_WINDOW = 0
 
 
 def random_flags(rng: random.Random) -> dict:

@@ -1,6 +1,7 @@
 import random
 
 TASK = "streaming_language_modeling"
+CONTEXT_WINDOW = 0
 
 
 def stack_flags(rng: random.Random) -> dict:

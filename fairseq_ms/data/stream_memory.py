@@ -1,0 +1,138 @@
+"""The memory of a corpus' streams on its way from one batch to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairseq_ms.data.streams import StreamBatches
+from fairseq_ms.errors import UsageError
+from fairseq_ms.modules.memory import Memory
+
+
+class CarriedMemory:
+    """Gives every batch of a stream the memory that the batch before it left.
+
+    Attributes:
+        batches: where the batches come from
+        reach: how many segments back a memory can depend on
+        step: the step that ``memory`` belongs to
+    """
+
+    def __init__(self, batches: StreamBatches, reach: int, shard: int) -> None:
+        self.batches = batches
+        self.reach = reach
+        self.shard = shard
+        self.step = 0
+        self.memory: Memory | None = None
+        self.previous: Memory | None = None
+
+    @contextmanager
+    def around(self, sample: dict[str, Any], model: nn.Module, rebuild_with: nn.Module) -> Iterator[dict[str, Any]]:
+        """Within, calling ``model`` on the sample continues its streams; yields the call's ``extra``.
+
+        ``model`` may be wrapped for data parallelism; ``rebuild_with`` is the model itself.
+        """
+        stream = sample["stream"]
+        memory = self._before(stream["step"], rebuild_with)
+        if memory is not None and stream["restart"] is not None:
+            memory = memory.forget(stream["restart"].to(memory.pending_BT.device))
+        sample["net_input"]["memory"] = memory
+        extra: dict[str, Any] = {}
+        handle = model.register_forward_hook(_recorder(extra))
+        try:
+            yield extra
+        finally:
+            handle.remove()
+            # The sample may be kept, and is not to keep a memory alive.
+            sample["net_input"].pop("memory", None)
+        if "memory" in extra:
+            self.previous, self.memory, self.step = memory, extra["memory"], stream["step"] + 1
+
+    def _before(self, step: int, model: nn.Module) -> Memory | None:
+        """The memory that the batch of this step continues, None at the beginning of the corpus."""
+        if step == 0:
+            return None
+        if step == self.step and self.memory is not None:
+            return self.memory
+        if step == self.step - 1 and self.previous is not None:
+            # fairseq shows a batch again after a gradient that was not finite.
+            return self.previous
+        return self._rebuilt(step, model)
+
+    def _rebuilt(self, step: int, model: nn.Module) -> Memory:
+        """The memory at a step that nobody saved, from the tokens before it and the weights of now."""
+        training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        memory = None
+        with torch.no_grad():
+            for earlier in range(max(0, step - self.reach), step):
+                sample = self.batches[earlier * self.batches.shards + self.shard]
+                restart = sample["stream"]["restart"]
+                if memory is not None and restart is not None:
+                    memory = memory.forget(restart.to(device))
+                memory = model(sample["net_input"]["src_tokens"].to(device), memory=memory)[1]["memory"]
+        model.train(training)
+        if memory is None:
+            rows = self.batches.streams
+            memory = model.decoder.new_memory(rows)  # type: ignore[union-attr, operator]
+        return memory
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: tensors, numbers and names only."""
+        memory = self.memory.state_dict() if self.memory is not None else None
+        finished = self.step >= self.batches.steps
+        layout = self.batches.layout()
+        return {"step": self.step, "finished": finished, "shard": self.shard, "layout": layout, "memory": memory}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue where the checkpoint was written; raises UsageError if the streams are cut differently now.
+
+        The checkpoint holds the memory of the shard that wrote it. The others rebuild theirs.
+        """
+        if saved["finished"]:
+            # The next epoch begins without a memory, and may be cut as it likes.
+            return
+        layout = self.batches.layout()
+        if saved["layout"] != layout:
+            flags = {"tokens": "the data", "segment": "--tokens-per-sample", "streams": "--batch-size times ranks"}
+            name, then = next((name, value) for name, value in saved["layout"].items() if layout[name] != value)
+            raise UsageError(
+                f"{flags[name]} must be as in the checkpoint to continue its epoch ({then}), or use "
+                f"--reset-dataloader to begin a new one: got {layout[name]}"
+            )
+        if saved["shard"] == self.shard and saved["memory"] is not None:
+            self.step, self.memory = saved["step"], Memory.from_state_dict(saved["memory"])
+
+
+def _recorder(extra: dict[str, Any]) -> Callable[..., None]:
+    """A forward hook that copies what a model returns besides its logits."""
+
+    def record(module: nn.Module, arguments: Any, output: Any) -> None:
+        extra.update(output[1])
+
+    return record
+
+
+class CarriedIterator:
+    """Batches for a caller that calls the model itself, such as ``fairseq-eval-lm``."""
+
+    def __init__(self, batches: Any, carried: CarriedMemory, model: nn.Module) -> None:
+        self.batches = batches
+        self.carried = carried
+        self.model = model
+        self.n = getattr(batches, "n", 0)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for sample in self.batches:
+            with self.carried.around(sample, self.model, self.model):
+                yield sample
+            self.n += 1

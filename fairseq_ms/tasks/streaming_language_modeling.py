@@ -1,0 +1,281 @@
+"""``streaming_language_modeling``: a corpus read in the order of time, with a memory that goes along."""
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary, MonolingualDataset, TokenBlockDataset, data_utils, iterators
+from fairseq.data.indexed_dataset import get_available_dataset_impl
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.optim.amp_optimizer import AMPOptimizer
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from omegaconf import II
+from torch import nn
+
+from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory
+from fairseq_ms.data.streams import Corpus, StreamBatches
+from fairseq_ms.errors import UsageError
+from fairseq_ms.models.streaming import StreamingLanguageModel
+
+logger = logging.getLogger(__name__)
+
+# Segments are scored together up to about as many tokens of a row as fairseq scores in a block.
+_ROW_TOKENS = 512
+
+
+@dataclass
+class StreamingLanguageModelingConfig(FairseqDataclass):
+    """Flags of the task."""
+
+    data: Optional[str] = field(default=None, metadata={"help": "path to data directory"})
+    tokens_per_sample: Optional[int] = field(
+        default=None,
+        metadata={"help": "segment length; a trained model is used with its own unless another is given"},
+    )
+    sample_break_mode: ChoiceEnum(["none", "eos"]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={
+            "help": "none reads the corpus as streams that carry a memory; eos makes every line a sample of "
+            "its own that begins without one"
+        },
+    )
+    reset_memory: ChoiceEnum(["corpus", "document"]) = field(  # type: ignore[valid-type]
+        default="corpus",
+        metadata={"help": "where memories are emptied: at the beginning of the corpus, or also after every empty line"},
+    )
+    add_bos_token: bool = field(
+        default=False, metadata={"help": "refused by this task: a stream begins with the end-of-sentence symbol"}
+    )
+    max_target_positions: Optional[int] = field(
+        default=None, metadata={"help": "refused by this task: a stream has no last position"}
+    )
+    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]  # noqa: RUF009
+
+
+@register_task("streaming_language_modeling", dataclass=StreamingLanguageModelingConfig)
+class StreamingLanguageModelingTask(LanguageModelingTask):
+    """Train and evaluate a streaming model on a corpus of parallel streams.
+
+    The task owns the memories: one for training, which checkpoints carry, and one for whatever is being
+    evaluated. A memory begins empty with its corpus and moves from batch to batch.
+    """
+
+    def __init__(self, args: Any, dictionary: Dictionary) -> None:
+        super().__init__(args, dictionary)
+        self.model: StreamingLanguageModel | None = None
+        self.carried: dict[bool, CarriedMemory] = {}
+        self._iterators: dict[tuple[Any, ...], tuple[iterators.EpochBatchIterator, CarriedMemory]] = {}
+
+    @classmethod
+    def setup_task(cls, args: Any, **kwargs: Any) -> "StreamingLanguageModelingTask":
+        """fairseq's entry point; raises UsageError on flags that do not apply to streams."""
+        if args.add_bos_token:
+            raise UsageError(
+                "--add-bos-token must not be set with --task streaming_language_modeling: a stream begins with "
+                "the end-of-sentence symbol"
+            )
+        if args.max_target_positions is not None:
+            raise UsageError(
+                "--max-target-positions must not be set with --task streaming_language_modeling: a stream has "
+                f"no last position, got {args.max_target_positions}"
+            )
+        if args.tokens_per_sample is not None and args.tokens_per_sample < 1:
+            raise UsageError(f"--tokens-per-sample must be at least 1: got {args.tokens_per_sample}")
+        if not args.data:
+            raise UsageError("data must be the path of a folder that fairseq-preprocess wrote: got none")
+        path = os.path.join(utils.split_paths(args.data)[0], "dict.txt")
+        if not os.path.exists(path):
+            raise UsageError(f"data must be a folder that fairseq-preprocess wrote, with a dict.txt: got {args.data}")
+        dictionary = Dictionary.load(path)
+        logger.info(f"dictionary: {len(dictionary)} types")
+        return cls(args, dictionary)
+
+    def build_model(self, args: Any, from_checkpoint: bool = False) -> nn.Module:
+        """The model, which has to be a streaming one; raises UsageError otherwise."""
+        model = super().build_model(args, from_checkpoint)
+        if not isinstance(model, StreamingLanguageModel):
+            raise UsageError(
+                "--arch must be a model with a memory for --task streaming_language_modeling (transformer_xl, "
+                f"compressive_transformer or transformer_ql): got {getattr(args, '_name', type(model).__name__)}"
+            )
+        self.model = model
+        return model
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load a split; raises UsageError if it is missing or empty."""
+        paths = utils.split_paths(self.args.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        lines = data_utils.load_indexed_dataset(path, self.dictionary, self.args.dataset_impl, combine=combine)
+        if lines is None or not len(lines):
+            raise UsageError(f"data must have a split named {split} with at least one token: got {path}")
+        if str(self.args.sample_break_mode) == "eos":
+            blocks = TokenBlockDataset(
+                lines,
+                lines.sizes,
+                None,
+                pad=self.dictionary.pad(),
+                eos=self.dictionary.eos(),
+                break_mode="eos",
+                include_targets=True,
+            )
+            self.datasets[split] = MonolingualDataset(
+                blocks,
+                blocks.sizes,
+                self.dictionary,
+                self.dictionary,
+                add_eos_for_other_targets=True,
+                shuffle=True,
+                targets=["future"],
+            )
+            return
+        by_document = str(self.args.reset_memory) == "document"
+        self.datasets[split] = Corpus(lines, lines.sizes, self.dictionary.eos(), by_document)
+
+    def get_batch_iterator(  # type: ignore[no-untyped-def, override]
+        self,
+        dataset,
+        max_tokens=None,
+        max_sentences=None,
+        num_shards=1,
+        shard_id=0,
+        num_workers=0,
+        epoch=1,
+        data_buffer_size=0,
+        disable_iterator_cache=False,
+        skip_remainder_batch=False,
+        grouped_shuffling=None,
+        update_epoch_batch_itr=False,
+        **kwargs,
+    ) -> iterators.EpochBatchIterator:
+        """Batches of a corpus in the order of time, never shuffled; other datasets go fairseq's way."""
+        # fairseq says how to shuffle in training and nowhere else.
+        training = grouped_shuffling is not None
+        if not isinstance(dataset, Corpus):
+            return super().get_batch_iterator(
+                dataset,
+                max_tokens=max_tokens,
+                max_sentences=max_sentences,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                data_buffer_size=data_buffer_size,
+                disable_iterator_cache=disable_iterator_cache,
+                skip_remainder_batch=skip_remainder_batch,
+                grouped_shuffling=bool(grouped_shuffling),
+                update_epoch_batch_itr=update_epoch_batch_itr,
+                **kwargs,
+            )
+        assert self.model is not None, "fairseq builds the model before it reads data"
+        reach = self.model.decoder.memory_reach()
+        batches = self._stream_batches(dataset, max_tokens, max_sentences, num_shards, 0 if training else reach)
+        shape = (batches.streams, batches.together, reach, num_shards, shard_id, num_workers, data_buffer_size)
+        key = (id(dataset), training, skip_remainder_batch, *shape)
+        cached = self._iterators.get(key)
+        if cached is None or disable_iterator_cache or update_epoch_batch_itr:
+            iterator = iterators.EpochBatchIterator(
+                dataset=batches,
+                collate_fn=batches.collater,
+                batch_sampler=batches.batches(),
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                buffer_size=data_buffer_size,
+                disable_shuffling=True,
+                skip_remainder_batch=skip_remainder_batch,
+                reuse_dataloader=True,
+            )
+            cached = self._iterators[key] = iterator, CarriedMemory(batches, reach, shard_id)
+        iterator, self.carried[training] = cached
+        return iterator
+
+    def _stream_batches(
+        self, corpus: Corpus, max_tokens: int | None, streams: int | None, shards: int, warm_up: int
+    ) -> StreamBatches:
+        """How a corpus is dealt out, from fairseq's limits on a batch."""
+        assert self.model is not None
+        segment = self.model.decoder.segment_len
+        row = segment
+        if warm_up and max_tokens is not None and str(self.args.reset_memory) == "corpus":
+            row = segment * max(1, min(_ROW_TOKENS, max_tokens // (streams or 1)) // segment)
+        by_tokens = max(1, max_tokens // row) if max_tokens is not None else None
+        streams = min(count for count in (streams, by_tokens, len(corpus)) if count is not None)
+        if warm_up:
+            # A stream shorter than twice what it reads first would spend its time on warming up.
+            streams = min(streams, max(1, len(corpus) // (2 * warm_up * segment * shards)))
+        return StreamBatches(corpus, segment, streams, shards, warm_up, row // segment, self.dictionary.pad())
+
+    def train_step(  # type: ignore[no-untyped-def]
+        self, sample, model, criterion, optimizer, update_num, ignore_grad=False
+    ):
+        """As fairseq's, with the streams' memory and the loss that it may add."""
+        if "stream" not in sample:
+            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        model.train()
+        model.set_num_updates(update_num)
+        with torch.autograd.profiler.record_function("forward"), self._carry(True, sample, model) as extra:
+            device = sample["target"].device.type
+            with torch.autocast(device, enabled=isinstance(optimizer, AMPOptimizer)):
+                loss, sample_size, logging_output = criterion(model, sample)
+        if extra.get("auxiliary_loss") is not None:
+            # The criterion's loss is a sum that fairseq divides by the sample size.
+            auxiliary = extra["auxiliary_loss"] * sample_size
+            logging_output["auxiliary_loss"] = auxiliary.detach()
+            loss = loss + auxiliary
+        if ignore_grad:
+            loss = loss * 0
+        with torch.autograd.profiler.record_function("backward"):
+            optimizer.backward(loss)
+        return loss, sample_size, logging_output
+
+    def valid_step(self, sample, model, criterion):  # type: ignore[no-untyped-def]
+        """As fairseq's, with the streams' memory."""
+        if "stream" not in sample:
+            return super().valid_step(sample, model, criterion)
+        model.eval()
+        with self._carry(False, sample, model), torch.no_grad():
+            return criterion(model, sample)
+
+    def _carry(self, training: bool, sample: Any, model: nn.Module) -> Any:
+        assert self.model is not None
+        return self.carried[training].around(sample, model, self.model)
+
+    def eval_lm_dataloader(  # type: ignore[no-untyped-def, override]
+        self, dataset, max_tokens=36000, batch_size=None, context_window=0, **kwargs
+    ) -> Any:
+        """Batches for ``fairseq-eval-lm``, which calls the model itself; raises UsageError on a context window."""
+        if context_window > 0:
+            raise UsageError(
+                "--context-window must not be set with --task streaming_language_modeling, whose context is the "
+                f"memory: got {context_window}"
+            )
+        iterator = self.get_batch_iterator(dataset, max_tokens=max_tokens, max_sentences=batch_size, **kwargs)
+        batches = iterator.next_epoch_itr(shuffle=False)
+        if not isinstance(dataset, Corpus):
+            return batches
+        assert self.model is not None
+        return CarriedIterator(batches, self.carried[False], self.model)
+
+    def reduce_metrics(self, logging_outputs: Any, criterion: Any) -> None:
+        """As fairseq's, and the auxiliary loss where there is one."""
+        super().reduce_metrics(logging_outputs, criterion)
+        if any("auxiliary_loss" in log for log in logging_outputs):
+            total = sum(log.get("auxiliary_loss", 0) for log in logging_outputs)
+            size = sum(log.get("sample_size", 0) for log in logging_outputs)
+            metrics.log_scalar("auxiliary_loss", total / size, size, round=6)
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """fairseq's hook: what of the task goes into a checkpoint."""
+        carried = self.carried.get(True)
+        return {type(self).__name__: carried.state_dict()} if carried is not None else {}
+
+    def set_checkpoint_dict(self, saved: dict[str, Any]) -> None:
+        """fairseq's hook: take up the memory of a checkpoint whose epoch is continued."""
+        if True in self.carried:
+            self.carried[True].load_state_dict(saved)

@@ -1,0 +1,257 @@
+"""The task that carries memories: from batch to batch, over a resume, and through an evaluation."""
+
+import io
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import iterators
+from torch.nn import functional as F
+
+from fairseq_ms.data.streams import Corpus
+from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.corpus import train_command, write_corpus
+from tests.registry import Case, random_case
+
+ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
+# float64: another batch size is another order of summation.
+EXACT = 1e-9
+
+
+def arguments(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"sample_break_mode": "none", "reset_memory": "corpus", "tokens_per_sample": None, "data": "", **changes}
+    )
+
+
+def make(arch: str, seed: int, tokens: int = 157, reset: str = "corpus") -> tuple[StreamingLanguageModelingTask, Case]:
+    """A task with a random model in float64 and a corpus of random lines."""
+    case = random_case(arch, seed)
+    case.model.double()
+    task = StreamingLanguageModelingTask(arguments(reset_memory=reset), case.dictionary)
+    task.model = case.model
+    lines, left = [], tokens
+    while left:
+        length = min(left, case.rng.choice([1, 4, 9, 14]))
+        lines.append(torch.cat([case.tokens(1, length - 1)[0], torch.tensor([case.dictionary.eos()])]))
+        left -= length
+    for split in ("train", "valid"):
+        task.datasets[split] = Corpus(lines, [len(line) for line in lines], case.dictionary.eos(), reset == "document")
+    return task, case
+
+
+def batches_of(task: StreamingLanguageModelingTask, split: str, streams: int, **more: Any) -> Any:
+    training = {"grouped_shuffling": False} if split == "train" else {}
+    iterator = task.get_batch_iterator(task.dataset(split), max_sentences=streams, **training, **more)
+    return iterator.next_epoch_itr(shuffle=True)
+
+
+def log_prob(model: Any, sample: dict) -> torch.Tensor:
+    """Sum of the log-probabilities of a sample's targets."""
+    logits = model(**sample["net_input"])[0]
+    target = sample["target"].flatten()
+    return -F.cross_entropy(logits.flatten(0, 1), target, ignore_index=1, reduction="sum")
+
+
+def evaluate(task: StreamingLanguageModelingTask, streams: int, **more: Any) -> float:
+    total, scored = 0.0, 0
+    with torch.no_grad():
+        for sample in task.eval_lm_dataloader(task.dataset("valid"), batch_size=streams, **more):
+            total += float(log_prob(task.model, sample))
+            scored += int(sample["target"].ne(1).sum())
+    assert scored == len(task.dataset("valid"))
+    return total
+
+
+@pytest.mark.parametrize("reset", ["corpus", "document"])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_score_of_a_corpus_is_that_of_reading_it_in_one_go(arch: str, seed: int, reset: str) -> None:
+    task, case = make(arch, seed, reset=reset)
+    corpus = task.dataset("valid")
+    expected = 0.0
+    with torch.no_grad():
+        for start, end in zip(corpus.documents, corpus.documents[1:]):
+            text = corpus.tokens(int(start), int(end))
+            source = torch.cat([torch.tensor([case.dictionary.eos()]), text[:-1]])[None]
+            expected -= float(F.cross_entropy(case.model(source)[0][0], text, reduction="sum"))
+    for settings in ({"streams": 1}, {"streams": 3, "max_tokens": 60}, {"streams": 40}):
+        assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)  # type: ignore[arg-type]
+
+
+class _Criterion:
+    """Adds up what a model says, so that memories show."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+
+    def __call__(self, model: Any, sample: dict) -> tuple[torch.Tensor, int, dict]:
+        loss = -log_prob(model, sample)
+        self.scores.append(loss.item())
+        return loss, sample["ntokens"], {"loss": loss.detach()}
+
+
+class _Optimizer:
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+def without_dropout(case: Case) -> None:
+    for module in case.model.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    object.__setattr__(case.model.decoder.layers_cfg, "dropout", 0.0)
+    case.model.decoder.droppath = 0.0
+
+
+def train(task: StreamingLanguageModelingTask, sample: dict) -> float:
+    criterion = _Criterion()
+    task.train_step(sample, task.model, criterion, _Optimizer(), 0)
+    return criterion.scores[0]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("seed", range(4))
+def test_training_carries_its_memory_and_validation_in_between_does_not_touch_it(arch: str, seed: int) -> None:
+    task, case = make(arch, seed)
+    without_dropout(case)
+    plain = [train(task, sample) for sample in batches_of(task, "train", 3)]
+    assert plain == [train(task, sample) for sample in batches_of(task, "train", 3)], "an epoch begins empty"
+    mixed = []
+    for number, sample in enumerate(batches_of(task, "train", 3)):
+        mixed.append(train(task, sample))
+        if number % 2:
+            for other in batches_of(task, "valid", 2):
+                task.valid_step(other, task.model, _Criterion())
+            # As fairseq does before training goes on.
+            task.model.train()
+    assert mixed == plain
+    # What one stream alone is scored over its whole length is what its rows were scored.
+    whole = [train(task, sample) for sample in batches_of(task, "train", 1)]
+    assert sum(whole) == pytest.approx(-evaluate(task, 1), rel=EXACT)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(arch: str, seed: int) -> None:
+    task, case = make(arch, seed)
+    without_dropout(case)
+    samples = list(batches_of(task, "train", 2))
+    scores = [train(task, sample) for sample in samples]
+    task._iterators.clear()
+    batches_of(task, "train", 2)
+    middle = len(samples) // 2
+    assert [train(task, sample) for sample in samples[middle:]] == pytest.approx(scores[middle:], rel=EXACT)
+    # A batch that is shown again is given the same memory again.
+    assert train(task, samples[-1]) == pytest.approx(scores[-1], rel=EXACT)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_checkpoint_carries_the_memory_bit_for_bit_and_loads_safely(arch: str) -> None:
+    task, case = make(arch, 1)
+    without_dropout(case)
+    samples = list(batches_of(task, "train", 2))
+    scores = [train(task, sample) for sample in samples[:-2]]
+    buffer = io.BytesIO()
+    torch.save(task.get_checkpoint_dict(), buffer)
+    scores += [train(task, sample) for sample in samples[-2:]]
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)["StreamingLanguageModelingTask"]
+    task._iterators.clear()
+    batches_of(task, "train", 2)
+    task.set_checkpoint_dict(saved)
+    assert [train(task, sample) for sample in samples[-2:]] == scores[-2:]
+    task._iterators.clear()
+    batches_of(task, "train", 3)
+    with pytest.raises(ValueError, match="--batch-size times ranks must be as in the checkpoint"):
+        task.set_checkpoint_dict(saved)
+    # A finished epoch binds nothing.
+    task.set_checkpoint_dict({**saved, "finished": True})
+    assert task.carried[True].memory is None
+    task._iterators.clear()
+    batches_of(task, "train", 1, num_shards=2, shard_id=1)
+    task.set_checkpoint_dict(saved)
+    assert task.carried[True].memory is None, "another shard's memory was taken"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("update_freq", [1, 3])
+def test_batches_come_in_the_order_of_time(workers: int, update_freq: int) -> None:
+    task, _ = make("transformer_xl", 5)
+    batches = batches_of(task, "train", 2, num_workers=workers, data_buffer_size=2)
+    groups = list(iterators.GroupedIterator(batches, update_freq))
+    steps = [sample["stream"]["step"] for group in groups for sample in group]
+    assert steps == list(range(task.carried[True].batches.steps))
+    assert all(len(group) == update_freq for group in groups[:-1])
+
+
+def test_resuming_in_the_middle_of_an_epoch_goes_on_with_the_next_batch() -> None:
+    task, _ = make("transformer_xl", 5)
+    iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=2, grouped_shuffling=False)
+    batches = iterator.next_epoch_itr(shuffle=True)
+    for _ in range(3):
+        next(batches)
+    saved = iterator.state_dict()
+    task._iterators.clear()
+    again = task.get_batch_iterator(task.dataset("train"), max_sentences=2, grouped_shuffling=False)
+    again.load_state_dict(saved)
+    assert next(again.next_epoch_itr())["stream"]["step"] == 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--arch", "vanilla_lm"), "--arch must be a model with a memory"),
+        (("--tokens-per-sample", "0"), "--tokens-per-sample must be at least 1: got 0"),
+        (("--add-bos-token",), "--add-bos-token must not be set"),
+        (("--max-target-positions", "5"), "--max-target-positions must not be set"),
+        (("--train-subset", "nothing"), "data must have a split named nothing"),
+    ],
+)
+def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
+    flags: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
+) -> None:
+    done = run_cli(*train_command("transformer_xl", data, tmp_path / "save"), *flags, check=False)
+    assert done.returncode != 0
+    assert sentence in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "save").glob("*.pt"))
+
+
+def test_training_on_two_ranks_and_evaluating_at_other_lengths(data: Path, tmp_path: Path) -> None:
+    more = ("--update-freq", "2", "--num-workers", "2", "--mem-len", "6", "--max-update", "6")
+    save = tmp_path / "save"
+    run_cli(*train_command("transformer_xl", data, save, *more))
+    perplexities = {}
+    for segment, memory, batch in ((24, 6, 1), (24, 6, 7), (5, 11, 2), (5, 11, 3)):
+        overrides = ("--model-overrides", f"{{'mem_len': {memory}}}", "--batch-size", str(batch))
+        printed = run_cli(
+            *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"),
+            *("--task", "streaming_language_modeling", "--tokens-per-sample", str(segment), *overrides),
+        ).stdout
+        perplexities.setdefault((segment, memory), set()).add(printed.split("Perplexity: ")[1].split()[0])
+    assert all(len(found) == 1 for found in perplexities.values()), perplexities
+    assert len(perplexities) == 2
+    assert perplexities[24, 6] != perplexities[5, 11]
+
+
+def test_a_prompt_longer_than_any_window_is_generated_from(data: Path, tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    run_cli(*train_command("transformer_ql", data, save, "--mem-len", "6", "--max-update", "2"))
+    rng = random.Random(1)
+    prompt = " ".join(f"word{rng.randrange(18)}" for _ in range(150))
+    for search in (("--beam", "3"), ("--sampling", "--beam", "2")):
+        printed = run_cli(
+            *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"),
+            *("--task", "streaming_language_modeling", "--max-len-b", "170", *search),
+            input=prompt + "\n",
+        ).stdout
+        assert f"\t{prompt}" in next(line for line in printed.splitlines() if line.startswith("H-0"))

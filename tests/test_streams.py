@@ -1,0 +1,135 @@
+"""How a corpus is dealt out to streams: every token once, in the order of time, whatever the batch."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ms.data.streams import Corpus, Segments, StreamBatches
+
+PAD, EOS = 1, 2
+
+
+def random_corpus(rng: random.Random, by_document: bool = False) -> Corpus:
+    """Lines that end in EOS, some of them empty; every other token is its own position."""
+    lines, count = [], 0
+    for _ in range(rng.randint(1, 30)):
+        length = rng.choice([1, 1, 2, 5, 9])
+        lines.append(torch.tensor([*range(count + 10, count + 9 + length), EOS], dtype=torch.int32))
+        count += length
+    return Corpus(lines, [len(line) for line in lines], EOS, by_document)
+
+
+def random_batches(rng: random.Random, corpus: Corpus, **settings: int) -> StreamBatches:
+    chosen = {"streams": rng.randint(1, 7), "shards": rng.randint(1, 3), "warm_up": rng.randint(0, 3)}
+    return StreamBatches(corpus, rng.randint(1, 6), **{**chosen, **settings})
+
+
+def all_tokens(corpus: Corpus) -> torch.Tensor:
+    return torch.cat([line.long() for line in corpus.sentences])
+
+
+def rows_of(batches: StreamBatches, name: str) -> dict[int, list[torch.Tensor]]:
+    """What every stream reads or is scored on, batch after batch."""
+    rows: dict[int, list[torch.Tensor]] = {}
+    for item in range(len(batches)):
+        batch = batches[item]
+        for stream, row in zip(batch["id"].tolist(), batch["target"] if name == "target" else batch["net_input"][name]):
+            rows.setdefault(stream, []).append(row)
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_range_of_a_corpus_is_what_its_lines_say(seed: int) -> None:
+    rng = random.Random(seed)
+    corpus = random_corpus(rng)
+    everything = torch.cat([torch.tensor([EOS]), all_tokens(corpus)])
+    start = rng.randint(-1, len(corpus) - 1)
+    end = rng.randint(start, len(corpus))
+    assert corpus.tokens(start, end).tolist() == everything[start + 1 : end + 1].tolist()
+
+
+@pytest.mark.parametrize("by_document", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_token_is_a_target_exactly_once_and_in_order(seed: int, by_document: bool) -> None:
+    rng = random.Random(seed)
+    corpus = random_corpus(rng, by_document)
+    together = 1 if by_document else rng.randint(1, 3)
+    batches = random_batches(rng, corpus, together=together)
+    rows = rows_of(batches, "target")
+    targets = torch.cat([torch.cat(rows[stream]) for stream in sorted(rows)])
+    assert targets[targets != PAD].tolist() == all_tokens(corpus).tolist()
+    counted = sum(batches[item]["ntokens"] for item in range(len(batches)))
+    assert counted == len(corpus)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_stream_reads_is_the_token_before_each_target(seed: int) -> None:
+    rng = random.Random(seed)
+    corpus = random_corpus(rng)
+    batches = random_batches(rng, corpus, together=rng.randint(1, 3))
+    before = dict(zip(range(len(corpus)), [EOS, *all_tokens(corpus).tolist()[:-1]]))
+    sources, targets = rows_of(batches, "src_tokens"), rows_of(batches, "target")
+    position = 0
+    for stream in sorted(sources):
+        source, target = torch.cat(sources[stream]), torch.cat(targets[stream])
+        for read, scored in zip(source.tolist(), target.tolist()):
+            if scored != PAD:
+                assert read == before[position]
+                position += 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_warmed_up_stream_first_reads_what_comes_before_it_on_the_same_grid(seed: int) -> None:
+    rng = random.Random(seed)
+    corpus = random_corpus(rng)
+    warm_up = rng.randint(1, 3)
+    batches = random_batches(rng, corpus, warm_up=warm_up)
+    single = StreamBatches(corpus, batches.segment, 1)
+    alone = torch.cat(rows_of(single, "src_tokens")[0])
+    for stream, pieces in rows_of(batches, "src_tokens").items():
+        first, last = batches.bounds[stream], batches.bounds[stream + 1]
+        begin = max(0, first - warm_up) if first < len(single.segments) else first
+        read = torch.cat(pieces)[: (last - begin) * batches.segment]
+        assert read.tolist() == alone[begin * batches.segment : last * batches.segment].tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scored_tokens_of_a_row_begin_where_the_sample_says(seed: int) -> None:
+    rng = random.Random(seed)
+    batches = random_batches(rng, random_corpus(rng), together=rng.randint(1, 3), warm_up=rng.randint(1, 4))
+    for item in range(len(batches)):
+        sample = batches[item]
+        for target, start in zip(sample["target"], sample["start_indices"].tolist()):
+            scored = (target != PAD).nonzero().flatten().tolist()
+            assert not scored or scored == list(range(start, start + len(scored)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_document_begins_with_an_empty_memory_and_the_symbol_before_all_text(seed: int) -> None:
+    rng = random.Random(seed)
+    corpus = random_corpus(rng, by_document=True)
+    batches = random_batches(rng, corpus)
+    checked = 0
+    for item in range(len(batches)):
+        sample = batches[item]
+        step, restart = sample["stream"]["step"], sample["stream"]["restart"]
+        for row, stream in enumerate(sample["id"].tolist()):
+            number = batches.begins[stream] + step
+            if number >= batches.bounds[stream + 1]:
+                continue
+            segment = batches.segments[number]
+            assert segment.first == (segment.start in corpus.documents)
+            assert (restart is not None and bool(restart[row])) == (segment.first and step > 0)
+            first = sample["net_input"]["src_tokens"][row, 0].item()
+            assert first == (EOS if segment.first else corpus.tokens(segment.start - 1, segment.start).item())
+            checked += 1
+    assert checked >= len(batches.segments)
+
+
+def test_documents_end_at_empty_lines() -> None:
+    lines = [torch.tensor(line) for line in ([5, 6, 2], [2], [7, 2], [8, 2], [2], [2], [9, 2])]
+    corpus = Corpus(lines, [len(line) for line in lines], EOS, by_document=True)
+    assert corpus.documents.tolist() == [0, 4, 9, 10, 12]
+    assert np.diff(Segments(corpus, 3).firsts).tolist() == [2, 2, 1, 1]

@@ -121,7 +121,8 @@ def test_saved_bytes_count_each_storage_once_and_no_parameter():
 
 def test_two_samples_tell_what_five_keep():
     model = memory_measured.build_model(configuration("retina_lm", "--decoder-layers", "3"), 40).train()
-    whole = memory_measured.saved_bytes(model, lambda: memory_measured.training_loss(model, 5, 70))
+    sample = memory_measured.training_sample(model, 5, 70)
+    whole = memory_measured.saved_bytes(model, lambda: memory_measured.training_loss(model, sample))
     assert memory_measured.step_bytes(model, 5, 70) == whole
 
 

@@ -47,8 +47,7 @@ class Checkpoint:
     @property
     def streaming(self) -> bool:
         """Whether the model hands a memory from one segment to the next."""
-        own = getattr(type(self.model.decoder), "features_with_memory", None)
-        return own is not None and own is not Decoder.features_with_memory
+        return is_streaming(self.model)
 
     @property
     def segment(self) -> int:
@@ -77,6 +76,12 @@ class Checkpoint:
             "tokens_per_sample": self.segment,
             "data": str(self.task.args.data),
         }
+
+
+def is_streaming(model: Any) -> bool:
+    """Whether a model hands a memory from one segment to the next."""
+    own = getattr(type(model.decoder), "features_with_memory", None)
+    return own is not None and own is not Decoder.features_with_memory
 
 
 def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
+from fairseq_ms.analysis import checkpoints
 from fairseq_ms.errors import UsageError
 from fairseq_ms.modules.layer import TransformerStack
 
@@ -113,16 +115,47 @@ def _dictionary(vocabulary: int) -> Dictionary:
     return dictionary
 
 
-def training_loss(model: Any, batch: int, tokens: int, seed: int = 1) -> Tensor:
-    """The summed loss of random tokens (B, T), as fairseq's cross_entropy or adaptive_loss computes it."""
+def training_sample(model: Any, batch: int, tokens: int, seed: int = 1) -> dict[str, Any]:
+    """Random tokens (B, T) as fairseq's trainer hands them over; a streaming model's memory is filled before."""
     generator = torch.Generator().manual_seed(seed)
     symbols = len(model.decoder.dictionary)
-    source = torch.randint(4, symbols, (batch, tokens), generator=generator)
-    target = torch.randint(4, symbols, (batch, tokens), generator=generator)
     device = next(model.parameters()).device
-    sample = {"net_input": {"src_tokens": source.to(device)}, "target": target.to(device), "ntokens": batch * tokens}
+    source = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
+    target = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
+    net_input = {"src_tokens": source}
+    if checkpoints.is_streaming(model):
+        net_input["memory"] = _full_memory(model, source)
+    return {"net_input": net_input, "target": target, "ntokens": batch * tokens}
+
+
+def training_loss(model: Any, sample: dict[str, Any]) -> Tensor:
+    """The summed loss of a sample, as fairseq's cross_entropy or adaptive_loss computes it."""
     kind = CrossEntropyCriterion if getattr(model.decoder, "adaptive_softmax", None) is None else AdaptiveLoss
     return kind(SimpleNamespace(target_dictionary=model.decoder.dictionary), False)(model, sample)[0]
+
+
+@torch.no_grad()
+def _full_memory(model: Any, source_BT: Tensor) -> Any:
+    """A streaming model's memory when it grows no further."""
+    memory, size = None, -1
+    while True:
+        memory = model(source_BT, memory=memory)[1]["memory"]
+        grown = sum(tensor.numel() for tensor in _tensors(memory))
+        if grown <= size or grown == 0:
+            return memory
+        size = grown
+
+
+def _tensors(memory: Any) -> Iterator[Tensor]:
+    """All tensors in a memory, which is made of tensors, sequences, dictionaries and dataclasses."""
+    if isinstance(memory, Tensor):
+        yield memory
+    elif isinstance(memory, dict | list | tuple):
+        for part in memory.values() if isinstance(memory, dict) else memory:
+            yield from _tensors(part)
+    elif dataclasses.is_dataclass(memory):
+        for field in dataclasses.fields(memory):
+            yield from _tensors(getattr(memory, field.name))
 
 
 def step_bytes(model: Any, batch: int, tokens: int) -> int:
@@ -131,10 +164,10 @@ def step_bytes(model: Any, batch: int, tokens: int) -> int:
     More than two samples are not run: each further one keeps as much as the second does.
     """
     model.train()
-    few = [
-        saved_bytes(model, lambda samples=samples: training_loss(model, samples, tokens))  # type: ignore[misc]
-        for samples in range(1, min(batch, 2) + 1)
-    ]
+    few = []
+    for samples in range(1, min(batch, 2) + 1):
+        sample = training_sample(model, samples, tokens)
+        few.append(saved_bytes(model, lambda sample=sample: training_loss(model, sample)))  # type: ignore[misc]
     return few[0] + (batch - 1) * (few[-1] - few[0])
 
 
@@ -142,9 +175,10 @@ def cuda_peak(model: Any, batch: int, tokens: int) -> int:
     """torch.cuda.max_memory_allocated of a training step without optimizer: the paper's own measure."""
     model.train()
     device = next(model.parameters()).device
+    sample = training_sample(model, batch, tokens)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    training_loss(model, batch, tokens).backward()
+    training_loss(model, sample).backward()
     torch.cuda.synchronize(device)
     model.zero_grad(set_to_none=True)
     return int(torch.cuda.max_memory_allocated(device))

@@ -1,0 +1,61 @@
+"""tradeoff: perplexity and cost of every run below a folder."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from fairseq_ms.analysis import checkpoints, memory_formula, scoring, tradeoff
+from fairseq_ms.cli import main
+from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tradeoff")
+    data = write_corpus(folder / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 9)})
+    size = [*NARROW, "--tokens-per-sample", "64"]
+    for layers in (1, 3):
+        path = folder / f"runs/vanilla/{layers}/checkpoint_best.pt"
+        write_checkpoint(path, data, "vanilla_lm", *size, "--decoder-layers", str(layers))
+    write_checkpoint(folder / "runs/topdown/checkpoint_best.pt", data, "multiscale_topdown", *size,
+                     "--scale-layers", "1x=1,16x=3,4x=2")
+    return folder / "runs"
+
+
+def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_formula(runs, tmp_path, capsys):
+    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
+    assert main(["tradeoff", str(runs), "--batch-size", "3", *files]) == 0
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [(run["label"], run["layers"]) for run in results] == [
+        ("topdown", "3,2,1"), ("vanilla/1", "1"), ("vanilla/3", "3")
+    ]
+    for run in results:
+        checkpoint = checkpoints.load(str(runs / run["label"] / "checkpoint_best.pt"))
+        nll = scoring.score_documents(checkpoint, checkpoints.documents(checkpoint, "test")).mean()
+        assert run["perplexity"] == pytest.approx(math.exp(nll))
+        sizes = memory_formula.sizes_of(checkpoint.cfg.model, 3, 64, len(checkpoint.dictionary))
+        kept = sum(row.kept for row in memory_formula.rows_of(checkpoint.cfg.model, sizes))
+        assert run["kept_bytes"] == pytest.approx(kept, rel=0.1)
+        parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+        assert run["total_bytes"] == run["kept_bytes"] + 16 * parameters
+        assert run["kept_bytes_per_target"] == run["kept_bytes"] / (3 * 64)
+        assert run["seconds"] > 0
+    assert (tmp_path / "out.png").stat().st_size > 5000
+    assert "multiscale_topdown" in capsys.readouterr().out
+
+
+def test_cost_in_time_is_drawn_too(runs, tmp_path):
+    assert main(["tradeoff", str(runs / "vanilla"), "--cost", "time", "--png", str(tmp_path / "time.png")]) == 0
+    assert (tmp_path / "time.png").stat().st_size > 5000
+
+
+def test_layers_are_written_coarsest_scale_first():
+    assert tradeoff.layers_of(SimpleNamespace(scale_layers="1x=8, 64x=2,4x=7")) == "2,7,8"
+    assert tradeoff.layers_of(SimpleNamespace(decoder_layers=12)) == "12"
+
+
+def test_a_folder_without_runs_is_refused(runs, capsys):
+    assert main(["tradeoff", str(runs), "--checkpoint", "checkpoint_last.pt"]) == 2
+    assert "RUNS must be a folder with runs: no checkpoint_last.pt lies below" in capsys.readouterr().err

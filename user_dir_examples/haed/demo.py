@@ -1,0 +1,187 @@
+"""Train HAED on characters with and without its first phase, for the same time, and compare.
+
+    python user_dir_examples/haed/demo.py [--seconds 90] [--out demo/haed]
+    python user_dir_examples/haed/demo.py --data /path/to/data-bin --runs hred,hred_transformer,haed,haed_iem
+
+Without ``--data``, the text is the documentation that comes with Python. ``--seconds`` is the training time of each
+model, the first phase included; it takes half of it. Each model is then evaluated on the test split, and the last one
+writes some text. The models are the paper's, made smaller so that a laptop sees enough of the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+USER_DIR = ROOT / "fairseq_ms"
+sys.path.insert(0, str(ROOT))
+
+TRANSFORMER = ["--decoder-layers", "3", "--decoder-ffn-embed-dim", "712"]
+LSTM_ENCODER = ["--encoder-units", "256"]
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "hred": ("HRED", ["--arch", "hred", *LSTM_ENCODER, "--main-units", "700"]),
+    "hred_transformer": (
+        "HRED with transformer",
+        ["--arch", "hred", "--main", "transformer", *LSTM_ENCODER, *TRANSFORMER],
+    ),
+    "haed": ("HAED", ["--arch", "haed", *TRANSFORMER]),
+    "haed_iem": ("HAED after IEM", ["--arch", "haed", *TRANSFORMER]),
+}
+
+
+def command(name: str, *arguments: str | Path, show: str | None = None, stdin: str | None = None) -> str:
+    """Run one of fairseq's commands and return what it printed; lines that match ``show`` are passed on."""
+    program = [sys.executable, str(Path(sys.executable).parent / name), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        program,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(stdin or "")
+    process.stdin.close()
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if show is not None and re.search(show, line):
+            print("  " + re.sub(r"^.*?\| (?:train_inner|valid|fairseq\S*) \| ", "", line).strip()[:160], flush=True)
+    if process.wait() != 0:
+        raise SystemExit("".join(lines[-20:]) + f"{name} failed")
+    return "".join(lines)
+
+
+def documentation(folder: Path) -> Path:
+    """Characters of the standard library's documentation as fairseq's data folder."""
+    from preprocess.stdlib_docs.collect import corpus, library_folder, split_by_module
+
+    if (folder / "characters" / "manifest.json").is_file():
+        return folder / "characters" / "bin"
+    texts = corpus(library_folder())
+    splits = split_by_module(texts, 1, 0.05)
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    for split in ("train", "valid", "test"):
+        lines = [line for name, paragraphs in texts.items() if splits[name] == split for line in paragraphs]
+        (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    prepare = [ROOT / "preprocess" / "chars" / "prepare.py", "--input", folder / "text", "--quiet"]
+    subprocess.run([sys.executable, *map(str, prepare), "--out", str(folder / "characters")], check=True)
+    return folder / "characters" / "bin"
+
+
+def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.Namespace) -> Path:
+    """Train one model for that long and return its checkpoint."""
+    title, model = RUNS[run]
+    pixels = ["--segmentation", "fixed", "--sample-break-mode", "eos"] if arguments.pixels else []
+    flags = [
+        *(data, "--user-dir", USER_DIR, "--task", "language_modeling", *model, *pixels),
+        *("--tokens-per-sample", str(3072 if arguments.pixels else arguments.tokens), "--seed", str(arguments.seed)),
+        *("--batch-size", str(arguments.batch_size), "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
+        *("--clip-norm", "1.0", "--no-epoch-checkpoints", "--log-format", "simple", "--log-interval", "50"),
+        *("--disable-validation", "--num-workers", "1"),
+    ]
+    if not arguments.cuda:
+        flags.append("--cpu")
+
+    def phase(folder: Path, until: float, *more: str | Path) -> Path:
+        # fairseq counts the time of the checkpoint that training starts from, so a second phase has what is left.
+        hours = str(until / 3600)
+        units = ("--decoder-units", str(arguments.decoder_units))
+        command("fairseq-train", *flags, *units, "--save-dir", folder, "--stop-time-hours", hours, *more, show=" loss=")
+        return folder / "checkpoint_last.pt"
+
+    rate = ("--lr", str(arguments.lr), "--lr-scheduler", "fixed", "--warmup-updates", "30")
+    if run != "haed_iem":
+        print(f"{title}: end to end, {seconds:.0f} s", flush=True)
+        return phase(save / run, seconds, *rate)
+    print(f"{title}: first phase, {seconds / 2:.0f} s", flush=True)
+    first = phase(save / f"{run}_first", seconds / 2, *rate, "--criterion", "in_batch_sampled_softmax")
+    print(f"{title}: end to end, {seconds / 2:.0f} s", flush=True)
+    return phase(save / run, seconds, *rate, "--finetune-from-model", first)
+
+
+def bits(checkpoint: Path, data: Path, arguments: argparse.Namespace) -> float:
+    """Bits per token on the test split, or on its first lines."""
+    printed = command(
+        *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", checkpoint, "--gen-subset", arguments.split),
+        *("--tokens-per-sample", str(3072 if arguments.pixels else arguments.tokens), "--batch-size", "8"),
+        *(["--sample-break-mode", "eos"] if arguments.pixels else []),
+        *([] if arguments.cuda else ["--cpu"]),
+    )
+    found = re.search(r"Loss \(base 2\): ([\d.]+)", printed)
+    assert found is not None, printed
+    return float(found[1])
+
+
+def updates(checkpoint: Path) -> int:
+    """How many updates a checkpoint has seen."""
+    import torch
+
+    return int(torch.load(checkpoint, weights_only=True)["optimizer_history"][-1]["num_updates"])
+
+
+def sample(checkpoint: Path, data: Path, prompt: str) -> list[str]:
+    """Two texts that go on from a prompt."""
+    from fairseq_ms.models.haed_config import SPACE
+
+    printed = command(
+        *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"),
+        *("--task", "language_modeling", "--sampling", "--sampling-topp", "0.9", "--beam", "2", "--nbest", "2"),
+        *("--max-len-b", "160", "--post-process", "sentencepiece", "--seed", "3", "--tokens-per-sample", "256"),
+        stdin=" ".join(prompt.replace(" ", SPACE)) + "\n",
+    )
+    return re.findall(r"^D-0\t\S+\t(.*)$", printed, re.MULTILINE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, help="fairseq's data folder (default: documentation of Python)")
+    parser.add_argument("--runs", default="haed,haed_iem", help=f"some of {','.join(RUNS)} (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="training time of each (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("demo") / "haed", help="(default: %(default)s)")
+    parser.add_argument("--decoder-units", type=int, default=384)
+    parser.add_argument("--tokens", type=int, default=768, help="characters in a row (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=0.002)
+    parser.add_argument("--pixels", action="store_true", help="the data are images")
+    parser.add_argument("--split", default="test", help="where to evaluate (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cuda", action="store_true", help="use a GPU")
+    arguments = parser.parse_args()
+    runs = arguments.runs.split(",")
+    unknown = [run for run in runs if run not in RUNS]
+    if unknown or not arguments.seconds > 0:
+        parser.error(f"--runs must be some of {','.join(RUNS)}, and --seconds positive: got {arguments.runs!r}")
+    data = arguments.data or documentation(arguments.out)
+    table = {}
+    checkpoint = Path()
+    for run in runs:
+        checkpoint = train(run, data, arguments.out, arguments.seconds, arguments)
+        table[run] = {"bits": bits(checkpoint, data, arguments), "updates": updates(checkpoint)}
+    symbols = sum(1 for _ in (data / "dict.txt").open(encoding="utf-8"))
+    print(f"\n{'after ' + format(arguments.seconds, '.0f') + ' s of training':28s} bits per token   updates end to end")
+    print(f"{'(any of the symbols)':28s} {math.log2(symbols):14.3f}")
+    for run, found in table.items():
+        print(f"{RUNS[run][0]:28s} {found['bits']:14.3f} {found['updates']:20d}")
+    results = arguments.out / "results.json"
+    partial = results.with_name(".results.json.part")
+    partial.write_text(json.dumps({"seconds": arguments.seconds, "runs": table}, indent=1), encoding="utf-8")
+    os.replace(partial, results)
+    if not arguments.pixels:
+        print("\nThe last model goes on from 'Return the ':")
+        for text in sample(checkpoint, data, "Return the "):
+            print(f"  {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -20,28 +20,32 @@ MODELS = {
 
 UPDATES = 300
 
-TRAINING = {
-    "--task": "language_modeling",
-    "--criterion": "cross_entropy",
-    "--optimizer": "adam",
-    "--adam-betas": "(0.9, 0.98)",
-    "--weight-decay": "0.1",
-    "--clip-norm": "1.0",
-    "--lr-scheduler": "cosine",
-    "--lr": "0.003",
-    "--warmup-updates": "40",
-    "--max-update": str(UPDATES),
-    "--batch-size": "16",
-    "--num-workers": "0",
-    "--seed": "1",
-    "--cpu": None,
-    "--no-epoch-checkpoints": None,
-    "--validate-interval-updates": "100",
-    "--save-interval-updates": "100",
-    "--keep-interval-updates": "1",
-    "--log-format": "json",
-    "--log-interval": "5",
-}
+
+def training(updates: int) -> dict[str, str | None]:
+    """How both models are trained, in so many updates."""
+    return {
+        "--task": "language_modeling",
+        "--criterion": "cross_entropy",
+        "--optimizer": "adam",
+        "--adam-betas": "(0.9, 0.98)",
+        "--weight-decay": "0.1",
+        "--clip-norm": "1.0",
+        "--lr-scheduler": "cosine",
+        "--lr": "0.003",
+        "--warmup-updates": str(max(1, updates // 10)),
+        "--max-update": str(updates),
+        "--batch-size": "16",
+        "--num-workers": "0",
+        "--seed": "1",
+        "--cpu": None,
+        "--no-epoch-checkpoints": None,
+        "--validate-interval-updates": "100",
+        "--save-interval-updates": "100",
+        "--keep-interval-updates": "1",
+        "--log-format": "json",
+        "--log-interval": "5",
+    }
+
 
 PROMPTS = (
     "Return the number of",

@@ -3,6 +3,7 @@
 The text is the documentation that comes with Python; everything that is made stays in the folder ``demo``.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -16,17 +17,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from commands import ROOT, program, run, train
 from evaluation import evaluate, shown, table
 from figure import draw_curves
-from models import MODELS, PROMPTS, TRAINING, UPDATES, as_arguments
-
-OUT = ROOT / "demo"
+from models import MODELS, PROMPTS, UPDATES, as_arguments, training
 
 
-def prepare() -> Path:
+def prepare(out: Path) -> Path:
     """The demo corpus, binarised; nothing is done again when it is there."""
-    data = OUT / "data"
+    data = out / "data"
     if not (data / "manifest.json").is_file():
         prepare_script = ROOT / "preprocess" / "stdlib_docs" / "prepare.py"
-        run([sys.executable, str(prepare_script), "--out", str(data)], OUT / "prepare.log")
+        run([sys.executable, str(prepare_script), "--out", str(data)], out / "prepare.log")
     return data
 
 
@@ -37,7 +36,7 @@ def sample(data: Path, checkpoint: Path, log: Path) -> list[tuple[str, str]]:
             *program("fairseq-interactive"),
             str(data / "bin"),
             *("--user-dir", "fairseq_ms", "--task", "language_modeling", "--path", str(checkpoint), "--cpu"),
-            *("--bpe", "subword_nmt", "--bpe-codes", str(data / "codes.bpe")),
+            *("--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", str(data / "codes.bpe")),
             *("--sampling", "--sampling-topk", "20", "--temperature", "0.8", "--beam", "1"),
             *("--max-len-a", "0", "--max-len-b", "60", "--min-len", "40", "--seed", "3"),
             *("--buffer-size", str(len(PROMPTS)), "--batch-size", str(len(PROMPTS))),
@@ -50,39 +49,44 @@ def sample(data: Path, checkpoint: Path, log: Path) -> list[tuple[str, str]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "demo", help="folder for everything that is made")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each model (default: %(default)s)")
+    args = parser.parse_args()
+    out = args.out.resolve()
     began = time.monotonic()
-    OUT.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True, parents=True)
     print("1. Text: the documentation of Python's standard library", flush=True)
-    data = prepare()
+    data = prepare(out)
     counts = json.loads((data / "manifest.json").read_text())["splits"]
     print(
         f"   {counts['train']['words']:,} words to train on, {counts['valid']['words']:,} and "
         f"{counts['test']['words']:,} held out",
         flush=True,
     )
-    print(f"2. Training: {UPDATES} updates of each model", flush=True)
+    print(f"2. Training: {args.updates} updates of each model", flush=True)
     for name, flags in MODELS.items():
-        folder = OUT / name
+        folder = out / name
         folder.mkdir(exist_ok=True)
         command = [
             *program("fairseq-train"),
             str(data / "bin"),
             *("--user-dir", "fairseq_ms", "--save-dir", str(folder)),
             *as_arguments(flags),
-            *as_arguments(TRAINING),
+            *as_arguments(training(args.updates)),
         ]
-        train(command, folder / "train.log", UPDATES, name)
+        train(command, folder / "train.log", args.updates, name)
     print("3. Evaluation\n", flush=True)
     for split in ("valid", "test"):
-        rows = [evaluate(name, data / "bin", OUT / name, counts[split], split) for name in MODELS]
+        rows = [evaluate(name, data / "bin", out / name, counts[split], split) for name in MODELS]
         print(table(rows, split) + "\n", flush=True)
-    curves = OUT / "training_curves.png"
-    draw_curves({name: OUT / name / "train.log" for name in MODELS}, curves)
+    curves = out / "training_curves.png"
+    draw_curves({name: out / name / "train.log" for name in MODELS}, curves)
     print(f"   training curves: {shown(curves)}\n", flush=True)
     print("4. Samples of retina_lm\n", flush=True)
-    for prompt, text in sample(data, OUT / "retina_lm" / "checkpoint_best.pt", OUT / "retina_lm" / "samples.log"):
+    for prompt, text in sample(data, out / "retina_lm" / "checkpoint_best.pt", out / "retina_lm" / "samples.log"):
         print(f"   [{prompt}]{text.removeprefix(prompt)}\n")
-    print(f"done in {time.monotonic() - began:.0f} s; everything is in {shown(OUT)}")
+    print(f"done in {time.monotonic() - began:.0f} s; everything is in {shown(out)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # Everything runs in a virtual environment in this folder, which the first call builds and later calls reuse.
 #   make demo    train, evaluate and sample small models on text that every Python installation brings
+#   make demo-analysis   the papers' analyses of the demo's models, with figures
 #   make demo-haed   HAED on characters, with and without its first phase
 #   make test    run the tests
 #   make lint    check style and types
@@ -16,7 +17,7 @@ RUN := $(VENV)/bin/python
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help env demo demo-haed test lint clean
+.PHONY: help env demo demo-analysis demo-haed test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +48,9 @@ env: $(PLUGIN)
 
 demo: env
 	@$(RUN) user_dir_examples/demo/run.py
+
+demo-analysis: env
+	@$(RUN) user_dir_examples/demo/analysis.py
 
 demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py

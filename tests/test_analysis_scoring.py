@@ -109,6 +109,22 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(place, spec, data, sen
         checkpoints.load(spec.format(place=place), data and data.format(place=place))
 
 
+@pytest.mark.parametrize("flags", [["--segmentation", "words", "--separators", "w0"], ["--segmentation", "fixed"]])
+def test_chunks_of_a_hierarchical_model_begin_anew_in_every_window(place, flags):
+    path = write_checkpoint(place / "haed/model.pt", place / "bin", "haed", *flags, "--tokens-per-sample", "26")
+    checkpoint = checkpoints.load(str(path))
+    (tokens,) = checkpoints.documents(checkpoint, "test", limit=50)
+    nll = scoring.score_tokens(checkpoint, tokens, 26, 13)
+    np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, 26, 13), atol=2e-5)
+
+
+def test_a_model_without_decoder_is_refused_with_its_criterion(place):
+    path = write_checkpoint(place / "iem/model.pt", place / "bin", "haed", "--criterion", "in_batch_sampled_softmax",
+                            "--tokens-per-sample", "26")
+    with pytest.raises(UsageError, match="--criterion in_batch_sampled_softmax and has no decoder"):
+        checkpoints.load(str(path))
+
+
 def test_a_missing_split_and_an_impossible_window_are_refused(place):
     checkpoint = load(place)
     with pytest.raises(UsageError, match=r"--gen-subset must name a split of .*: there is no 'dev'"):

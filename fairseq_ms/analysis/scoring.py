@@ -21,25 +21,19 @@ _POSITIONS_A_SOFTMAX = 1024
 def score_windows(checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, first: int = 0) -> Tensor:
     """NLL (B, T - first) of the targets from ``first`` on, every row read from its beginning.
 
-    A streaming model starts each row with an empty memory and reads it segment by segment. Where the model
-    was trained with an extra first symbol, it is put before every row.
+    A streaming model starts each row with an empty memory. Where the model was trained with an extra first
+    symbol, it is put before every row.
     """
     device = checkpoint.device
     source, target = source_BT.to(device), target_BT.to(device)
     if checkpoint.adds_bos:
         bos = source.new_full((source.size(0), 1), checkpoint.dictionary.bos())
         source, target, first = torch.cat([bos, source], 1), torch.cat([bos, target], 1), first + 1
-    step = checkpoint.segment if checkpoint.streaming else source.size(1)
-    memory, parts = None, []
-    for start in range(0, source.size(1), step):
-        piece = source[:, start : start + step]
-        nll, memory = _score(checkpoint, piece, target[:, start : start + step], max(0, first - start), memory)
-        parts.append(nll)
-    return torch.cat(parts, dim=1)
+    return _score(checkpoint, source, target, first)[0]
 
 
 def _score(
-    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, skip: int, memory: Any
+    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, skip: int = 0, memory: Any = None
 ) -> tuple[Tensor, Any]:
     """NLL of the targets after the first ``skip`` ones, and the memory behind the last."""
     model = checkpoint.model
@@ -68,11 +62,11 @@ def score_tokens(
 
     The windows are those of ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has
     ``window - context`` new tokens behind up to ``context`` already scored ones, and the first begins with
-    the end-of-sentence symbol. The default is half a training sample of context. A streaming model reads
-    the sequence once, in segments of ``window`` tokens, and its memory is the context.
+    the end-of-sentence symbol. The default is half a training sample of context. A streaming model has no
+    window: it reads the sequence once, and its memory is the context.
     """
     if checkpoint.streaming:
-        return _score_stream(checkpoint, tokens, window or checkpoint.segment)
+        return _score_stream(checkpoint, tokens)
     window, context = check_window(checkpoint, window, context)
     source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
     nll = np.empty(tokens.numel())
@@ -91,13 +85,15 @@ def score_tokens(
 
 
 @torch.no_grad()
-def _score_stream(checkpoint: Checkpoint, tokens: Tensor, segment: int) -> np.ndarray:
+def _score_stream(checkpoint: Checkpoint, tokens: Tensor) -> np.ndarray:
     eos = tokens.new_tensor([checkpoint.dictionary.eos()])
     source, target = torch.cat([eos, tokens[:-1]]).to(checkpoint.device), tokens.to(checkpoint.device)
     memory, parts = None, []
-    for start in range(0, tokens.numel(), segment):
-        span = slice(start, start + segment)
-        nll, memory = _score(checkpoint, source[None, span], target[None, span], 0, memory)
+    # Whole segments at a time, so that the memory keeps no tokens to read again.
+    step = checkpoint.segment * max(1, _POSITIONS_A_SOFTMAX // checkpoint.segment)
+    for start in range(0, tokens.numel(), step):
+        span = slice(start, start + step)
+        nll, memory = _score(checkpoint, source[None, span], target[None, span], memory=memory)
         parts.append(nll[0].cpu())
     return torch.cat(parts).double().numpy()
 

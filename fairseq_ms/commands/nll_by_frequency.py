@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     report.check_outputs(args.json, args.png)
     loaded = shared.load_checkpoints(args)
+    shared.check_window_is_used(args, loaded)
     checkpoints.require_one_dictionary(loaded, NAME)
     counts = checkpoints.token_counts(loaded[0], args.train_subset)
     frequency.check_bins(args.bins, counts)

@@ -36,15 +36,29 @@ def add_outputs(parser: argparse.ArgumentParser, figure: bool = True) -> None:
 def add_window(parser: argparse.ArgumentParser) -> None:
     """The evaluation window, spelled as in fairseq-eval-lm."""
     parser.add_argument(
-        "--tokens-per-sample", type=positive, metavar="N", help="window in tokens (default: as in training)"
+        "--tokens-per-sample",
+        type=positive,
+        metavar="N",
+        help="window in tokens of models without a memory (default: as in training)",
     )
     parser.add_argument(
         "--context-window",
         type=int,
         metavar="N",
-        help="tokens of a window that are only context; the rest is the stride (default: half the window; "
-        "streaming models have their memory instead)",
+        help="tokens of it that are only context; the rest is the stride (default: half the window)",
     )
+
+
+def check_window_is_used(args: argparse.Namespace, loaded: list[Checkpoint]) -> None:
+    """Raise UsageError when a window is given and no model has one."""
+    from fairseq_ms.errors import UsageError
+
+    given = args.tokens_per_sample if args.tokens_per_sample is not None else args.context_window
+    if given is not None and all(checkpoint.streaming for checkpoint in loaded):
+        raise UsageError(
+            f"--tokens-per-sample and --context-window are of models without a memory: {loaded[0].label} reads "
+            f"the text once, got {given}"
+        )
 
 
 def positive(text: str) -> int:

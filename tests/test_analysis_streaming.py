@@ -1,0 +1,107 @@
+"""The analyses on models with a memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ms.analysis import checkpoints, context, memory_measured, neighbors, perturbation, samples, scoring
+from fairseq_ms.cli import main
+from fairseq_ms.errors import UsageError
+from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
+
+TASK = "streaming_language_modeling"
+MODELS = {
+    "transformer_xl": ["--decoder-layers", "2", "--mem-len", "5"],
+    "compressive_transformer": ["--decoder-layers", "2", "--mem-len", "4", "--compressed-mem-len", "2"],
+    "transformer_ql": ["--scale-layers", "1x=1,2x=1", "--mem-len", "5", "--output-layers", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("streaming")
+    data = write_corpus(folder / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 9)})
+    for arch, flags in MODELS.items():
+        path = folder / arch / "model.pt"
+        write_checkpoint(path, data, arch, *NARROW, *flags, "--tokens-per-sample", "6", "--init-std", "0.3", task=TASK)
+    return folder
+
+
+@pytest.mark.parametrize("arch", MODELS)
+def test_a_stream_is_scored_once_with_all_the_memory_it_has(place, arch):
+    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
+    assert checkpoint.streaming
+    assert checkpoint.segment == 6
+    (tokens,) = checkpoints.documents(checkpoint, "test", limit=50)
+    nll = scoring.score_tokens(checkpoint, tokens)
+    source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
+    memory, expected = None, []
+    for start in range(0, 50, 6):
+        logits, extra = checkpoint.model(source[None, start : start + 6], memory=memory)
+        memory = extra["memory"]
+        log_probs = logits[0].log_softmax(-1)
+        targets = tokens[start : start + 6]
+        expected += (-log_probs[range(len(targets)), targets]).tolist()
+    np.testing.assert_allclose(nll, expected, atol=2e-5)
+    # The memory matters: without it, the second segment reads otherwise.
+    alone = scoring.score_windows(checkpoint, source[None, 6:12], tokens[None, 6:12])[0].numpy()
+    assert np.abs(alone - nll[6:12]).max() > 1e-4
+
+
+@pytest.mark.parametrize("arch", MODELS)
+def test_context_tools_read_windows_from_an_empty_memory(place, arch):
+    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
+    tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
+    targets = context.choose_targets(tokens.numel(), 13, 5)
+    found = context.nll_with_context(checkpoint, tokens, targets, 13)
+    for target, nll in zip(targets, found):
+        logits = checkpoint.model(tokens[None, target - 13 : target])[0][0, -1]
+        assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
+    windows = perturbation.cut_windows(tokens, 24, None)
+    _, raised = perturbation.increase_in_nll(checkpoint, windows, 12, "shuffle", seed=1)
+    assert np.abs(raised[:, 0]).max() > 1e-4
+
+
+def test_damage_beyond_segment_and_memory_is_never_felt(place):
+    checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
+    tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
+    windows = perturbation.cut_windows(tokens, 40, None)
+    _, raised = perturbation.increase_in_nll(checkpoint, windows, 12, "replace", seed=1)
+    # A token sees 5 states of memory and at most 6 of its segment, in each of two layers.
+    np.testing.assert_allclose(raised[:, 2 * (5 + 6) :], 0.0, atol=2e-6)
+    assert np.abs(raised[:, :5]).max() > 1e-3
+
+
+@pytest.mark.parametrize("arch", MODELS)
+def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(place, arch):
+    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
+    (tokens,) = checkpoints.documents(checkpoint, "test", limit=40)
+    prompts, _ = samples.cut_prompts(tokens, 7, 11, 1)
+    ((sample,),) = samples.Sampler(checkpoint, 11, 1, 0.7).sample(prompts, seed=1)
+    sequence = [checkpoint.dictionary.eos(), *prompts[0].tolist()]
+    for token in sample.tolist():
+        logits = checkpoint.model(torch.tensor([sequence]))[0][0, -1]
+        logits[[checkpoint.dictionary.bos(), checkpoint.dictionary.pad()]] = -torch.inf
+        assert token == int(logits.argmax())
+        sequence.append(token)
+
+
+def test_a_training_step_is_measured_with_a_full_memory(place):
+    checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
+    sample = memory_measured.training_sample(checkpoint.model, 3, 6)
+    assert sample["net_input"]["memory"].batch_size == 3
+    assert all(state.any() for state in sample["net_input"]["memory"].states.values())
+    assert memory_measured.step_bytes(checkpoint.model, 3, 6) > 0
+
+
+def test_streaming_models_say_what_they_cannot_answer(place, capsys):
+    checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
+    with pytest.raises(UsageError, match="transformer_xl, whose states belong to streams or chunks"):
+        neighbors.scales_of(checkpoint)
+    assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
+    assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err
+    assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--bins", "3"]) == 0
+    assert main(["memory", "--path", str(place / "transformer_ql/model.pt")]) == 0
+    assert "no breakdown: there is no formula for transformer_ql" in capsys.readouterr().out

@@ -60,8 +60,11 @@ def _started_as_own_command() -> bool:
     That command line imports torch and fairseq only for the subcommands that need them, so that
     `fairseq-ms user-dir` answers at once, even where fairseq is missing.
     """
-    module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] if "-m" in sys.orig_argv else []
-    return module == [__name__] or Path(sys.argv[0] if sys.argv else "").stem == "fairseq-ms"
+    program = sys.argv[0] if sys.argv else ""
+    # While `python -m` looks for its module, and imports the package around it, the program is called "-m".
+    if program == "-m":
+        return ["-m", __name__] in [sys.orig_argv[place : place + 2] for place in range(1, len(sys.orig_argv))]
+    return Path(program).stem == "fairseq-ms"
 
 
 if "fairseq" in sys.modules or not _started_as_own_command():

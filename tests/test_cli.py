@@ -110,3 +110,9 @@ def test_a_bug_in_a_command_keeps_its_traceback(monkeypatch, tmp_path):
 def test_the_exit_code_of_a_command_is_its_return_value(monkeypatch, tmp_path):
     _with_command(monkeypatch, tmp_path, "return 3")
     assert cli.main(["broken"]) == 3
+
+
+def test_a_script_with_arguments_like_those_of_the_command_still_registers_everything(tmp_path):
+    script = tmp_path / "train_all.py"
+    script.write_text("import sys, fairseq_ms; print('fairseq' in sys.modules)\n", encoding="utf-8")
+    assert run_cli("python", script, "-m", "fairseq_ms").stdout == "True\n"

@@ -122,7 +122,7 @@ def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp
     if command[0] == "fairseq-ms":
         # Any command that needs the models will do: the sentence comes from the dispatcher.
         program = (
-            "import sys; sys.orig_argv = ['-m', 'fairseq_ms']\n"
+            "import sys; sys.argv = ['fairseq-ms', 'probe']\n"
             "import fairseq_ms.cli as cli\n"
             "class Probe: NAME = 'probe'; add_arguments = staticmethod(lambda parser: None)\n"
             "sys.modules['probe_command'] = Probe\n"

@@ -109,9 +109,21 @@ def test_every_output_of_the_bottom_up_model_changes_with_every_token_of_a_finis
         assert seen == [*range((t + 1) // 4 * 4), *([t] if (t + 1) % 4 else [])]
 
 
-def test_a_batch_shorter_than_a_block_gives_every_parameter_a_gradient() -> None:
-    flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 4}
-    model = build("multiscale_bottomup", {**flags, "scale_layers": "8x=1,4x=1,1x=1"}, dictionary(9)).train()
+@pytest.mark.parametrize(("downsampler", "recompute"), [("avg", "pointwise"), ("conv", "none")])
+@pytest.mark.parametrize(
+    ("arch", "scales"),
+    [
+        ("multiscale_topdown", {"scale_layers": "8x=1,4x=1,1x=1"}),
+        ("multiscale_bottomup", {"scale_layers": "8x=1,4x=1,1x=1"}),
+        ("retina_lm", {"scale_windows": "1x=0:4,4x=4:12", "decoder_layers": 2}),
+        ("coarse_lm", {"scale_layers": "8x=1"}),
+    ],
+)
+def test_a_batch_shorter_than_a_block_gives_every_parameter_a_gradient(
+    arch: str, scales: dict, downsampler: str, recompute: str
+) -> None:
+    flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 4, **scales}
+    model = build(arch, {**flags, "downsampler": downsampler, "recompute": recompute}, dictionary(9)).train()
     for length in (1, 5):
         model.zero_grad()
         model(torch.randint(4, 13, (2, length)))[0].sum().backward()

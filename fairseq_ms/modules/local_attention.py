@@ -210,7 +210,8 @@ class WindowAttention:
         heads = []
         for group, layout, q_BTD, pair_BCD in zip(self.groups, self.layouts, *self._split(fine, coarse)):
             if pair_BCD.size(1) == 0:
-                heads.append(torch.zeros_like(q_BTD))
+                # Zeros that still lead back to all parameters: distributed training waits for every gradient.
+                heads.append(q_BTD * 0.0 + pair_BCD.sum())
                 continue
             k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).unbind(2)
             y = attend(

@@ -56,7 +56,7 @@ demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py
 
 test: env $(NGRAM)
-	@$(RUN) -m pytest -n $(JOBS)
+	@$(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 lint: env
 	@$(RUN) -m ruff check .

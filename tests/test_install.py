@@ -197,10 +197,12 @@ def clone(tmp_path) -> Path:
 
 
 def make(clone, *arguments, **variables):
+    """One call of make, which must not take itself for a part of the `make test` that these tests may run in."""
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
     return subprocess.run(
         ["make", *arguments],
         cwd=clone,
-        env={**os.environ, **variables},
+        env={**{name: value for name, value in os.environ.items() if name not in outer}, **variables},
         capture_output=True,
         text=True,
         timeout=60,

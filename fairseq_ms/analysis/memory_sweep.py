@@ -10,7 +10,7 @@ import torch
 
 from fairseq_ms.analysis import memory_formula, memory_measured, report
 from fairseq_ms.analysis.memory_formula import Sizes
-from fairseq_ms.models.base import layer_config
+from fairseq_ms.models.config import layer_config
 from fairseq_ms.modules.layer import TransformerLayer
 
 SCALES = (1, 4, 16, 64)

@@ -1,107 +1,20 @@
-"""What every language model here is made of: its flags, its fairseq decoder and its fairseq model."""
+"""What every language model here is: a decoder and a model in fairseq's sense."""
 
-import logging
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
-from fairseq import options
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
-from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
-from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.models.config import LanguageModelConfig, validate
 from fairseq_ms.models.decoding import Decoding, PromptReader
+from fairseq_ms.models.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.feedforward import ACTIVATIONS
-from fairseq_ms.modules.layer import LayerConfig
 from fairseq_ms.modules.output import TiedOutput, untied_output
 from fairseq_ms.modules.state import DecodingState
 
-logger = logging.getLogger(__name__)
-
 _STATE = "fairseq_ms"
-
-
-@dataclass
-class LanguageModelConfig(FairseqDataclass):
-    """Flags of every language model; names and meanings are fairseq's where fairseq has them."""
-
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
-        default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
-    )
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(default=0.1, metadata={"help": "dropout probability for attention weights"})
-    activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
-    decoder_embed_dim: int = field(default=768, metadata={"help": "model dimension"})
-    decoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward blocks"})
-    decoder_attention_heads: int = field(default=12, metadata={"help": "number of attention heads"})
-    share_decoder_input_output_embed: bool = field(
-        default=False, metadata={"help": "share decoder input and output embeddings"}
-    )
-    adaptive_input: bool = field(default=False, metadata={"help": "if set, uses adaptive input"})
-    adaptive_input_factor: float = field(default=4, metadata={"help": "adaptive input factor"})
-    adaptive_input_cutoff: Optional[str] = field(
-        default=None, metadata={"help": "comma separated list of adaptive input cutoff points"}
-    )
-    adaptive_softmax_cutoff: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
-        },
-    )
-    adaptive_softmax_dropout: float = field(
-        default=0, metadata={"help": "sets adaptive softmax dropout for the tail projections"}
-    )
-    adaptive_softmax_factor: float = field(default=4, metadata={"help": "adaptive softmax factor"})
-    tie_adaptive_weights: bool = field(
-        default=False, metadata={"help": "if set, ties the weights of adaptive softmax and adaptive input"}
-    )
-    tie_adaptive_proj: bool = field(
-        default=False,
-        metadata={"help": "if set, ties the projection weights of adaptive softmax and adaptive input"},
-    )
-    init_std: float = field(
-        default=0.02, metadata={"help": "standard deviation of the normal distribution weights start from"}
-    )
-    checkpoint_activations: bool = field(
-        default=False,
-        metadata={"help": "keep only the input of every layer, and run the layer again in backward"},
-    )
-    recompute: ChoiceEnum(["pointwise", "none"]) = field(  # type: ignore[valid-type]
-        default="pointwise",
-        metadata={
-            "help": "what to compute again in backward instead of keeping it: layer norm, activation, "
-            "dropout masks and scores of attention with dropout (pointwise), or nothing (none)"
-        },
-    )
-    add_bos_token: bool = II("task.add_bos_token")
-    tokens_per_sample: int = II("task.tokens_per_sample")
-    max_target_positions: Optional[int] = II("task.max_target_positions")
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ``UsageError(message)`` unless the condition holds."""
-    if not condition:
-        raise UsageError(message)
-
-
-def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
-    """The pre-LN layers that the flags ask for."""
-    settings = {
-        "dim": cfg.decoder_embed_dim,
-        "ffn_dim": cfg.decoder_ffn_embed_dim,
-        "heads": cfg.decoder_attention_heads,
-        "dropout": cfg.dropout,
-        "attention_dropout": cfg.attention_dropout,
-        "activation_dropout": cfg.activation_dropout,
-        "activation": str(cfg.activation_fn),
-        "recompute": str(cfg.recompute) == "pointwise",
-        "checkpoint": cfg.checkpoint_activations,
-    }
-    return LayerConfig(**{**settings, **changes})
 
 
 class Decoder(FairseqIncrementalDecoder):
@@ -119,7 +32,7 @@ class Decoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         self.embed = embed
         self.positions = int(cfg.max_target_positions or cfg.tokens_per_sample)
-        self.adaptive_softmax = _adaptive_softmax(cfg, len(dictionary), embed.words)
+        self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
             self.project = TiedOutput(embed.words)  # type: ignore[arg-type]
@@ -230,7 +143,7 @@ class LanguageModel(FairseqLanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         """Raise ``UsageError`` on flags that do not fit together; subclasses add their own rules."""
-        _validate(cfg, task)
+        validate(cfg, task)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
@@ -239,14 +152,14 @@ class LanguageModel(FairseqLanguageModel):
             cfg.max_target_positions = cfg.tokens_per_sample
         cls.validate(cfg, task)
         embed = TokenEmbedding(
-            _word_embedding(cfg, task.source_dictionary),
+            word_embedding(cfg, task.source_dictionary),
             int(cfg.max_target_positions) if cls.has_position_embedding(cfg) else None,
             cfg.decoder_embed_dim,
             cfg.dropout,
             str(cfg.recompute) == "pointwise",
         )
         decoder = cls.decoder_class(cfg, task.target_dictionary, embed)
-        _initialise(decoder, cfg.init_std)
+        initialise(decoder, cfg.init_std)
         return cls(decoder)
 
     @classmethod
@@ -265,93 +178,3 @@ class LanguageModel(FairseqLanguageModel):
             raise UsageError(
                 f"the checkpoint does not fit this {type(self).__name__}: its --arch or sizes differ ({first.strip()})"
             ) from error
-
-
-def _validate(cfg: Any, task: Any) -> None:
-    positions = int(cfg.max_target_positions)
-    require(
-        cfg.tokens_per_sample <= positions,
-        f"--tokens-per-sample must not exceed --max-target-positions {positions}: got {cfg.tokens_per_sample}",
-    )
-    dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
-    require(
-        heads > 0 and dim % heads == 0,
-        f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}",
-    )
-    for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
-        value = getattr(cfg, flag)
-        name = "--" + flag.replace("_", "-")
-        require(0.0 <= value < 1.0, f"{name} must be at least 0 and below 1: got {value}")
-    require(
-        not (cfg.adaptive_input and cfg.share_decoder_input_output_embed),
-        "--share-decoder-input-output-embed cannot be used with --adaptive-input: use --tie-adaptive-weights",
-    )
-    require(
-        not (cfg.adaptive_softmax_cutoff and cfg.share_decoder_input_output_embed),
-        "--share-decoder-input-output-embed cannot be used with --adaptive-softmax-cutoff "
-        f"{cfg.adaptive_softmax_cutoff}: use --adaptive-input and --tie-adaptive-weights",
-    )
-    require(
-        not cfg.share_decoder_input_output_embed or len(task.source_dictionary) == len(task.target_dictionary),
-        "--share-decoder-input-output-embed needs source and target dictionaries of one size: got "
-        f"{len(task.source_dictionary)} and {len(task.target_dictionary)}",
-    )
-    require(
-        not cfg.adaptive_input or bool(cfg.adaptive_input_cutoff),
-        "--adaptive-input needs --adaptive-input-cutoff: got none",
-    )
-    if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
-        flag = "--tie-adaptive-weights" if cfg.tie_adaptive_weights else "--tie-adaptive-proj"
-        require(
-            cfg.adaptive_input and cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff,
-            f"{flag} needs --adaptive-input and --adaptive-input-cutoff equal to --adaptive-softmax-cutoff: "
-            f"got {cfg.adaptive_input_cutoff} and {cfg.adaptive_softmax_cutoff}",
-        )
-        require(
-            cfg.adaptive_input_factor == cfg.adaptive_softmax_factor,
-            f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
-            f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
-        )
-
-
-def _word_embedding(cfg: Any, dictionary: Any) -> nn.Module:
-    if not cfg.adaptive_input:
-        return nn.Embedding(len(dictionary), cfg.decoder_embed_dim, dictionary.pad())
-    return AdaptiveInput(
-        len(dictionary),
-        dictionary.pad(),
-        cfg.decoder_embed_dim,
-        cfg.adaptive_input_factor,
-        cfg.decoder_embed_dim,
-        options.eval_str_list(cfg.adaptive_input_cutoff, type=int),
-    )
-
-
-def _adaptive_softmax(cfg: Any, vocabulary: int, words: nn.Module) -> AdaptiveSoftmax | None:
-    if not cfg.adaptive_softmax_cutoff:
-        return None
-    return AdaptiveSoftmax(
-        vocabulary,
-        cfg.decoder_embed_dim,
-        options.eval_str_list(cfg.adaptive_softmax_cutoff, type=int),
-        dropout=cfg.adaptive_softmax_dropout,
-        factor=cfg.adaptive_softmax_factor,
-        adaptive_inputs=words if cfg.tie_adaptive_weights else None,
-        tie_proj=cfg.tie_adaptive_proj,
-    )
-
-
-def _initialise(module: nn.Module, std: float) -> None:
-    """Weights normal around 0, biases 0, padding embedding 0; fairseq's adaptive modules keep their own."""
-    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
-        return
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.ConvTranspose1d):
-        nn.init.normal_(module.weight, std=std)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
-        if module.padding_idx is not None:
-            nn.init.zeros_(module.weight[module.padding_idx])
-    for child in module.children():
-        _initialise(child, std)

@@ -7,7 +7,7 @@ import torch
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models.base import require
+from fairseq_ms.models.config import require
 from fairseq_ms.models.transformer_xl import (
     StackRun,
     TransformerXLConfig,

@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.models.base import require
+from fairseq_ms.models.config import require
 from fairseq_ms.modules.chunk_decoder import LSTMDecoder, TransformerDecoder
 from fairseq_ms.modules.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
 from fairseq_ms.modules.chunk_main import LSTMMain, TransformerMain

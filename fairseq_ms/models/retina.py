@@ -12,7 +12,8 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.base import Decoder, LanguageModel, LanguageModelConfig, layer_config, require
+from fairseq_ms.models.base import Decoder, LanguageModel
+from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
 from fairseq_ms.models.presets import register_presets
 from fairseq_ms.models.scales import parse_counts, parse_windows
 from fairseq_ms.modules.embedding import TokenEmbedding

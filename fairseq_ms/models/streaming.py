@@ -16,7 +16,8 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.base import Decoder, LanguageModel, LanguageModelConfig, layer_config, require
+from fairseq_ms.models.base import Decoder, LanguageModel
+from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
 from fairseq_ms.models.decoding import Decoding
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.feedforward import ACTIVATIONS

@@ -12,7 +12,8 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models.base import Decoder, LanguageModel, LanguageModelConfig, layer_config
+from fairseq_ms.models.base import Decoder, LanguageModel
+from fairseq_ms.models.config import LanguageModelConfig, layer_config
 from fairseq_ms.models.presets import register_presets
 from fairseq_ms.models.scales import Scale, parse_counts
 from fairseq_ms.modules.blocks import RecentTokens, right_aligned

@@ -8,7 +8,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models.base import require
+from fairseq_ms.models.config import require
 from fairseq_ms.models.scales import parse_counts
 from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding

@@ -6,7 +6,7 @@ from typing import Any
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models.base import require
+from fairseq_ms.models.config import require
 from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.memory import LayerRun

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     pictures: list[Tensor] = []
     if args.complete:
         originals = given_images(task, args.split, args.complete)
-        given = int(round(args.keep * SIDE)) * SIDE * 3
+        given = round(args.keep * SIDE) * SIDE * 3
         finished = drawn(model, originals[:, :given], symbols_K, args)
         pictures += [picture for pair in zip(originals, finished) for picture in pair]
     if args.count:

@@ -1,41 +1,41 @@
-"""What a training step of ``haed`` costs: packed against padded decoder, and the first phase against end to end.
-
-    python benchmarks/haed.py [--rows 4] [--words 256] [--repeats 5] [--threads 2]
-                              [--clock wall|cpu] [--json FILE]
-
-The text is the documentation that comes with Python. A step is forward and backward of the paper's larger model
-(``haed_wt103_iem``: 12 heads, 2,000 decoder units); times are medians of interleaved runs, saved bytes are those of
-the tensors that autograd keeps for backward, parameters not counted. On a machine that does other things as well, ``--threads 1 --clock cpu`` counts
-only what the steps themselves compute.
-"""
+"""What ``haed`` costs: packed against padded decoding, the first phase, and generation against other byte models."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-import fairseq_ms  # noqa: F401  (registers the models)
+from benchmarks.memory import saved_bytes
+from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.data.chunk_sampling import predicted_chunks
-from fairseq_ms.models.haed import HAED, IEM_CRITERION
+from fairseq_ms.models.haed import IEM_CRITERION
 from fairseq_ms.models.haed_config import SPACE
 from fairseq_ms.models.presets import PRESETS
 
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+NAME = "haed"
+HELP = "haed: packed against padded decoder, first phase against end to end, generation against other models"
+
+ROWS, WORDS = 4, 256
+TINY = {"encoder_units": 16, "decoder_embed_dim": 24, "position_embed_dim": 8, "decoder_layers": 1}
+TINY |= {"decoder_ffn_embed_dim": 32, "decoder_attention_heads": 2, "attention_head_dim": 8, "decoder_units": 20}
+# A loss is a mean of about 6,000 terms of order 5, cached logits are of order 1; both are in float32.
+LOSS_TOLERANCE = 1e-4
+LOGIT_TOLERANCE = 1e-4
+PROMPT, STEPS = 1000, 48
 
 
 def text_rows(rows: int, words: int, offset: int = 0) -> tuple[list[list[str]], Dictionary]:
-    """Rows of symbols, each with that many words, and a dictionary of all symbols."""
+    """Rows of characters, each with that many words of Python's own documentation, and all their symbols."""
     from pydoc_data.topics import topics
 
     everything = " ".join(" ".join(topics.values()).split()).split(" ")
@@ -49,28 +49,33 @@ def text_rows(rows: int, words: int, offset: int = 0) -> tuple[list[list[str]], 
 def padded_batch(rows: list[list[str]], dictionary: Dictionary) -> Tensor:
     """(B, T + 1) tokens that begin with the end of a line."""
     ids = [torch.tensor([dictionary.eos(), *(dictionary.index(symbol) for symbol in row)]) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=dictionary.pad())
+    return nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=dictionary.pad())
 
 
-def build(arch: str, dictionary: Dictionary, positions: int, **changes: Any) -> Any:
-    """A model of a preset with random weights, in training mode."""
-    model, preset = PRESETS[arch]
+def build(model: str, dictionary: Dictionary, positions: int, flags: dict[str, Any]) -> Any:
+    """A model with random weights, in training mode."""
     cfg = MODEL_DATACLASS_REGISTRY[model]()
-    flags = {"tokens_per_sample": positions, "max_target_positions": None, "criterion": "cross_entropy"}
-    for name, value in {**flags, **preset, **changes}.items():
+    known = {"tokens_per_sample": positions, "max_target_positions": None, "add_bos_token": False, **flags}
+    for name, value in known.items():
+        assert hasattr(cfg, name), f"{model} has no flag {name}"
         setattr(cfg, name, value)
+    torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, args=None)
     return MODEL_REGISTRY[model].build_model(cfg, task).train()
 
 
-def packed_step(model: HAED, tokens: Tensor, pad: int) -> Tensor:
-    """The loss as it is trained: chunks packed by length."""
-    logits, _ = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=pad)
+def preset(arch: str, dictionary: Dictionary, positions: int, quick: bool, criterion: str = "cross_entropy") -> Any:
+    """The model of a preset, or a tiny one like it."""
+    model, flags = PRESETS[arch]
+    return build(model, dictionary, positions, {**flags, **(TINY if quick else {}), "criterion": criterion})
 
 
-def padded_step(model: HAED, tokens: Tensor, pad: int) -> Tensor:
-    """The same loss by torch's own LSTM over chunks padded to the greatest length, the context beside every token."""
+def loss_of(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
+    return F.cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=pad)
+
+
+def padded_loss(model: Any, tokens: Tensor, pad: int) -> Tensor:
+    """The loss by torch's own LSTM over chunks padded to the greatest length, the context beside every token."""
     decoder, source = model.decoder, tokens[:, :-1]
     chunks = decoder.hierarchy.table(source)
     main_MD = decoder.hierarchy(chunks)
@@ -81,83 +86,240 @@ def padded_step(model: HAED, tokens: Tensor, pad: int) -> Tensor:
     target_ML[chunks.decoded_P, chunks.place_P] = tokens[:, 1:].flatten()[chunks.position_P]
     context_MLD = main_MD.unsqueeze(1).expand(-1, longest, -1)
     hidden_MLU, _ = decoder.speller.lstm.cell(torch.cat([decoder.speller.embed(read_ML), context_MLD], dim=2))
-    return F.cross_entropy(decoder.project(hidden_MLU).flatten(0, 1), target_ML.flatten(), ignore_index=pad)
+    return loss_of(decoder.project(hidden_MLU), target_ML, pad)
 
 
-def first_phase_step(model: Any, tokens: Tensor, further: Tensor) -> Tensor:
-    """The loss of the first phase, with the chunks of further batches for candidates."""
-    found = model(tokens, lambda own: predicted_chunks(model.hierarchy, further))
-    return found.loss / found.rank_N.numel()
+@dataclass
+class Steps:
+    """Training steps of the paper's larger model (12 heads, 2,000 decoder units) on the same words."""
+
+    quick: bool
+
+    def __post_init__(self) -> None:
+        rows, words = (2, 24) if self.quick else (ROWS, WORDS)
+        lines, dictionary = text_rows(rows, words)
+        self.pad = dictionary.pad()
+        self.tokens = padded_batch(lines, dictionary)
+        self.further = padded_batch(text_rows(3 * rows, words, offset=rows * words)[0], dictionary)
+        positions = self.tokens.shape[1]
+        self.model = preset("haed_wt103_iem", dictionary, positions, self.quick)
+        self.first = preset("haed_wt103_iem", dictionary, positions, self.quick, IEM_CRITERION)
+        self.title = f"{rows} x {words} words, {int((self.tokens[:, 1:] != self.pad).sum())} characters"
+
+    def packed(self) -> Tensor:
+        return loss_of(self.model(self.tokens[:, :-1])[0], self.tokens[:, 1:], self.pad)
+
+    def padded(self) -> Tensor:
+        return padded_loss(self.model, self.tokens, self.pad)
+
+    def first_phase(self) -> Tensor:
+        found = self.first(self.tokens, lambda own: predicted_chunks(self.first.hierarchy, self.further))
+        return found.loss / found.rank_N.numel()
+
+    def backward(self, loss: Callable[[], Tensor]) -> None:
+        self.model.zero_grad(set_to_none=True)
+        self.first.zero_grad(set_to_none=True)
+        loss().backward()
+
+    def parity(self) -> str:
+        worst = assert_parity("loss", self.packed().detach(), self.padded().detach(), LOSS_TOLERANCE)
+        return f"packed and padded give one loss, within {worst:.1e}"
+
+    def bytes_kept(self, loss: Callable[[], Tensor]) -> float:
+        return float(saved_bytes(loss, [*self.model.parameters(), *self.first.parameters()]))
 
 
-def saved_bytes(model: torch.nn.Module, step: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once, parameters not counted."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-    alive: list[Tensor] = []
+class Megabyte:
+    """The model of the package MEGABYTE-pytorch, with about as many parameters as ``haed``'s."""
 
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
+    PATCH = 8
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = step()
-    del loss
-    return sum(kept.values())
+    def __init__(self, symbols: int, positions: int, quick: bool) -> None:
+        from MEGABYTE_pytorch import MEGABYTE
 
+        torch.manual_seed(0)
+        patches = -(-positions // self.PATCH)
+        self.model = MEGABYTE(
+            num_tokens=symbols,
+            dim=(32, 16) if quick else (384, 288),
+            depth=(1, 1) if quick else (6, 2),
+            max_seq_len=(patches, self.PATCH),
+            dim_head=32,
+            heads=2 if quick else 8,
+            flash_attn=True,
+        )
 
-def measure(rows: int, words: int, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Seconds, saved bytes and their ratios."""
-    torch.manual_seed(0)
-    lines, dictionary = text_rows(rows, words)
-    tokens = padded_batch(lines, dictionary)
-    further = padded_batch(text_rows(3 * rows, words, offset=rows * words)[0], dictionary)
-    model = build("haed_wt103_iem", dictionary, tokens.shape[1])
-    first = build("haed_wt103_iem", dictionary, tokens.shape[1], criterion=IEM_CRITERION)
-    steps: dict[str, tuple[Any, Callable[[], Tensor]]] = {
-        "packed": (model, lambda: packed_step(model, tokens, dictionary.pad())),
-        "padded": (model, lambda: padded_step(model, tokens, dictionary.pad())),
-        "first_phase": (first, lambda: first_phase_step(first, tokens, further)),
-    }
-    losses = {name: float(step().detach()) for name, (_, step) in steps.items()}
-    assert abs(losses["packed"] - losses["padded"]) < 1e-4, losses
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, (owner, step) in steps.items():
-            owner.zero_grad(set_to_none=True)
-            start = clock()
-            step().backward()
-            seconds[name].append(clock() - start)
-    found: dict[str, float] = {"characters": float((tokens[:, 1:] != dictionary.pad()).sum())}
-    for name, (owner, step) in steps.items():
-        found[f"{name}_seconds"] = statistics.median(seconds[name])
-        found[f"{name}_saved_bytes"] = float(saved_bytes(owner, step))
-    found["packed_over_padded_time"] = found["packed_seconds"] / found["padded_seconds"]
-    found["packed_over_padded_saved_bytes"] = found["packed_saved_bytes"] / found["padded_saved_bytes"]
-    found["end_to_end_over_first_phase_time"] = found["packed_seconds"] / found["first_phase_seconds"]
-    return found
+    def loss(self, ids_BT: Tensor) -> Tensor:
+        return self.model(ids_BT, return_loss=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=4)
-    parser.add_argument("--words", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--json", help="also write the numbers to this file")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    found = measure(arguments.rows, arguments.words, arguments.repeats, CLOCKS[arguments.clock])
-    for name, value in found.items():
-        print(f"{name:36s} {value:,.3f}")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(found, file, indent=1)
+def megabyte_is_here() -> bool:
+    return importlib.util.find_spec("MEGABYTE_pytorch") is not None
 
 
-if __name__ == "__main__":
-    main()
+class Generation:
+    """One row in generation: a prompt of about 1,000 characters, then one cached step a character."""
+
+    def __init__(self, quick: bool) -> None:
+        self.prompt, self.steps = (40, 8) if quick else (PROMPT, STEPS)
+        lines, dictionary = text_rows(1, 400)
+        self.tokens = padded_batch(lines, dictionary)[:, : self.prompt + self.steps]
+        positions = self.prompt + self.steps
+        small = {"decoder_layers": 1, "decoder_embed_dim": 24, "decoder_ffn_embed_dim": 32}
+        sizes = {"decoder_layers": 8, "decoder_embed_dim": 384, "decoder_ffn_embed_dim": 1536}
+        vanilla = {**(small if quick else sizes), "decoder_attention_heads": 6, "dropout": 0.0}
+        self.models = {
+            "vanilla_lm": build("vanilla_lm", dictionary, positions, vanilla),
+            "haed": preset("haed_wt103", dictionary, positions, quick),
+        }
+        for model in self.models.values():
+            model.eval().make_generation_fast_()
+        self.megabyte = Megabyte(len(dictionary), positions, quick) if megabyte_is_here() else None
+        counts = {name: sum(p.numel() for p in model.parameters()) for name, model in self.models.items()}
+        if self.megabyte is not None:
+            counts["MEGABYTE-pytorch"] = sum(p.numel() for p in self.megabyte.model.parameters())
+        self.title = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
+
+    def prefilled(self, name: str) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        with torch.inference_mode():
+            self.models[name].decoder(self.tokens[:, : self.prompt], incremental_state=state)
+        return state
+
+    def seconds(self, name: str) -> None:
+        """Prompt and steps."""
+        state = self.prefilled(name)
+        with torch.inference_mode():
+            for end in range(self.prompt + 1, self.prompt + self.steps + 1):
+                self.models[name].decoder(self.tokens[:, :end], incremental_state=state)
+
+    def without_cache(self) -> None:
+        """What MEGABYTE-pytorch's ``generate`` does for every byte: the whole text once more."""
+        assert self.megabyte is not None
+        with torch.inference_mode():
+            self.megabyte.model.eval()(self.tokens[:, : self.prompt])
+
+    def parity(self) -> str:
+        worst = 0.0
+        for name, model in self.models.items():
+            state = self.prefilled(name)
+            with torch.inference_mode():
+                for end in range(self.prompt + 1, self.prompt + self.steps + 1):
+                    cached = model.decoder(self.tokens[:, :end], incremental_state=state)[0]
+                whole = model(self.tokens)[0][:, -1:]
+            worst = max(worst, assert_parity(name, cached, whole, LOGIT_TOLERANCE))
+        return f"cached logits are those of the whole text, within {worst:.1e}"
+
+
+def _per_step(generation: Generation, name: str) -> Callable[[], float]:
+    """Seconds a cached step, the prompt not counted: the median over the steps."""
+    import time
+
+    def run() -> float:
+        state = generation.prefilled(name)
+        marks = [time.perf_counter()]
+        with torch.inference_mode():
+            for end in range(generation.prompt + 1, generation.prompt + generation.steps + 1):
+                generation.models[name].decoder(generation.tokens[:, :end], incremental_state=state)
+                marks.append(time.perf_counter())
+        # A mean over whole words, since the steps that end one cost more than the others.
+        return sum(later - earlier for earlier, later in pairwise(marks)) / generation.steps
+
+    return run
+
+
+def sections(options: Options) -> Iterable[Section]:
+    """Steps and bytes of training, then generation, then MEGABYTE-pytorch where it is installed."""
+    steps = Steps(options.quick)
+    yield Section(
+        f"haed, forward and backward, {steps.title}",
+        "s",
+        [
+            Contestant("padded chunks", lambda: steps.backward(steps.padded)),
+            Contestant("packed chunks", lambda: steps.backward(steps.packed), 0.75),
+        ],
+        "padded chunks",
+        steps.parity,
+    )
+    yield Section(
+        f"haed, bytes kept for backward, {steps.title}",
+        "MB",
+        [
+            Contestant("padded chunks", lambda: steps.bytes_kept(steps.padded)),
+            Contestant("packed chunks", lambda: steps.bytes_kept(steps.packed), 0.35),
+            Contestant("first phase", lambda: steps.bytes_kept(steps.first_phase)),
+        ],
+        "padded chunks",
+        steps.parity,
+        measure="value",
+        scale=1e-6,
+    )
+    yield Section(
+        f"haed, first phase against end to end, forward and backward, {steps.title}",
+        "s",
+        [
+            Contestant("end to end", lambda: steps.backward(steps.packed)),
+            Contestant("first phase", lambda: steps.backward(steps.first_phase), 0.1),
+        ],
+        "end to end",
+        steps.parity,
+    )
+    del steps
+    generation = Generation(options.quick)
+    each = generation.prompt + generation.steps
+    yield Section(
+        f"a character of generation after {generation.prompt}, one row ({generation.title})",
+        "ms",
+        [
+            Contestant("vanilla_lm", _per_step(generation, "vanilla_lm")),
+            Contestant("haed", _per_step(generation, "haed"), 0.25),
+        ],
+        "vanilla_lm",
+        generation.parity,
+        measure="value",
+        scale=1e3,
+    )
+    if generation.megabyte is None:
+        return
+    yield Section(
+        f"haed's {generation.steps} characters after a prompt of {generation.prompt}, against one of MEGABYTE-pytorch's",
+        "s",
+        [
+            Contestant("MEGABYTE-pytorch, 1 byte", generation.without_cache),
+            Contestant(f"haed, prompt and {generation.steps} bytes", lambda: generation.seconds("haed")),
+        ],
+        "MEGABYTE-pytorch, 1 byte",
+        generation.parity,
+    )
+    yield from _training(options, each)
+
+
+def _training(options: Options, positions: int) -> Iterable[Section]:
+    """A step of ``haed`` and of MEGABYTE-pytorch over the same characters, as many rows of one length."""
+    rows = 2 if options.quick else 4
+    lines, dictionary = text_rows(rows, 400)
+    tokens = padded_batch(lines, dictionary)[:, : positions + 1]
+    model = preset("haed_wt103", dictionary, positions, options.quick)
+    other = Megabyte(len(dictionary), positions, options.quick)
+
+    def ours() -> None:
+        model.zero_grad(set_to_none=True)
+        loss_of(model(tokens[:, :-1])[0], tokens[:, 1:], dictionary.pad()).backward()
+
+    def theirs() -> None:
+        other.model.zero_grad(set_to_none=True)
+        other.loss(tokens[:, 1:]).backward()
+
+    def parity() -> str:
+        ours()
+        theirs()
+        return "nothing to compare: two different models"
+
+    yield Section(
+        f"forward and backward over {rows} x {positions} characters",
+        "us a character",
+        [Contestant("MEGABYTE-pytorch", theirs), Contestant("haed", ours, 1 / 1.1)],
+        "MEGABYTE-pytorch",
+        parity,
+        scale=1e6 / tokens[:, 1:].numel(),
+    )

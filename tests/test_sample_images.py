@@ -85,7 +85,7 @@ def test_drawing_follows_the_model(pixels: Path, checkpoint: Path) -> None:
     ("flags", "sentence"),
     [
         (("--count", "0"), "--count or --complete must be at least 1: got 0 and 0"),
-        (("--keep", "1"), "--keep must lie between 0 and 1: got 1.0"),
+        (("--keep", "1"), "--keep must leave between 1 and 31 rows of 32: got 1.0"),
         (("--temperature", "0"), "--temperature must be greater than 0: got 0.0"),
         (("--columns", "0"), "--columns must be at least 1: got 0"),
         (("--path", "nowhere.pt"), "--path must be a checkpoint: there is no file nowhere.pt"),

@@ -47,8 +47,8 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}: got {getattr(args, name)}")
     if args.count + args.complete == 0:
         raise UsageError("--count or --complete must be at least 1: got 0 and 0")
-    if not 0.0 < args.keep < 1.0:
-        raise UsageError(f"--keep must lie between 0 and 1: got {args.keep}")
+    if not 0 < round(args.keep * SIDE) < SIDE:
+        raise UsageError(f"--keep must leave between 1 and {SIDE - 1} rows of {SIDE}: got {args.keep}")
     if not args.temperature > 0.0:
         raise UsageError(f"--temperature must be greater than 0: got {args.temperature}")
     if not Path(args.path).is_file():

@@ -230,6 +230,14 @@ def _per_step(generation: Generation, name: str) -> Callable[[], float]:
 
 def sections(options: Options) -> Iterable[Section]:
     """Steps and bytes of training, then generation, then MEGABYTE-pytorch where it is installed."""
+    yield from _steps(options)
+    yield from _generation(options)
+    if megabyte_is_here():
+        yield from _training(options)
+
+
+def _steps(options: Options) -> Iterable[Section]:
+    """Packed and padded decoder, and the first phase."""
     steps = Steps(options.quick)
     yield Section(
         f"haed, forward and backward, {steps.title}",
@@ -264,9 +272,11 @@ def sections(options: Options) -> Iterable[Section]:
         "end to end",
         steps.parity,
     )
-    del steps
+
+
+def _generation(options: Options) -> Iterable[Section]:
+    """Cached steps of ``haed`` and of a ``vanilla_lm`` over characters, and whole passes of MEGABYTE-pytorch."""
     generation = Generation(options.quick)
-    each = generation.prompt + generation.steps
     yield Section(
         f"a character of generation after {generation.prompt}, one row ({generation.title})",
         "ms",
@@ -282,7 +292,7 @@ def sections(options: Options) -> Iterable[Section]:
     if generation.megabyte is None:
         return
     yield Section(
-        f"haed's {generation.steps} characters after a prompt of {generation.prompt}, against one of MEGABYTE-pytorch's",
+        f"{generation.steps} characters of haed and 1 of MEGABYTE-pytorch behind a prompt of {generation.prompt}",
         "s",
         [
             Contestant("MEGABYTE-pytorch, 1 byte", generation.without_cache),
@@ -291,12 +301,11 @@ def sections(options: Options) -> Iterable[Section]:
         "MEGABYTE-pytorch, 1 byte",
         generation.parity,
     )
-    yield from _training(options, each)
 
 
-def _training(options: Options, positions: int) -> Iterable[Section]:
+def _training(options: Options) -> Iterable[Section]:
     """A step of ``haed`` and of MEGABYTE-pytorch over the same characters, as many rows of one length."""
-    rows = 2 if options.quick else 4
+    rows, positions = (2, 48) if options.quick else (4, 1048)
     lines, dictionary = text_rows(rows, 400)
     tokens = padded_batch(lines, dictionary)[:, : positions + 1]
     model = preset("haed_wt103", dictionary, positions, options.quick)

@@ -8,7 +8,9 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
+from fairseq_ms.models import streaming_sizes as sizes
 from fairseq_ms.models.config import require
+from fairseq_ms.models.presets import register_presets
 from fairseq_ms.models.scales import parse_counts
 from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
@@ -169,3 +171,22 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
         )
         require(cfg.output_layers >= 0, f"--output-layers must be at least 0: got {cfg.output_layers}")
         require(0.0 <= cfg.droppath < 1.0, f"--droppath must be at least 0 and below 1: got {cfg.droppath}")
+
+
+_SHORT = {"tokens_per_sample": 8, "mem_len": 8, "droppath": 0.3}
+_LONG = {"tokens_per_sample": 16, "mem_len": 16, "droppath": 0.3}
+
+# Tables 1, 2, 3 and 5; the tables' other lengths are given when testing. "ms" is the Multi-scale Transformer.
+register_presets(
+    "transformer_ql",
+    {
+        "simplebooks2": {**sizes.SIMPLEBOOKS2, **_SHORT},
+        "simplebooks92": {**sizes.SIMPLEBOOKS92, **_SHORT},
+        "wt103": {**sizes.WT103, **_LONG},
+        "wt103_d512": {**sizes.WT103_D512, **_LONG},
+        "wt103_d1024": {**sizes.WT103_D1024, **_LONG},
+        "simplebooks2_ms": {**sizes.SIMPLEBOOKS2, **_SHORT, "tokens_per_sample": 16, "mem_len": 0},
+        "simplebooks92_ms": {**sizes.SIMPLEBOOKS92, **_SHORT, "tokens_per_sample": 64, "mem_len": 0},
+        "wt103_ms": {**sizes.WT103, **_LONG, "tokens_per_sample": 128, "mem_len": 0},
+    },
+)

@@ -134,6 +134,7 @@ def test_each_kind_of_damage_is_what_its_name_says():
 
 def test_distance_groups_cover_every_distance_once():
     assert perturbation.distance_groups(11) == [(1, 1), (2, 3), (4, 7), (8, 11)]
+    assert perturbation.distance_groups(10) == [(1, 1), (2, 3), (4, 10)]
     groups = perturbation.distance_groups(256)
     assert [d for first, last in groups for d in range(first, last + 1)] == list(range(1, 257))
 
@@ -214,3 +215,14 @@ def test_a_figure_without_matplotlib_says_what_to_install(place, monkeypatch, ca
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     assert main(["context-window", str(place / "vanilla/model.pt"), "--png", "x.png"]) == 2
     assert "--png needs the package matplotlib: run pip install matplotlib" in capsys.readouterr().err
+
+
+def test_bands_of_context_hold_the_perplexity_and_close_at_the_longest():
+    generator = np.random.default_rng(4)
+    hard = generator.gamma(2.0, 2.0, 300)
+    nll = np.stack([hard + generator.normal(0.5, 0.1, 300), hard])
+    short, longest = context.summarise(nll, [1, 64], seed=1)
+    assert short["low"] < short["perplexity"] < short["high"]
+    # The targets differ by several nats, the gain by a tenth: paired, it is known to 0.1 / sqrt(300).
+    assert np.log(short["high"] / short["low"]) < 5 * 0.1 / np.sqrt(300)
+    assert longest["low"] == longest["perplexity"] == longest["high"] == pytest.approx(np.exp(hard.mean()))

@@ -51,22 +51,27 @@ def check_contexts(checkpoint: Checkpoint, contexts: Sequence[int]) -> None:
 
 
 def summarise(nll_CR: np.ndarray, contexts: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """Perplexity by context with its bootstrap band over targets; nll (contexts, targets)."""
-    low, high = bootstrap_band(nll_CR.T, seed)
+    """Perplexity by context, the longest last; nll (contexts, targets).
+
+    The bootstrap band is that of the difference to the longest context, target by target: how much more the
+    model has to gain is known far better than how hard these targets are.
+    """
+    low, high = bootstrap_band((nll_CR - nll_CR[-1]).T, seed)
+    longest = nll_CR[-1].mean()
     return [
         {
             "context": context,
             "nll": float(mean),
             "perplexity": float(np.exp(mean)),
-            "low": float(np.exp(bottom)),
-            "high": float(np.exp(top)),
+            "low": float(np.exp(longest + bottom)),
+            "high": float(np.exp(longest + top)),
         }
         for context, mean, bottom, top in zip(contexts, nll_CR.mean(1), low, high)
     ]
 
 
 def draw(figure: Any, labels: Sequence[str], curves: Sequence[list[dict[str, Any]]]) -> None:
-    """Perplexity over the number of context tokens, with bootstrap bands."""
+    """Perplexity over the number of context tokens, with the bands of the difference to the longest."""
     axes = figure.add_subplot()
     for number, (label, curve) in enumerate(zip(labels, curves)):
         contexts = [point["context"] for point in curve]

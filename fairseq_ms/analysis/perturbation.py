@@ -77,11 +77,18 @@ def increase_in_nll(
 
 
 def distance_groups(distances: int) -> list[tuple[int, int]]:
-    """Ranges (first, last) of distances from 1 to ``distances``, each twice as wide as the one before."""
-    groups, first = [], 1
+    """Ranges (first, last) of distances from 1 to ``distances``, each twice as wide as the one before.
+
+    What is left at the end belongs to the last of them if it is less than half as wide as its own would be.
+    """
+    groups: list[tuple[int, int]] = []
+    first = 1
     while first <= distances:
         last = min(2 * first - 1, distances)
-        groups.append((first, last))
+        if groups and last - first + 1 < first / 2:
+            groups[-1] = (groups[-1][0], last)
+        else:
+            groups.append((first, last))
         first = last + 1
     return groups
 

@@ -15,7 +15,7 @@ from fairseq_ms.errors import UsageError
 # Lines are told apart by marker and dash pattern, so a figure reads the same without colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", "-.", ":")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -108,5 +108,6 @@ def finish_axes(axes: Any, xlabel: str, ylabel: str, legend: bool = True) -> Non
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(True, linewidth=0.4, alpha=0.6)
+    axes.set_axisbelow(True)
     if legend:
         axes.legend(frameon=False)

@@ -73,7 +73,11 @@ def run(args: argparse.Namespace) -> int:
     header = ["distance", *(column for label in labels for column in (label, "95% band"))]
     rows = []
     for groups in zip(*(result["by_distance"] for result in results)):
-        cells = [cell for group in groups for cell in (group["increase"], f"{group['low']:.4f} .. {group['high']:.4f}")]
+        cells = [
+            cell
+            for group in groups
+            for cell in (round(group["increase"], 4), f"{group['low']:.4f} .. {group['high']:.4f}")
+        ]
         rows.append([f"{groups[0]['from']}-{groups[0]['to']}", *cells])
     print(f"{args.perturb}: first {length} of {window} tokens, {len(windows)} windows, increase in NLL (nats)")
     print(report.format_table(header, rows))

@@ -54,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     for points in zip(*(result["by_context"] for result in results)):
         cells = [cell for p in points for cell in (p["perplexity"], f"{p['low']:.2f} .. {p['high']:.2f}")]
         rows.append([points[0]["context"], *cells])
-    print(f"perplexity of the same {len(targets)} tokens, given so many tokens of context")
+    print(
+        f"perplexity of the same {len(targets)} tokens, given so many tokens of context; "
+        "bands are of the difference to the longest"
+    )
     print(report.format_table(header, rows))
     shared.write_results(args, NAME, loaded, results)
     if args.png:

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fairseq-ms memory (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT | --paper) [OPTIONS]"
     )
     parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
+    parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
     parser.add_argument("--paper", action="store_true", help="print the paper's Table 8 from its own way of counting")
     parser.add_argument("--batch-size", type=shared.positive, metavar="N", help="samples (default: 1)")
     parser.add_argument(
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--fit and --sweep must not be given together: got both")
     if args.path and args.fairseq_flags:
         raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
+    if args.data and not args.path:
+        raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
     cfg, vocabulary, build = _model(args)
     if args.fit is not None:
         return _fit(args, cfg, vocabulary)
@@ -77,7 +80,7 @@ def _model(args: argparse.Namespace) -> tuple[Any, int, Any]:
     from fairseq_ms.analysis import checkpoints, memory_measured
 
     if args.path:
-        loaded = checkpoints.load(args.path, cpu=args.cpu)
+        loaded = checkpoints.load(args.path, args.data, args.cpu)
         return loaded.cfg, len(loaded.dictionary), lambda: loaded.model
     _, cfg = memory_measured.build(args.fairseq_flags, args.vocabulary, on_meta=True)
     return cfg, args.vocabulary, lambda: memory_measured.build(args.fairseq_flags, args.vocabulary)[0]

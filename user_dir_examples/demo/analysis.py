@@ -45,7 +45,7 @@ ANALYSES = [
         "sample_metrics",
         False,
     ),
-    ("Table 8: where the memory of a training step goes", "memory --path RETINA --batch-size 16", "memory", True),
+    ("Table 8: where the memory of a training step goes", "memory --path RETINA DATA --batch-size 16", "memory", True),
     ("Table 8, as the paper counts", "memory --paper", "memory_paper", True),
     (
         "Which layers at which scales fit into 20 GiB, at the paper's sizes",

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import traceback
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -453,3 +454,22 @@ def test_the_dictionary_of_a_published_folder_is_read_by_fairseq(prepared):
     dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
     data = data_utils.load_indexed_dataset(str(out / "bin" / "train"), dictionary)
     assert len(data) == json.loads((out / "manifest.json").read_text())["splits"]["train"]["lines"]
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    """Python's own peak of one process that does every stage; ten times the text must not need 20% more."""
+    text = write_sample(tmp_path / "sample.txt", lines=400).read_text(encoding="utf-8")
+    # The tokeniser's tables, read when it is first used, are no matter of the corpus.
+    run(job_of(tmp_path / "sample.txt", tmp_path / "first"))
+    peaks = []
+    for repetitions in (10, 100):
+        source = tmp_path / f"{repetitions}.txt"
+        source.write_text(text * repetitions, encoding="utf-8")
+        dataset = replace(DATASET, tokenise="none", shard_bytes=20_000, bpe_merges=30, bpe_sample_bytes=50_000)
+        tracemalloc.start()
+        run(job_of(source, tmp_path / f"out-{repetitions}", dataset))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+    # The smaller text alone would weigh more than the 20% allowed, were it held.
+    assert len(text.encode()) * 90 > 0.2 * peaks[0]

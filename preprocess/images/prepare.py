@@ -1,5 +1,4 @@
-"""Prepare 32 x 32 images (ImageNet-32, CIFAR-10, PNG folders and zips, two photographs) as 3,072 tokens each.
-"""
+"""Prepare 32 x 32 images (ImageNet-32, CIFAR-10, PNG folders and zips, two photographs) as 3,072 tokens each."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from preprocess.pipeline.sources import check_inputs, text_files, total_bytes
 
 
 def make_job(args: argparse.Namespace) -> ImageJob:
-    """The run that the flags ask for; ValueError for flags that exclude each other, or inputs without images.
-    """
+    """The run that the flags ask for; ValueError for flags that exclude each other, or inputs without images."""
     for split, value in (("valid", args.valid_fraction), ("test", args.test_fraction)):
         if not 0 < value < 0.5:
             raise ValueError(f"--{split}-fraction must lie between 0 and 0.5, not {value}.")

@@ -1,5 +1,4 @@
-"""32 x 32 RGB images out of the files people have: npz and pickled batches, CIFAR-10, PNG folders and zips.
-"""
+"""32 x 32 RGB images out of the files people have: npz and pickled batches, CIFAR-10, PNG folders and zips."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ class ImageJob:
 
 
 def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Each file's images by split: named splits as they are, what is missing drawn from the training images.
-    """
+    """Each file's images by split: named splits as they are, what is missing drawn from the training images."""
     named = {given_split(name) for name in job.names}
     fractions = {
         "valid_fraction": 0.0 if "valid" in named else job.valid_fraction,

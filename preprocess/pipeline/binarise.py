@@ -23,7 +23,10 @@ from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
 from preprocess.pipeline.files import complete_text, part_of, read_json, write_json  # noqa: E402
 
 Index = indexed_dataset.MMapIndexedDataset.Index
-COPY_BYTES = 1 << 22
+# fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then all lengths, and
+# the byte at which each sentence starts.
+HEADER = struct.Struct("<9sQBQ")
+COPY_BYTES = 1 << 20
 
 
 def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionary:
@@ -99,12 +102,16 @@ def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     return text.stat().st_size
 
 
-def _shard_index(prefix: Path) -> tuple[np.ndarray, np.dtype]:
-    """A shard's sentence lengths and data type; copied, since an open index per shard would use up file
-    handles.
+def _shard_index(prefix: Path) -> tuple[np.ndarray, int]:
+    """A shard's sentence lengths and fairseq's code of its data type.
+
+    Read here, since opening the index through fairseq reads ahead into a buffer of 100 MB.
     """
-    index = Index(f"{prefix}.idx")
-    return np.array(index.sizes, dtype=np.int32), np.dtype(index.dtype)
+    with open(f"{prefix}.idx", "rb") as file:
+        start = file.read(HEADER.size)
+        magic, version, code, length = HEADER.unpack(start)
+        assert (magic, version) == (Index._HDR_MAGIC, 1), "shards are written by fairseq's own builder"
+        return np.frombuffer(file.read(4 * length), dtype=np.int32), code
 
 
 def merge(prefixes: list[Path], out: Path) -> None:
@@ -112,25 +119,20 @@ def merge(prefixes: list[Path], out: Path) -> None:
     time.
     """
     part = part_of(out)
-    shards = ((kind, len(sizes)) for sizes, kind in map(_shard_index, prefixes))
-    data_types, lengths = zip(*shards, strict=True)
-    data_type = data_types[0]
-    assert set(data_types) == {data_type}, "all shards are written with one dictionary"
+    codes, lengths = zip(*((code, len(sizes)) for sizes, code in map(_shard_index, prefixes)), strict=True)
+    assert len(set(codes)) == 1, "all shards are written with one dictionary"
+    item_bytes = np.dtype(indexed_dataset._code_to_dtype[codes[0]]).itemsize
     with open(f"{part}.bin", "wb") as data:
         for prefix in prefixes:
             with open(f"{prefix}.bin", "rb") as shard:
                 shutil.copyfileobj(shard, data, COPY_BYTES)
-    # The format of fairseq's MMapIndexedDataset: magic, version, type, count, all lengths, all starting
-    # bytes.
     with open(f"{part}.idx", "wb") as file:
-        file.write(Index._HDR_MAGIC + struct.pack("<Q", 1))
-        file.write(struct.pack("<B", indexed_dataset._dtype_header_code(data_type)))
-        file.write(struct.pack("<Q", sum(lengths)))
+        file.write(HEADER.pack(Index._HDR_MAGIC, 1, codes[0], sum(lengths)))
         for prefix in prefixes:
             file.write(_shard_index(prefix)[0].tobytes())
         start = 0
         for prefix in prefixes:
-            ends = start + np.cumsum(_shard_index(prefix)[0], dtype=np.int64) * data_type.itemsize
+            ends = start + np.cumsum(_shard_index(prefix)[0], dtype=np.int64) * item_bytes
             file.write(np.concatenate(([start], ends[:-1])).astype(np.int64).tobytes())
             start = int(ends[-1])
     for end in (".bin", ".idx"):

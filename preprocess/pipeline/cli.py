@@ -147,8 +147,7 @@ def plan(job: Job) -> str:
 
 
 def one_sentence(action: Callable[[], None]) -> int:
-    """Run `action` and return the exit code; for what the user must mend, one sentence on stderr and code 2.
-    """
+    """Run `action` and return the exit code; for what the user must mend, one sentence on stderr and code 2."""
     try:
         action()
     except KeyboardInterrupt:

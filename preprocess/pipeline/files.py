@@ -22,8 +22,7 @@ def complete_text(path: Path) -> Iterator[IO[str]]:
 
 
 def part_of(path: Path) -> Path:
-    """A name for the file in the making, this process's own: a killed run's worker may still write another.
-    """
+    """A name for the file in the making, this process's own: a killed run's worker may still write another."""
     return path.with_name(f"{path.name}.part-{os.getpid()}")
 
 

@@ -1,0 +1,158 @@
+"""Perplexity by subword, by word and by byte from one run of fairseq's own evaluation.
+
+A language model's total negative log-likelihood does not depend on what it is divided by. fairseq-eval-lm
+divides by subwords; the multi-scale paper (4.1) reports WikiText-103 by dividing by the actual number of
+words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from fairseq import checkpoint_utils, options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import eval_lm as fairseq_eval_lm
+
+from fairseq_ms.errors import UsageError
+
+
+@dataclass
+class Scored:
+    """What the scored targets of an evaluation were.
+
+    targets: all of them. unfinished: those that end in `@@`, so that targets - unfinished is the number of
+    words and ends of line. cut: blocks whose last target is unfinished; fairseq-eval-lm --post-process
+    '@@ ' counts the word that such a block cuts in two as two words.
+    """
+
+    targets: int = 0
+    unfinished: int = 0
+    cut: int = 0
+
+    @property
+    def words(self) -> int:
+        """Words and ends of line."""
+        return self.targets - self.unfinished
+
+
+def count_targets(batches: Iterable[dict[str, Any]], dictionary: Any, scored: Scored) -> Iterator[dict[str, Any]]:
+    """Pass batches on unchanged and count in `scored` what fairseq's scorer will score in them."""
+    unfinished_V = torch.tensor([symbol.endswith("@@") for symbol in dictionary.symbols])
+    for batch in batches:
+        if "net_input" in batch:
+            target_BT = batch["target"].cpu()
+            starts = batch.get("start_indices", [0] * len(target_BT))
+            for target_T, start in zip(target_BT, starts, strict=True):
+                own = utils.strip_pad(target_T[start:], dictionary.pad())
+                unfinished = unfinished_V[own]
+                scored.targets += own.numel()
+                scored.unfinished += int(unfinished.sum())
+                scored.cut += int(unfinished[-1]) if own.numel() else 0
+        yield batch
+
+
+def evaluate(path: str, data: str | None, window: int | None, context: int | None, flags: list[str]) -> dict[str, Any]:
+    """Run fairseq-eval-lm on a checkpoint and return what it was asked, the loss and what was scored.
+
+    data: fairseq's data folder (default: the one trained on). window, context: --tokens-per-sample and
+    --context-window (default: as in training, and half of that for models without memory). flags: more of
+    fairseq-eval-lm's. UsageError for files that are missing or do not fit each other.
+    """
+    task = _trained_task(path)
+    data = data or task.data
+    if not (Path(data) / "dict.txt").is_file():
+        raise UsageError(f"--data must be a folder that fairseq-preprocess wrote, with dict.txt in it: got {data}")
+    window = window or task.tokens_per_sample
+    if context is None:
+        context = window // 2 if task._name == "language_modeling" else 0
+    if not 0 <= context < window:
+        raise UsageError(
+            f"--context-window must be at least 0 and less than --tokens-per-sample {window}: got {context}"
+        )
+    # One worker and one shard: every target is scored here, once.
+    given = [data, "--path", path, "--task", task._name, "--num-workers", "0", *flags]
+    given += ["--tokens-per-sample", str(window), "--context-window", str(context)]
+    parser = options.get_eval_lm_parser(default_task=task._name)
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=given))
+    scored = Scored()
+    score = fairseq_eval_lm.eval_lm
+
+    def counting(*, source_dictionary: Any, batch_iterator: Any, **rest: Any) -> dict[str, float]:
+        batches = count_targets(batch_iterator, source_dictionary, scored)
+        return score(source_dictionary=source_dictionary, batch_iterator=batches, **rest)
+
+    try:
+        # fairseq's main returns no counts, so they are taken on the way; loading and scoring stay fairseq's.
+        with patch.object(fairseq_eval_lm, "eval_lm", counting):
+            results = fairseq_eval_lm.main(cfg)
+    except RuntimeError as error:
+        if "size mismatch" in str(error):
+            raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
+        raise
+    except FileNotFoundError as error:
+        raise UsageError(f"--gen-subset must be a split of --data {data}: {error}") from None
+    bits = float(results["loss"]) * scored.targets
+    return {"data": data, "window": window, "context": context, "bits": bits, "scored": scored}
+
+
+def _trained_task(path: str) -> Any:
+    """The task settings that a checkpoint was trained with."""
+    if not Path(path).is_file():
+        raise UsageError(f"the checkpoint must be a file that fairseq-train wrote: got {path}")
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    if not state.get("cfg"):
+        raise UsageError(f"the checkpoint must be a file that fairseq-train wrote, with its settings: got {path}")
+    return state["cfg"]["task"]
+
+
+def split_counts(manifest: Path, subset: str, targets: int) -> dict[str, int]:
+    """A split's counts in the manifest of a prepared folder; UsageError when they are not of the data scored."""
+    try:
+        splits = json.loads(manifest.read_text(encoding="utf-8"))["splits"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--manifest must be a manifest.json that preprocess/ wrote: got {manifest} ({error})"
+        ) from None
+    if subset not in splits:
+        raise UsageError(f"--manifest must hold counts of {subset}: {manifest} has {', '.join(splits)}")
+    if splits[subset]["targets"] != targets:
+        raise UsageError(
+            f"--manifest must be of the data that is scored: {manifest} counts {splits[subset]['targets']} targets "
+            f"in {subset}, but {targets} were scored"
+        )
+    return splits[subset]
+
+
+def renormalised(bits: float, scored: Scored, counts: dict[str, int]) -> dict[str, Any]:
+    """The same total of bits divided by targets, words and, as far as `counts` has them, characters and
+    bytes.
+    """
+
+    def perplexity(count: int) -> float:
+        return 2 ** (bits / count) if bits / count < 1000 else math.inf
+
+    result: dict[str, Any] = {
+        "targets": scored.targets,
+        "bits_per_target": bits / scored.targets,
+        "perplexity": perplexity(scored.targets),
+    }
+    if "images" not in counts:
+        words = counts.get("words_with_eol", scored.words)
+        result |= {"words_with_eol": words, "word_perplexity": perplexity(words)}
+    if scored.unfinished:
+        result |= {
+            "words_cut_by_blocks": scored.cut,
+            "fairseq_word_perplexity": perplexity(scored.words + scored.cut),
+        }
+    for unit, name in (("character", "characters"), ("byte", "bytes"), ("source byte", "source_bytes")):
+        if name in counts:
+            result[name] = counts[name]
+            result[f"bits_per_{unit.replace(' ', '_')}"] = bits / counts[name]
+    return result

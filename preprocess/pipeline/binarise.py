@@ -26,7 +26,7 @@ Index = indexed_dataset.MMapIndexedDataset.Index
 # fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then all lengths, and
 # the byte at which each sentence starts.
 HEADER = struct.Struct("<9sQBQ")
-COPY_BYTES = 1 << 20
+COPY_BYTES = 1 << 16
 
 
 def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionary:

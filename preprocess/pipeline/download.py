@@ -132,7 +132,7 @@ def _wrong_digest(path: Path, source: Download) -> str:
         if wanted:
             digest = hashlib.new(name, usedforsecurity=False)
             with open(path, "rb") as file:
-                while block := file.read(1 << 20):
+                while block := file.read(1 << 16):
                     digest.update(block)
             if digest.hexdigest() != wanted:
                 return f"its {name} is {digest.hexdigest()}, not {wanted}"

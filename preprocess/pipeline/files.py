@@ -45,7 +45,7 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file as lower-case hexadecimal digits, read in blocks."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
+        while block := file.read(1 << 16):
             digest.update(block)
     return digest.hexdigest()
 

@@ -230,7 +230,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
             with complete_text(ready / "text" / f"{split}.txt") as file:
                 for name in _ticking(shards[split], bar):
                     with open(text / f"{name}.txt", encoding="utf-8", newline="\n") as shard:
-                        shutil.copyfileobj(shard, file, 1 << 20)
+                        shutil.copyfileobj(shard, file, 1 << 16)
         manifest = {
             "dataset": dataset.name,
             "settings": job.settings(),

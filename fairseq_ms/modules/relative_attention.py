@@ -69,33 +69,33 @@ class _ProjectHeads(torch.autograd.Function):
     """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
 
     The keys and values are written to where attention reads them, the memory in front, so joining the two
-    costs no copy of its own; backward spends nothing on the gradient of the memory, which has none, and
-    with ``eps`` normalises segment and memory again instead of keeping them normalised.
+    costs no copy of its own. With a norm (``eps`` is not None) both are normalised first, and again in backward
+    instead of being kept. Its scale and shift move into the projection: what the memory contributes to their
+    gradient then needs no gradient of the memory itself, on which backward spends nothing.
     """
 
     @staticmethod
-    def forward(ctx, x_BTD, memory_BMD, weight_ED, bias_E, heads, eps):  # type: ignore[no-untyped-def]
+    def forward(ctx, x_BTD, memory_BMD, weight_ED, scale_D, shift_D, heads, eps):  # type: ignore[no-untyped-def]
         batch, length, _ = x_BTD.shape
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
+        weight, bias = (weight_ED, None) if eps is None else (weight_ED * scale_D, weight_ED @ shift_D)
         # (B, T, 3 * N * H) -> (3, N, B, T, H)
-        qkv = F.linear(_normalise(x_BTD, eps), weight_ED, bias_E)
+        qkv = F.linear(_normalise(x_BTD, eps), weight, bias)
         qkv = qkv.unflatten(-1, (3, heads, -1)).permute(2, 3, 0, 1, 4)
         kv_NBSH[:, :, :, past:] = qkv[1:]
         if past:
-            of_memory = F.linear(
-                _normalise(memory_BMD, eps), weight_ED[inner:], bias_E[inner:] if bias_E is not None else None
-            )
+            bias = bias[inner:] if bias is not None else None
+            of_memory = F.linear(_normalise(memory_BMD, eps), weight[inner:], bias)
             kv_NBSH[:, :, :, :past] = of_memory.unflatten(-1, (2, heads, -1)).permute(2, 3, 0, 1, 4)
         ctx.eps = eps
-        ctx.has_bias = bias_E is not None
-        ctx.save_for_backward(x_BTD, memory_BMD, weight_ED)
+        ctx.save_for_backward(x_BTD, memory_BMD, weight_ED, scale_D, shift_D)
         return qkv[0].contiguous(), kv_NBSH
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_q, grad_kv):  # type: ignore[no-untyped-def]
-        x_BTD, memory_BMD, weight_ED = ctx.saved_tensors
+        x_BTD, memory_BMD, weight_ED, scale_D, shift_D = ctx.saved_tensors
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         heads, batch, length, head_dim = grad_q.shape
         # (3, N, B, T, H) -> (B * T, 3 * N * H)
@@ -107,16 +107,20 @@ class _ProjectHeads(torch.autograd.Function):
             leaf = x_BTD.detach().requires_grad_()
             normed = _normalise(leaf, ctx.eps)
         grad_weight = rows.t() @ normed.detach().flatten(0, 1)
-        grad_bias = rows.sum(0) if ctx.has_bias else None
+        of_memory = None
         if past:
             of_memory = grad_kv[:, :, :, :past].permute(2, 3, 0, 1, 4).reshape(-1, 2 * inner)
             grad_weight[inner:].addmm_(of_memory.t(), _normalise(memory_BMD, ctx.eps).flatten(0, 1))
-            if grad_bias is not None:
-                grad_bias[inner:] += of_memory.sum(0)
-        grad_x = (rows @ weight_ED).view_as(x_BTD)
-        if ctx.eps is not None:
-            (grad_x,) = torch.autograd.grad(normed, leaf, grad_x)
-        return grad_x, None, grad_weight, grad_bias, None, None
+        if ctx.eps is None:
+            return (rows @ weight_ED).view_as(x_BTD), None, grad_weight, None, None, None, None
+        grad_bias = rows.sum(0)
+        if of_memory is not None:
+            grad_bias[inner:] += of_memory.sum(0)
+        grad_x = torch.mm(rows, weight_ED).mul_(scale_D).view_as(x_BTD)
+        (grad_x,) = torch.autograd.grad(normed, leaf, grad_x)
+        grad_scale, grad_shift = (grad_weight * weight_ED).sum(0), grad_bias @ weight_ED
+        grad_weight.mul_(scale_D).addr_(grad_bias, shift_D)
+        return grad_x, None, grad_weight, grad_scale, grad_shift, None, None
 
 
 def _normalise(x: Tensor, eps: float | None) -> Tensor:
@@ -236,11 +240,6 @@ class RelativeAttention(nn.Module):
     def _over_states(
         self, x_BTD: Tensor, norm: nn.LayerNorm | None, positions_PD: Tensor, memory_BMD: Tensor
     ) -> Tensor:
-        weight, bias, eps = self.qkv.weight, None, None
-        if norm is not None:
-            # The norm's scale and shift move into the projection: their share of the gradient that comes
-            # by way of the memory then needs no gradient of the memory itself.
-            weight, bias, eps = weight * norm.weight, weight @ norm.bias, norm.eps
         keys = memory_BMD.size(1) + x_BTD.size(1)
         r_PNH = self.distances(positions_PD[-(keys + 1) :])
         dropout = self.dropout if self.training else 0.0
@@ -251,10 +250,11 @@ class RelativeAttention(nn.Module):
             q_NBTH, kv_NBSH = _ProjectHeads.apply(
                 x_BTD.to(dtype),
                 memory_BMD.to(dtype),
-                weight.to(dtype),
-                bias.to(dtype) if bias is not None else None,
+                self.qkv.weight.to(dtype),
+                norm.weight.to(dtype) if norm is not None else None,
+                norm.bias.to(dtype) if norm is not None else None,
                 self.heads,
-                eps,
+                norm.eps if norm is not None else None,
             )
             u_NH, w_NH = self.biases.to(dtype).unbind(0)
             y = _RelativeAttention.apply(q_NBTH, kv_NBSH, r_PNH.to(dtype), u_NH, w_NH, dropout, seed)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq import criterions, options, optim
+from fairseq import criterions, optim, options
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf

@@ -3,9 +3,9 @@
 #
 #   evaluate.sh CHECKPOINT DATA_BIN [MORE FLAGS OF FAIRSEQ-EVAL-LM]
 #   evaluate.sh checkpoints/multiscale_topdown_books_7_7_8_8/checkpoint_best.pt data-bin/books
-#   evaluate.sh checkpoints/retina_lm_wt103_16/checkpoint_best.pt data-bin/wikitext-103 --post-process subword_nmt
+#   evaluate.sh checkpoints/retina_lm_wt103_16/checkpoint_best.pt data-bin/wikitext-103 --post-process '@@ '
 #
-# For a model of train.sh --small, add --tokens-per-sample 128 --context-window 64. --post-process subword_nmt gives
+# For a model of train.sh --small, add --tokens-per-sample 128 --context-window 64. --post-process '@@ ' gives
 # the perplexity of words, as the paper has it for WikiText-103 (Table 3); the others are of subwords.
 set -euo pipefail
 

@@ -130,9 +130,9 @@ class Steps:
 
 
 class Megabyte:
-    """The model of the package MEGABYTE-pytorch, with about as many parameters as ``haed``'s."""
+    """The model of MEGABYTE-pytorch, as its README makes one, narrower for as many parameters as ``haed``."""
 
-    PATCH = 8
+    PATCH = 4
 
     def __init__(self, symbols: int, positions: int, quick: bool) -> None:
         from MEGABYTE_pytorch import MEGABYTE
@@ -141,10 +141,10 @@ class Megabyte:
         patches = -(-positions // self.PATCH)
         self.model = MEGABYTE(
             num_tokens=symbols,
-            dim=(32, 16) if quick else (384, 288),
-            depth=(1, 1) if quick else (6, 2),
+            dim=32 if quick else 336,
+            depth=(1, 1) if quick else (6, 4),
             max_seq_len=(patches, self.PATCH),
-            dim_head=32,
+            dim_head=16 if quick else 42,
             heads=2 if quick else 8,
             flash_attn=True,
         )

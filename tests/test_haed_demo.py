@@ -1,0 +1,39 @@
+"""The demo of haed's two phases, for a few seconds a model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import ROOT, run_cli
+
+DEMO = ROOT / "user_dir_examples" / "haed" / "demo.py"
+
+
+@pytest.mark.slow
+def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
+    done = run_cli(
+        *("python", DEMO, "--seconds", "2", "--decoder-units", "16", "--batch-size", "1", "--tokens", "64"),
+        *("--out", tmp_path / "out"),
+    )
+    runs = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    assert set(runs) == {"haed", "haed_iem"}
+    # From about all symbols being as likely to anything that training for seconds reaches.
+    assert all(1.0 < found["bits"] < 8.0 and found["updates"] > 0 for found in runs.values())
+    assert "bits per token" in done.stdout
+    written = done.stdout.split("goes on from 'Return the ':")[1].strip().splitlines()
+    assert len(written) == 2
+    assert all(line.strip().startswith("Return the ") for line in written)
+
+
+@pytest.mark.parametrize("flags", [("--runs", "haed,lstm"), ("--seconds", "0")])
+def test_the_demo_refuses_what_it_does_not_know(flags: tuple[str, ...], tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(DEMO), *flags, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--runs must be some of hred,hred_transformer,haed,haed_iem, and --seconds positive" in done.stderr
+    assert not (tmp_path / "out").exists()

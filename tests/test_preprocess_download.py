@@ -128,7 +128,7 @@ def test_the_next_source_is_tried_and_a_wrong_checksum_keeps_no_file(server, tmp
     behaviour["content"] = CONTENT[:-1] + b"x"
     with pytest.raises(ValueError, match=r"--download failed from every source .*404.*; .*its sha256 is \w+, not"):
         fetch(sources, tmp_path / "b", quiet=True)
-    assert list((tmp_path / "b").glob("data.zip*")) == []
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_wrong_file_that_is_there_already_is_refused_not_overwritten(server, tmp_path):
@@ -143,7 +143,8 @@ def test_a_wrong_file_that_is_there_already_is_refused_not_overwritten(server, t
 def test_no_network_is_one_sentence_that_names_every_source(tmp_path):
     sources = one("http://127.0.0.1:9/a.zip") + one("http://127.0.0.1:9/b.zip")
     with pytest.raises(ValueError, match=r"failed from every source \(http://127.0.0.1:9/a.zip: .*; .*b.zip: "):
-        fetch(sources, tmp_path, quiet=True)
+        fetch(sources, tmp_path / "new", quiet=True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_script_downloads_only_when_asked_to_and_then_prepares(server, tmp_path, monkeypatch):

@@ -4,6 +4,9 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 import traceback
 import tracemalloc
 from dataclasses import replace
@@ -473,3 +476,21 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     assert peaks[1] < 1.2 * peaks[0]
     # The smaller text alone would weigh more than the 20% allowed, were it held.
     assert len(text.encode()) * 90 > 0.2 * peaks[0]
+
+
+def test_a_command_with_workers_killed_at_work_can_be_started_again_at_once(tmp_path):
+    """kill -9 of the command itself: its orphaned workers neither hold the folder's lock nor spoil its files."""
+    source = write_sample(tmp_path / "sample.txt", lines=3000)
+    script = ROOT / "preprocess" / "text" / "prepare.py"
+    command = [sys.executable, str(script), "--input", str(source), "--documents", "blank", "--bpe-merges", "20"]
+    command += ["--workers", "2", "--shard-mb", "0.01", "--quiet"]
+    out = tmp_path / "out"
+    with subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL) as killed:
+        while len(list((out / ".work" / "text").glob("*.txt"))) < 3:
+            assert killed.poll() is None, "the run must not end before it is killed"
+            time.sleep(0.01)
+        killed.kill()
+    assert not (out / "manifest.json").exists()
+    run_cli("python", *command[1:], "--out", out)
+    run_cli("python", *command[1:], "--out", tmp_path / "whole")
+    assert tree(out) == tree(tmp_path / "whole")

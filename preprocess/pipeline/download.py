@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -41,6 +42,9 @@ def fetch(sources: tuple[Download, ...], folder: Path, quiet: bool = False) -> P
             return _fetch_one(source, folder, quiet)
         except (ValueError, *BROKEN) as error:
             failures.append(f"{source.url}: {error}")
+    with contextlib.suppress(OSError):
+        # Goes only if it is empty; what a broken transfer has brought stays for the next attempt.
+        folder.rmdir()
     raise ValueError(f"--download failed from every source ({'; '.join(failures)}).")
 
 

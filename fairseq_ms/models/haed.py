@@ -152,7 +152,7 @@ class _TwoPhases:
         validate(cfg, task)
         dictionary = task.source_dictionary
         hierarchy = build_hierarchy(cfg, dictionary)
-        if str(cfg.criterion) == IEM_CRITERION:
+        if getattr(cfg.criterion, "_name", cfg.criterion) == IEM_CRITERION:
             model = ImplicitEmbeddingModel(hierarchy, cfg.decoder_embed_dim, int(cfg.max_target_positions))
             initialise(model, cfg.init_std)
             return model

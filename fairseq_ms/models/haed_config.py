@@ -104,8 +104,9 @@ class HAEDConfig(FairseqDataclass):
     add_bos_token: bool = II("task.add_bos_token")
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
-    # Decides the phase: the implicit embedding matrix is trained without a decoder.
-    criterion: str = II("criterion._name")
+    # Decides the phase: the implicit embedding matrix is trained without a decoder. `fairseq-validate` puts the whole
+    # configuration of the criterion here instead of its name.
+    criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
 
 
 @dataclass
@@ -150,10 +151,10 @@ def validate(cfg: Any, task: Any) -> None:
         value = getattr(cfg, name)
         require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")
     positions = int(cfg.max_target_positions)
-    window = getattr(getattr(task, "args", None), "tokens_per_sample", None) or cfg.tokens_per_sample
     require(
-        window <= positions,
-        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: got {window}",
+        cfg.tokens_per_sample <= positions,
+        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: "
+        f"got {cfg.tokens_per_sample}",
     )
     require(
         len(task.source_dictionary) == len(task.target_dictionary),

@@ -119,10 +119,11 @@ def copy_weights(vanilla: nn.Module, peer: nn.Module) -> None:
 
 
 def huggingface_gpt2(shape: Shape) -> nn.Module | None:
-    """Hugging Face's GPT-2 of this shape, or None where ``transformers`` is not installed."""
+    """Hugging Face's GPT-2 of this shape, or None where ``transformers`` cannot be imported."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
-    except ImportError:
+    except (ImportError, OSError):
+        # OSError where it finds another package, such as torchaudio, of another build than torch's.
         return None
     torch.manual_seed(1)
     config = GPT2Config(

@@ -1,13 +1,14 @@
 """Attention through windows against dense attention with a mask, and its caches against their definition."""
 
+import itertools
 import math
 import random
 
 import pytest
 import torch
 
-from fairseq_ms.modules import local_attention as module
-from fairseq_ms.modules.local_attention import HeadGroup, Layouts, LocalAttention, SlidingCache, WindowAttention
+from fairseq_ms.modules.attention import _QUERY_CHUNK, ChunkedAttention
+from fairseq_ms.modules.local_attention import HeadGroup, Layouts, LocalAttention, SlidingCache
 from fairseq_ms.modules.recompute import kept_share
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
@@ -103,36 +104,31 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     layer = LocalAttention(dim, groups, dropout=0.3).double()
     layouts = Layouts(groups, length, torch.device("cpu"))
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
-    keep, drawn = WindowAttention._keep, {}
+    keep, drawn = ChunkedAttention._keep, {}
 
-    def spy(self, number, head, blocks, weights):  # type: ignore[no-untyped-def]
-        mask = keep(self, number, head, blocks, weights)
-        key = (number, head, blocks.start)
-        assert torch.equal(drawn.setdefault(key, mask.clone()), mask)
-        group, layout = groups[number], layouts.groups[number]
-        row, own = divmod(head, group.heads)
-        for block, table in zip(range(blocks.start, blocks.stop), mask):
-            for i, line in enumerate(table):
-                for j, value in enumerate(line):
-                    t, s = block * layout.query_block + i, block * layout.step - layout.pad_left + j
-                    if t < length and 0 <= s < layout.keys:
-                        masks[number][row, own, t, s] = value
+    def spy(self, number, weights):  # type: ignore[no-untyped-def]
+        mask = keep(self, number, weights)
+        # In backward, the mask of the same seed and chunk once more.
+        assert torch.equal(drawn.setdefault((self.seed, number), mask.clone()), mask)
         return mask
 
-    monkeypatch.setattr(WindowAttention, "_keep", spy)
+    monkeypatch.setattr(ChunkedAttention, "_keep", spy)
     x = torch.randn(2, length, dim, dtype=torch.float64, requires_grad=True)
     result = layer(x, mask=layouts)
-    assert any((mask == 0.0).any() for mask in masks)
+    in_order = iter(list(drawn.values()))
+    for group, layout, table in zip(groups, layouts.groups, masks):
+        for row in range(2):
+            for start in range(0, layout.query_block, _QUERY_CHUNK):
+                # (blocks * N, rows, S) -> (blocks, N, rows, S)
+                mask = next(in_order).unflatten(0, (layout.blocks, group.heads))
+                for block, i, j in itertools.product(range(layout.blocks), range(mask.size(2)), range(mask.size(3))):
+                    t = block * layout.query_block + start + i
+                    s = block * layout.step - layout.pad_left + j
+                    if t < length and 0 <= s < layout.keys:
+                        table[row, :, t, s] = mask[block, :, i, j]
+    assert next(in_order, None) is None
+    assert all((table == 0.0).any() for table in masks)
     assert_same_with_gradients(result, dense(layer, x, masks), [x, *layer.parameters()])
-
-
-def test_blocks_processed_one_at_a_time_give_the_same(monkeypatch) -> None:
-    layer = LocalAttention(6, PAPER).double()
-    x = torch.randn(2, 330, 6, dtype=torch.float64)
-    layouts = Layouts(PAPER, 330, x.device)
-    whole = layer(x, mask=layouts)
-    monkeypatch.setattr(module, "_CACHED_SCORES", 1)
-    assert torch.equal(layer(x, mask=layouts), whole)
 
 
 def test_queries_that_see_nothing_are_zero_and_pass_no_gradient() -> None:

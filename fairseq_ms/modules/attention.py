@@ -60,13 +60,23 @@ class ChunkedAttention:
         bias: additive, broadcasts to (B, N, T, S), or None
         causal: as in ``attend``; excludes a bias
         dropout: probability of dropping a weight
+        seed: of the dropout masks; a fresh one if not given
+        sighted: broadcasts to (B, N, T, 1); where it is False, the result is zero
     """
 
-    def __init__(self, bias: Tensor | None, causal: bool, dropout: float) -> None:
+    def __init__(
+        self,
+        bias: Tensor | None,
+        causal: bool,
+        dropout: float,
+        seed: int | None = None,
+        sighted: Tensor | None = None,
+    ) -> None:
         self.bias = bias
         self.causal = causal
         self.dropout = dropout
-        self.seed = draw_seed() if dropout > 0.0 else 0
+        self.seed = draw_seed() if seed is None and dropout > 0.0 else seed or 0
+        self.sighted = sighted
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side."""
@@ -126,10 +136,43 @@ class ChunkedAttention:
         elif self.bias is not None:
             bias = self.bias if self.bias.size(-2) == 1 else self.bias[..., rows, :]
             scores.unflatten(0, outer).add_(bias)
-        return scores.softmax(-1)
+        weights = scores.softmax(-1)
+        if self.sighted is not None:
+            sighted = self.sighted[..., rows, :].to(weights.dtype)
+            weights.unflatten(0, outer).mul_(sighted)
+        return weights
 
     def _keep(self, number: int, weights: Tensor) -> Tensor:
         return keep_mask(self.seed + number, weights.shape, self.dropout, weights)
+
+
+class FusedAttention:
+    """``ChunkedAttention`` without dropout, by torch's fused kernel, which is run again in backward.
+
+    Args:
+        bias: additive, broadcasts to (B, N, T, S)
+        sighted: broadcasts to (B, N, T, 1); where it is False, the result is zero
+    """
+
+    def __init__(self, bias: Tensor, sighted: Tensor | None) -> None:
+        self.bias = bias
+        self.sighted = sighted
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H)."""
+        return self._seen(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias))
+
+    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of q, k and v; the result of ``forward`` is written into ``out``."""
+        with torch.enable_grad():
+            leaves = [view.detach().requires_grad_() for view in (q, k, v)]
+            result = F.scaled_dot_product_attention(*leaves, attn_mask=self.bias)
+        grads = torch.autograd.grad(result, leaves, self._seen(grad))
+        out.copy_(self._seen(result.detach()))
+        return grads
+
+    def _seen(self, y: Tensor) -> Tensor:
+        return y if self.sighted is None else y * self.sighted.to(y.dtype)
 
 
 class _KeepingInputs(torch.autograd.Function):

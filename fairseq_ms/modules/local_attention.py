@@ -12,27 +12,24 @@ any of its queries can see::
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.attention import attend, merge_heads, split_heads
+from fairseq_ms.modules.attention import ChunkedAttention, FusedAttention, attend, merge_heads, split_heads
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.masks import Blocks
 from fairseq_ms.modules.norm import norm_linear
 from fairseq_ms.modules.pooling import Downsample
-from fairseq_ms.modules.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
+from fairseq_ms.modules.recompute import draw_seed, pointwise_linear
 from fairseq_ms.modules.state import is_identity
 
 # Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
 _QUERY_BLOCK, _NARROW_BLOCK = 64, 32
-
-# Scores that are worked on at a time.
-_CACHED_SCORES = 2**17
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,6 @@ class Layout:
         # The last keys may be too near for every query: they are in no slice.
         return slices[:, : self.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
 
-    def pad_queries(self, q_BTD: Tensor) -> Tensor:
-        """(B, T, D) -> (B, blocks * Q, D)."""
-        padding = self.blocks * self.query_block - self.length
-        return F.pad(q_BTD, (0, 0, 0, padding)) if padding else q_BTD
-
     def pad_keys(self, k_BCD: Tensor) -> Tensor:
         """(B, C, D) -> (B, C', D), long enough for every slice."""
         return F.pad(k_BCD, (0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCD
@@ -125,30 +117,23 @@ class Layout:
         """Padded keys (C', D) -> a view (blocks, D, S): every block the keys it can see."""
         return k_CD.unfold(0, self.span, self.step if self.sliced else self.span)[: self.blocks]
 
-    def chunks(self) -> Iterator[slice]:
-        """Slices of as many query blocks as have one head's scores in a core's cache."""
-        count = max(1, _CACHED_SCORES // (self.query_block * self.span))
-        for start in range(0, self.blocks, count):
-            yield slice(start, min(start + count, self.blocks))
-
-    def add_slices(self, grads: Tensor, batch_size: int) -> Tensor:
+    def add_slices(self, grads: Tensor) -> Tensor:
         """The transpose of ``slices``: a key's gradient is the sum over the blocks that can see it.
 
-        Keys and values (2, B * N, blocks, S, H) -> (B, C, 2 * N * H).
+        Keys and values of every row (B, 2, blocks, N, S, H) -> (B, C, 2 * N * H).
         """
         if self.sliced:
             pieces = -(-self.span // self.step)
-            two, rows, _, _, head_dim = grads.shape
-            total = grads.new_zeros(two, rows, self.blocks + pieces - 1, self.step, head_dim)
-            for number, piece in enumerate(grads.split(self.step, dim=3)):
-                total[:, :, number : number + self.blocks, : piece.size(3)] += piece
-            total = total.flatten(2, 3)[:, :, self.pad_left : self.pad_left + self.keys]
-            # Keys behind the last slice have no gradient.
-            total = F.pad(total, (0, 0, 0, self.keys - total.size(2)))
+            batch_size, two, _, heads, _, head_dim = grads.shape
+            total = grads.new_zeros(batch_size, two, self.blocks + pieces - 1, heads, self.step, head_dim)
+            for number, piece in enumerate(grads.split(self.step, dim=4)):
+                total[:, :, number : number + self.blocks, :, : piece.size(4)] += piece
+            # (B, 2, blocks, N, step, H) -> (B, blocks * step, 2, N, H)
+            total = total.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, self.pad_left : self.pad_left + self.keys]
         else:
-            total = grads[:, :, 0]
-        # (2, B * N, C, H) -> (B, C, 2 * N * H)
-        return total.unflatten(1, (batch_size, -1)).permute(1, 3, 0, 2, 4).flatten(2)
+            total = grads[:, :, 0].permute(0, 3, 1, 2, 4)
+        # Keys behind the last slice have no gradient.
+        return F.pad(total.flatten(2), (0, 0, 0, self.keys - total.size(1)))
 
     def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
         """(blocks, B * N, Q, H) -> (B, T, N * H)."""
@@ -172,7 +157,7 @@ def _query_block(group: HeadGroup) -> int:
 class WindowAttention:
     """All head groups' attention as a function of the projections, keeping nothing else for backward.
 
-    An ``OwnBackward``. Blocks of queries are processed a few at a time, so that their scores stay in a core's cache.
+    An ``OwnBackward``, one row of the batch and one group at a time.
 
     Args:
         groups, layouts: the head groups and their layouts
@@ -184,26 +169,84 @@ class WindowAttention:
         self.groups = groups
         self.layouts = layouts
         self.head_dim = head_dim
-        self.scale = 1.0 / math.sqrt(head_dim)
         self.dropout = dropout
         self.seed = draw_seed() if dropout > 0.0 else 0
 
     def __call__(self, fine: Tensor, *coarse: Tensor) -> Tensor:
         """Queries of all groups with keys and values of the first (B, T, D + 2 * N * H), the others' -> (B, T, D)."""
+        batch_size, length, _ = fine.shape
+        fine = self._pad(fine)
+        out = fine.new_empty(batch_size, fine.size(1), self._columns()[-1].stop)
         with torch.autocast(fine.device.type, enabled=False):
-            queries, pairs = self._split(fine, coarse)
-            parts = zip(self.groups, self.layouts, queries, pairs)
-            return torch.cat([self._forward(n, *part) for n, part in enumerate(parts)], dim=-1)
+            for number, pair in enumerate(self._pairs(fine, coarse, length)):
+                for row in range(batch_size):
+                    q, result = self._queries(number, fine[row]), self._queries(number, out[row])
+                    if pair.size(1) == 0:
+                        result.zero_()
+                    else:
+                        result.copy_(self._attention(number, row, q).forward(q, *self._keys(number, pair[row])))
+        return out[:, :length]
 
     def backward(self, grad: Tensor, fine: Tensor, *coarse: Tensor) -> tuple[Tensor, list[Tensor]]:
+        batch_size, length, _ = fine.shape
+        fine, grad = self._pad(fine), self._pad(grad.to(fine.dtype))
+        out, grad_fine, grad_coarse = torch.empty_like(grad), torch.empty_like(fine), []
         with torch.autocast(fine.device.type, enabled=False):
-            queries, pairs = self._split(fine, coarse)
-            grads = grad.to(fine.dtype).split([query.size(-1) for query in queries], dim=-1)
-            parts = zip(self.groups, self.layouts, queries, pairs, grads)
-            results = [self._backward(n, *part) for n, part in enumerate(parts)]
-        out, grad_queries, grad_pairs = (list(column) for column in zip(*results))
-        grad_fine = torch.cat([*grad_queries, grad_pairs[0]], dim=-1)
-        return torch.cat(out, dim=-1), [grad_fine, *grad_pairs[1:]]
+            for number, pair in enumerate(self._pairs(fine, coarse, length)):
+                grad_slices = []
+                for row in range(batch_size):
+                    q, grad_q, result, grad_result = (
+                        self._queries(number, part[row]) for part in (fine, grad_fine, out, grad)
+                    )
+                    if pair.size(1) == 0:
+                        result.zero_()
+                        grad_q.zero_()
+                        continue
+                    attention, keys = self._attention(number, row, q), self._keys(number, pair[row])
+                    grads = attention.backward(grad_result, q, *keys, out=result)
+                    grad_q.copy_(grads[0])
+                    grad_slices.append(torch.stack(grads[1:]))
+                if not grad_slices:
+                    grad_coarse.append(torch.zeros_like(coarse[number - 1]))
+                elif number == 0:
+                    grad_fine[:, :length, out.size(-1) :] = self.layouts[0].add_slices(torch.stack(grad_slices))
+                else:
+                    grad_coarse.append(self.layouts[number].add_slices(torch.stack(grad_slices)))
+        return out[:, :length], [grad_fine[:, :length], *grad_coarse]
+
+    def _pad(self, x_BTD: Tensor) -> Tensor:
+        """As many positions as the query blocks of every group need."""
+        padding = max(layout.blocks * layout.query_block for layout in self.layouts) - x_BTD.size(1)
+        return F.pad(x_BTD, (0, 0, 0, padding)) if padding else x_BTD
+
+    def _columns(self) -> list[slice]:
+        """The columns of every group's queries and results."""
+        ends = list(itertools.accumulate((group.heads * self.head_dim for group in self.groups), initial=0))
+        return [slice(*ends[number : number + 2]) for number in range(len(self.groups))]
+
+    def _pairs(self, fine: Tensor, coarse: Sequence[Tensor], length: int) -> list[Tensor]:
+        """Keys and values of every group, (B, C, 2 * N * H) with room for every slice."""
+        pairs = [fine[:, :length, self._columns()[-1].stop :], *coarse]
+        return [layout.pad_keys(pair) if pair.size(1) else pair for layout, pair in zip(self.layouts, pairs)]
+
+    def _queries(self, number: int, x_TD: Tensor) -> Tensor:
+        """A view (blocks, N, Q, H) of a group's columns of one row (T, ...)."""
+        layout = self.layouts[number]
+        own = x_TD[: layout.blocks * layout.query_block, self._columns()[number]]
+        return own.view(layout.blocks, layout.query_block, -1, self.head_dim).transpose(1, 2)
+
+    def _keys(self, number: int, pair_CD: Tensor) -> tuple[Tensor, Tensor]:
+        """Views (blocks, N, S, H) of the keys and the values in overlapping slices of one row."""
+        slices = self.layouts[number].slices(pair_CD).unflatten(1, (2, -1, self.head_dim))
+        k, v = slices.transpose(-1, -2).unbind(1)
+        return k, v
+
+    def _attention(self, number: int, row: int, like: Tensor) -> ChunkedAttention | FusedAttention:
+        """A row's attention in one group, with a seed of its own that is the same one in backward."""
+        layout, seed = self.layouts[number], self.seed + (number << 40) + (row << 20)
+        if self.dropout == 0.0:
+            return FusedAttention(layout.bias(like.dtype), layout.sighted)
+        return ChunkedAttention(layout.bias(like.dtype), False, self.dropout, seed, layout.sighted)
 
     def by_autograd(self, fine: Tensor, *coarse: Tensor) -> Tensor:
         """The same of torch's own attention, which keeps more and runs on every device."""
@@ -232,77 +275,6 @@ class WindowAttention:
         widths = [group.heads * self.head_dim for group in self.groups]
         *queries, pair = fine.split([*widths, 2 * widths[0]], dim=-1)
         return queries, [pair, *coarse]
-
-    def _forward(self, number: int, group: HeadGroup, layout: Layout, q_BTD: Tensor, pair_BCD: Tensor) -> Tensor:
-        if pair_BCD.size(1) == 0:
-            return torch.zeros_like(q_BTD)
-        q_BTD, pair_BCD = layout.pad_queries(q_BTD), layout.pad_keys(pair_BCD)
-        out_BTD = torch.empty(q_BTD.shape, dtype=q_BTD.dtype)
-        for head, q, out, k, v in self._heads(group, layout, pair_BCD, q_BTD, out_BTD):
-            for blocks in layout.chunks():
-                weights = self._weights(layout, blocks, q, k)
-                if self.dropout > 0.0:
-                    weights.mul_(self._keep(number, head, blocks, weights))
-                torch.bmm(weights, v[blocks].transpose(1, 2), out=out[blocks])
-        return self._seen(layout, out_BTD)
-
-    def _backward(
-        self, number: int, group: HeadGroup, layout: Layout, q_BTD: Tensor, pair_BCD: Tensor, grad_BTD: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The result once more, and the gradients of the queries and of the keys and values."""
-        if pair_BCD.size(1) == 0:
-            return torch.zeros_like(q_BTD), torch.zeros_like(q_BTD), torch.zeros_like(pair_BCD)
-        grad_BTD = layout.pad_queries(self._seen(layout, grad_BTD.clone()))
-        q_BTD, pair_BCD = layout.pad_queries(q_BTD), layout.pad_keys(pair_BCD)
-        out_BTD, grad_q_BTD = torch.empty(q_BTD.shape, dtype=q_BTD.dtype), torch.empty(q_BTD.shape, dtype=q_BTD.dtype)
-        rows = q_BTD.size(0) * group.heads
-        grad_slices = torch.empty(2, rows, layout.blocks, layout.span, self.head_dim, dtype=q_BTD.dtype)
-        parts = (q_BTD, out_BTD, grad_BTD, grad_q_BTD)
-        for head, q, out, grad, grad_q, k, v in self._heads(group, layout, pair_BCD, *parts):
-            for blocks in layout.chunks():
-                weights = self._weights(layout, blocks, q, k)
-                grad_weights = torch.bmm(grad[blocks], v[blocks])
-                dropped = weights
-                if self.dropout > 0.0:
-                    keep = self._keep(number, head, blocks, weights)
-                    grad_weights.mul_(keep)
-                    dropped = keep.mul_(weights)
-                torch.bmm(dropped, v[blocks].transpose(1, 2), out=out[blocks])
-                torch.bmm(dropped.transpose(1, 2), grad[blocks], out=grad_slices[1, head, blocks])
-                grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).mul_(self.scale)
-                torch.bmm(grad_scores, k[blocks].transpose(1, 2), out=grad_q[blocks])
-                torch.bmm(grad_scores.transpose(1, 2), q[blocks], out=grad_slices[0, head, blocks])
-        grad_pair = layout.add_slices(grad_slices, out_BTD.size(0))
-        return self._seen(layout, out_BTD), grad_q_BTD[:, : layout.length], grad_pair
-
-    def _heads(self, group: HeadGroup, layout: Layout, pair_BCD: Tensor, *parts_BTD: Tensor) -> Iterator[tuple]:
-        """For every row and head its number, views (blocks, Q, H) of the parts, and (blocks, H, S) of keys and values.
-
-        Copying queries and overlapping slices of keys into batches takes as long as multiplying them.
-        """
-        for row, pair in enumerate(pair_BCD):
-            slices = layout.slices(pair)
-            blocked = [part[row].unflatten(0, (layout.blocks, layout.query_block)) for part in parts_BTD]
-            for head in range(group.heads):
-                own, values = (slice(n * self.head_dim, (n + 1) * self.head_dim) for n in (head, group.heads + head))
-                views = [part[..., own] for part in blocked]
-                yield row * group.heads + head, *views, slices[:, own], slices[:, values]
-
-    def _weights(self, layout: Layout, blocks: slice, q: Tensor, k: Tensor) -> Tensor:
-        """Attention weights (blocks, Q, S) before dropout."""
-        bias = layout.bias(q.dtype).squeeze(1)[blocks]
-        return torch.baddbmm(bias, q[blocks], k[blocks], alpha=self.scale).softmax(-1)
-
-    def _keep(self, group: int, head: int, blocks: slice, weights: Tensor) -> Tensor:
-        seed = self.seed + (group << 40) + (head << 20) + blocks.start
-        return keep_mask(seed, weights.shape, self.dropout, weights)
-
-    def _seen(self, layout: Layout, y_BTD: Tensor) -> Tensor:
-        """The positions of real tokens, those that see nothing zeroed and the others scaled for dropout."""
-        y_BTD = y_BTD[:, : layout.length]
-        if layout.sighted is not None:
-            y_BTD.mul_(layout.sighted.flatten()[: layout.length, None].to(y_BTD.dtype))
-        return y_BTD.mul_(1.0 / kept_share(self.dropout)) if self.dropout > 0.0 else y_BTD
 
 
 class SlidingCache:

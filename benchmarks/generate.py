@@ -1,0 +1,189 @@
+"""How long sampling takes through fairseq's own generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peers import (
+    MULTISCALE,
+    PAPER,
+    TINY,
+    Shape,
+    build,
+    copy_weights,
+    fairseq_lm,
+    huggingface_gpt2,
+    language_modeling,
+    multiscale,
+)
+from benchmarks.runner import Contestant, Options, ParityError, Section
+from benchmarks.training import FAIRSEQ, GPT2, VANILLA, label
+
+NAME = "generate"
+HELP = "time of sampling 256 tokens after a prefix of 64, at batch 1 and 8, against fairseq, GPT-2 and vanilla"
+
+PREFIX, NEW_TOKENS, TOP_K, TEMPERATURE = 64, 256, 10, 0.7
+CONTESTANTS = (VANILLA, "topdown 7,7,8,8", "topdown 2,4,8,12", "bottomup 8,9,9", "retina 12")
+HALF = " bfloat16"
+# By batch size, relative to fairseq's model.
+GOALS = {
+    1: {
+        "topdown 2,4,8,12": 0.42,
+        "topdown 7,7,8,8": 0.34,
+        "bottomup 8,9,9": 0.39,
+        "retina 12": 0.38,
+        **{name + HALF: 0.27 for name in CONTESTANTS[1:]},
+    },
+    8: {"topdown 2,4,8,12": 0.30, "topdown 7,7,8,8": 0.22, "bottomup 8,9,9": 0.28, "retina 12": 0.23},
+}
+GPT2_GOALS = {1: {"topdown 2,4,8,12": 0.63}, 8: {"topdown 2,4,8,12": 0.34}}
+VANILLA_GOALS = {1: {"topdown 7,7,8,8": 0.82}, 8: {"topdown 7,7,8,8": 0.68}}
+
+
+class Sampler:
+    """Samples from a fairseq model the way ``fairseq-interactive`` does: ``task.inference_step``."""
+
+    def __init__(self, model: nn.Module, shape: Shape, new_tokens: int, sampling: bool = True) -> None:
+        self.model = model.eval()
+        self.task = language_modeling(shape)
+        model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1, print_alignment=None)))
+        self.new_tokens = new_tokens
+        settings = SimpleNamespace(
+            beam=1, sampling=sampling, sampling_topk=TOP_K if sampling else -1, temperature=TEMPERATURE, max_len_a=0,
+            max_len_b=PREFIX + new_tokens, min_len=PREFIX + new_tokens,
+        )  # fmt: skip
+        self.generator = self.task.build_generator([model], settings)
+
+    def __call__(self, prefix: Tensor) -> list[list[int]]:
+        """Prefixes (B, P) -> the tokens of each with what was sampled."""
+        start = prefix.new_full((prefix.size(0), 1), self.task.source_dictionary.eos())
+        sample = {"net_input": {"src_tokens": torch.cat([start, prefix], dim=1)}, "id": torch.arange(prefix.size(0))}
+        rows = self.task.inference_step(self.generator, [self.model], sample)
+        tokens = [row[0]["tokens"].tolist() for row in rows]
+        assert all(len(row) == prefix.size(1) + self.new_tokens + 1 for row in tokens), [len(row) for row in tokens]
+        return tokens
+
+
+class HuggingFaceSampler:
+    """The same from Hugging Face's ``generate``, which caches keys and values by itself."""
+
+    def __init__(self, model: Any, new_tokens: int) -> None:
+        self.model = model.eval()
+        self.new_tokens = new_tokens
+
+    def __call__(self, prefix: Tensor) -> None:
+        start = prefix.new_full((prefix.size(0), 1), 2)
+        tokens = torch.cat([start, prefix], dim=1)
+        output = self.model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=TOP_K, temperature=TEMPERATURE,
+            max_new_tokens=self.new_tokens, min_new_tokens=self.new_tokens, pad_token_id=1,
+        )  # fmt: skip
+        assert output.size(1) == tokens.size(1) + self.new_tokens, output.shape
+
+
+class _Uncached(nn.Module):
+    """A naive twin: the whole sequence again for every token, without caches or packed weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.eval()
+
+    def greedy(self, tokens: Tensor, count: int, forbidden: list[int]) -> list[list[int]]:
+        with torch.no_grad():
+            for _ in range(count):
+                logits = self.model(tokens)[0][:, -1]
+                logits[:, forbidden] = -torch.inf
+                tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
+        return tokens[:, 1:].tolist()
+
+
+@cache
+def _parity(names: tuple[str, ...]) -> str:
+    """Greedy continuations by the measured path, against the naive twin, at a small shape."""
+    shape = replace(TINY, length=PREFIX + 16)
+    prefix = _prefix(shape, 3)
+    for name in names:
+        continued = Sampler(_model(name, shape), shape, 12, sampling=False)(prefix)
+        twin = _Uncached(_model(name, shape))
+        words = language_modeling(shape).source_dictionary
+        start = torch.cat([prefix.new_full((3, 1), words.eos()), prefix], dim=1)
+        forbidden = [words.pad(), words.eos()]
+        expected = twin.greedy(start, 12, forbidden)
+        if [row[:-1] for row in continued] != expected:
+            raise ParityError(f"{name}: the cached path continues otherwise than the model run over whole sequences")
+    return f"greedy continuations of {len(names)} models equal those without caches, token for token"
+
+
+def _model(name: str, shape: Shape) -> nn.Module:
+    if name == FAIRSEQ:
+        model = fairseq_lm(shape)
+        copy_weights(_model(VANILLA, shape), model)
+        return model
+    if name == VANILLA:
+        return build("vanilla_lm", shape, decoder_layers=shape.layers)
+    return multiscale(name, shape)
+
+
+def _prefix(shape: Shape, rows: int) -> Tensor:
+    return torch.randint(4, shape.vocabulary, (rows, PREFIX), generator=torch.Generator().manual_seed(0))
+
+
+def sections(options: Options) -> Iterable[Section]:
+    """At batch 1, with bfloat16 as well, and batch 8: against fairseq's model, GPT-2 and our own vanilla."""
+    shape = TINY if options.quick else PAPER
+    new_tokens = 8 if options.quick else NEW_TOKENS
+    names = [name for name in CONTESTANTS if not options.only or any(part in name for part in options.only)]
+    samplers: dict[str, Callable[[Tensor], object]] = {FAIRSEQ: Sampler(_model(FAIRSEQ, shape), shape, new_tokens)}
+    for name in names:
+        samplers[name] = Sampler(_model(name, shape), shape, new_tokens)
+    gpt2 = huggingface_gpt2(shape)
+    if gpt2 is not None:
+        samplers[GPT2] = HuggingFaceSampler(gpt2, new_tokens)
+    for rows in (1, 8):
+        prefix = _prefix(shape, rows)
+        what = f"prefix {PREFIX} + {new_tokens} tokens, top-{TOP_K}, temperature {TEMPERATURE}, batch {rows}; {shape}"
+        parity = lambda: _parity((FAIRSEQ, *names))  # noqa: E731
+        goals = {} if options.quick else GOALS[rows]
+        entrants = dict(samplers)
+        if rows == 1:
+            entrants |= {
+                name + HALF: Sampler(_model(name, shape).bfloat16(), shape, new_tokens) for name in names
+            }
+        yield _section(what, entrants, prefix, FAIRSEQ, goals, shape, parity)
+        del entrants
+        for baseline, peer_goals in ((GPT2, GPT2_GOALS), (VANILLA, VANILLA_GOALS)):
+            if baseline in samplers and not options.quick:
+                chosen = {name: samplers[name] for name in (baseline, *peer_goals[rows]) if name in samplers}
+                if len(chosen) > 1:
+                    yield _section(what, chosen, prefix, baseline, peer_goals[rows], shape, parity)
+
+
+def _section(
+    what: str,
+    samplers: dict[str, Callable[[Tensor], object]],
+    prefix: Tensor,
+    baseline: str,
+    goals: dict[str, float],
+    shape: Shape,
+    parity: Callable[[], str],
+) -> Section:
+    def runs(sampler: Callable[[Tensor], object]) -> Callable[[], None]:
+        def run() -> None:
+            torch.manual_seed(3)
+            sampler(prefix)
+
+        return run
+
+    contestants = [Contestant(label(name, shape), runs(s), goals.get(name)) for name, s in samplers.items()]
+    return Section(what, "ms a token", contestants, label(baseline, shape), parity, scale=1e3 / _tokens(samplers))
+
+
+def _tokens(samplers: dict[str, Any]) -> int:
+    return next(iter(samplers.values())).new_tokens

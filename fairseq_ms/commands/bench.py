@@ -1,0 +1,93 @@
+"""`fairseq-ms bench`: run the benchmarks of a checkout's `benchmarks` folder."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from fairseq_ms.errors import UsageError
+
+NAME = "bench"
+HELP = "measure memory and time against naive twins and other implementations (needs a checkout)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: list them)")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="keep contestants with this in their name, and the"
+        " baseline; may be given several times"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table for every section; the exit code is 1 if a parity check failed."""
+    if args.rounds < 1:
+        raise UsageError(f"--rounds must be at least 1: got {args.rounds}")
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads must be at least 1: got {args.threads}")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        raise UsageError(f"--json must name a file in a folder that exists: got {args.json!r}")
+    runner = _runner()
+    found = runner.discover()
+    if not args.names:
+        width = max(map(len, found))
+        for name, module in found.items():
+            print(f"{name:<{width}}  {module.HELP}")
+        return 0
+    unknown = [name for name in args.names if name not in found]
+    if unknown:
+        raise UsageError(f"NAME must be one of {', '.join(found)}: got {unknown[0]!r}")
+    return _measure(runner, [found[name] for name in args.names], args)
+
+
+def _runner() -> Any:
+    """`benchmarks.runner` of the checkout that this package lies in."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "benchmarks" / "runner.py").is_file():
+        raise UsageError(
+            f"bench needs the folder benchmarks of a checkout beside the package, and there is none in {root}: "
+            "clone the repository and install it with pip install -e ."
+        )
+    sys.path.insert(0, str(root))
+    # Benchmarks build models by the dozen, and fairseq logs every one of them.
+    import logging
+
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    return importlib.import_module("benchmarks.runner")
+
+
+def _measure(runner: Any, modules: list[Any], args: argparse.Namespace) -> int:
+    import torch
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    options = runner.Options(rounds=args.rounds, quick=args.quick, only=tuple(args.only))
+    report: dict[str, Any] = {"machine": runner.machine(), "rounds": args.rounds, "quick": args.quick, "results": []}
+    print("  ".join(f"{key}: {value}" for key, value in report["machine"].items()))
+    if args.quick:
+        print("tiny shapes: the numbers mean nothing")
+    failed = False
+    for module in modules:
+        for result in runner.run_sections(module.sections(options), options):
+            print(f"\n{module.NAME}: {runner.table(result)}", flush=True)
+            report["results"].append({"benchmark": module.NAME, **result})
+            failed |= "error" in result
+    if args.json:
+        _write_json(Path(args.json), report)
+    return 1 if failed else 0
+
+
+def _write_json(path: Path, report: dict[str, Any]) -> None:
+    partial = path.with_name(f"{path.name}.partial{os.getpid()}")
+    partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)

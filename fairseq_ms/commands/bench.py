@@ -3,15 +3,19 @@
 import argparse
 import importlib
 import json
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import fairseq_ms
 from fairseq_ms.errors import UsageError
 
 NAME = "bench"
 HELP = "measure memory and time against naive twins and other implementations (needs a checkout)"
+# Registered here, after the environment is set that torch's threads read when they start.
+NEEDS_FAIRSEQ = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +62,13 @@ def _runner() -> Any:
             f"bench needs the folder benchmarks of a checkout beside the package, and there is none in {root}: "
             "clone the repository and install it with pip install -e ."
         )
-    sys.path.insert(0, str(root))
+    # Threads that wait for each other awake take the processor from other programs and, where there are some, from
+    # the very thread they wait for: a step then takes twenty times as long and measures nothing.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Benchmarks build models by the dozen, and fairseq logs every one of them.
-    import logging
-
     logging.getLogger("fairseq").setLevel(logging.WARNING)
+    fairseq_ms.register()
+    sys.path.insert(0, str(root))
     return importlib.import_module("benchmarks.runner")
 
 

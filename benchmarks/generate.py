@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers import (
-    MULTISCALE,
     PAPER,
     TINY,
     Shape,

@@ -129,7 +129,7 @@ def test_parity_refuses_nan_and_too_large_a_difference() -> None:
     one = torch.zeros(3)
     assert assert_parity("x", one, one + 1e-7, 1e-6) == pytest.approx(1e-7)
     for other in (one + 1e-5, one + torch.nan):
-        with pytest.raises(ParityError, match="^x: "):
+        with pytest.raises(ParityError, match=r"^x: "):
             assert_parity("x", one, other, 1e-6)
 
 
@@ -139,10 +139,16 @@ def test_every_benchmark_is_found_and_described() -> None:
     assert all(module.HELP for module in found.values())
 
 
-@pytest.mark.parametrize("name", ["layer-scaling", "retina-attention", "train-memory"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layer-scaling",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("generate", "retina-attention", "train-memory")),
+    ],
+)
 def test_a_benchmark_runs_and_writes_its_numbers(name: str, tmp_path: Path) -> None:
     path = tmp_path / "numbers.json"
-    result = run_cli("fairseq-ms", "bench", name, "--quick", "--rounds", "1", "--threads", "1", "--only", "vanilla", "--json", path)
+    result = run_cli("fairseq-ms", "bench", name, "--quick", "--rounds", "1", "--threads", "1", "--json", path)
     assert result.returncode == 0, result.stderr
     assert "parity" in result.stdout
     report = json.loads(path.read_text())

@@ -280,6 +280,19 @@ def test_pretrained_perplexity_scores_every_token_after_its_context():
     assert found == pytest.approx(math.exp((3 * hit + miss) / 4))
 
 
+def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    model = TwoTokens()
+    model.config = SimpleNamespace(max_position_embeddings=4)
+    hit = math.log((math.e**2 + 4) / math.e**2)
+    assert pretrained_lm.perplexity(model, tokenizer, ["3 3 3 0 1"], ["2 3"]) == pytest.approx(math.exp(hit))
+    assert pretrained_lm.perplexity(model, tokenizer, [""], ["2 3"]) == pytest.approx(math.exp(hit))
+    with pytest.raises(UsageError, match="--length must fit into the 4 positions of --hf-lm: got 4 tokens"):
+        pretrained_lm.perplexity(model, tokenizer, [""], ["1 2 3 4"])
+
+
 @pytest.mark.parametrize(("tokens", "order", "expected"), [
     ("a b a b a", 1, 3 / 5), ("a b a b a", 2, 2 / 4), ("a b a b a", 3, 1 / 3), ("a b c", 1, 0.0), ("a", 2, 0.0),
 ])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,21 @@ def load(path: str, device: torch.device) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any, contexts: Sequence[str], samples: Sequence[str]) -> float:
-    """exp of the mean NLL of all tokens of the samples (the model's own tokens), each after its context."""
+    """exp of the mean NLL of all tokens of the samples (the model's own tokens), each after its context.
+
+    A context is cut at its beginning where it does not fit before the sample; without any, the sample's first
+    token is given. Raises UsageError when a sample is longer than the model's positions.
+    """
     total, count = 0.0, 0
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or sys.maxsize
     for context, sample in zip(contexts, samples):
         before = tokenizer(context)["input_ids"]
         after = tokenizer(f" {sample}")["input_ids"]
+        if len(after) >= positions:
+            raise UsageError(f"--length must fit into the {positions} positions of --hf-lm: got {len(after)} tokens")
+        before = before[max(0, len(before) + len(after) - positions) :]
+        if not before:
+            before, after = after[:1], after[1:]
         ids = torch.tensor([[*before, *after]], device=model.device)
         logits = model(ids).logits[0, len(before) - 1 : -1]
         total += float(F.cross_entropy(logits.float(), ids[0, len(before) :], reduction="sum"))

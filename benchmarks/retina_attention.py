@@ -114,7 +114,7 @@ def sections(options: Options) -> Iterable[Section]:
             "bytes a token",
             [
                 Contestant("dense masks", lambda d=dense, n=length: saved_bytes(d, ()) / n),
-                Contestant("windows", lambda i=inputs, n=length: saved_bytes(i.sparse, ()) / n, BYTES_GOALS.get(length)),
+                Contestant("windows", lambda i=inputs: saved_bytes(i.sparse, ()) / i.length, BYTES_GOALS.get(length)),
             ],
             "dense masks",
             parity,

@@ -132,7 +132,7 @@ def _against_slope(name: str) -> None:
         values.append(float(loss().detach()))
     measured = (values[0] - values[1]) / 2e-7
     if not abs(slope - measured) <= SLOPE_TOLERANCE * max(1.0, abs(measured)):
-        raise ParityError(f"{name} with dropout: the gradient along a direction is {slope:.9g}, the slope {measured:.9g}")
+        raise ParityError(f"{name} with dropout: the derivative along a direction is {slope:.9g}, not {measured:.9g}")
 
 
 def language_model_loss_in_double(model: nn.Module) -> Tensor:

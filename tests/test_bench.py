@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,15 @@ def test_ratios_are_of_the_same_round_and_the_table_names_missed_goals() -> None
     lines = table(result).splitlines()
     assert "falls short" in lines[-2]
     assert "falls short" not in lines[-3]
+
+
+def test_the_cpu_clock_does_not_count_waiting() -> None:
+    def times(clock: str) -> float:
+        section = Section("work", "s", [Contestant("sleep", lambda: time.sleep(0.2))], "sleep", lambda: "same")
+        return measure_section(section, Options(rounds=1, clock=clock))[0].values[0]
+
+    assert times("wall") >= 0.2
+    assert times("cpu") < 0.1
 
 
 def test_only_keeps_the_baseline() -> None:

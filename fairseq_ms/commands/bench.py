@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
     parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall",
+        help="cpu: time that the process had a processor, for machines that others use as well (default: wall)",
+    )
+    parser.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="keep contestants with this in their name, and the"
         " baseline; may be given several times"
     )
@@ -77,9 +81,11 @@ def _measure(runner: Any, modules: list[Any], args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    options = runner.Options(rounds=args.rounds, quick=args.quick, only=tuple(args.only))
-    report: dict[str, Any] = {"machine": runner.machine(), "rounds": args.rounds, "quick": args.quick, "results": []}
+    options = runner.Options(rounds=args.rounds, quick=args.quick, only=tuple(args.only), clock=args.clock)
+    report: dict[str, Any] = {"machine": runner.machine(), "results": []}
+    report |= {"rounds": args.rounds, "clock": args.clock, "quick": args.quick}
     print("  ".join(f"{key}: {value}" for key, value in report["machine"].items()))
+    print(f"{args.rounds} interleaved rounds, {args.clock} time")
     if args.quick:
         print("tiny shapes: the numbers mean nothing")
     failed = False

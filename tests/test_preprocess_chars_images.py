@@ -75,8 +75,8 @@ def image_job(tmp_path, *inputs, **flags):
     class Flags:
         input = list(inputs)
         out = tmp_path / "out"
-        valid_fraction = 0.2
-        test_fraction = 0.2
+        valid_fraction = None
+        test_fraction = None
         seed = 1
         quiet = True
         dry_run = False
@@ -108,7 +108,8 @@ def test_imagenet32_npz_zips_keep_val_as_test_and_hold_out_valid(tmp_path):
                 content = io.BytesIO()
                 np.savez(content, data=planes(part), labels=np.arange(len(part)), mean=np.zeros(TOKENS))
                 archive.writestr(f"Imagenet32_{name}_npz/{file}.npz", content.getvalue())
-    run(image_job(tmp_path, tmp_path / "Imagenet32_train_npz.zip", tmp_path / "Imagenet32_val_npz.zip"))
+    archives = [tmp_path / f"Imagenet32_{name}_npz.zip" for name in ("train", "val")]
+    run(image_job(tmp_path, *archives, valid_fraction=0.2))
     assert (decoded(tmp_path / "out", "test") == val.reshape(40, -1)).all()
     parts = [decoded(tmp_path / "out", split) for split in ("train", "valid")]
     assert 30 < len(parts[1]) < 90
@@ -136,7 +137,7 @@ def test_pickled_and_binary_batches_are_read(tmp_path, layout):
                 member = tarfile.TarInfo(f"{folder}/{name}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    manifest = run(image_job(tmp_path, source))
+    manifest = run(image_job(tmp_path, source, valid_fraction=0.2))
     assert (decoded(tmp_path / "out", "test") == test.reshape(20, -1)).all()
     counts = manifest["splits"]
     assert counts["train"]["images"] + counts["valid"]["images"] == 50
@@ -166,7 +167,7 @@ def test_an_image_is_one_block_of_fairseq_and_sees_nothing_of_the_one_before(tmp
     (tmp_path / "in").mkdir()
     for number, image in enumerate(some_images(40)):
         (tmp_path / "in" / f"{number:02d}.png").write_bytes(png(image))
-    run(image_job(tmp_path, tmp_path / "in"))
+    run(image_job(tmp_path, tmp_path / "in", valid_fraction=0.2, test_fraction=0.2))
     _, data = read_back(tmp_path / "out", "train")
     blocks = TokenBlockDataset(data, data.sizes, TOKENS, pad=1, eos=2, break_mode="none", include_targets=True)
     assert len(blocks) == len(data) > 10
@@ -252,6 +253,10 @@ def test_flags_that_cannot_work_are_refused(tmp_path):
         image_job(tmp_path, tmp_path / "in", photographs=True)
     with pytest.raises(ValueError, match=r"--valid-fraction must lie between 0 and 0.5, not 0.7"):
         image_job(tmp_path, tmp_path / "in", valid_fraction=0.7)
+    (tmp_path / "in" / "test").mkdir()
+    (tmp_path / "in" / "test" / "one.png").write_bytes(png(some_images(1)[0]))
+    with pytest.raises(ValueError, match="--test-fraction has no meaning where --input has files for test"):
+        image_job(tmp_path, tmp_path / "in", test_fraction=0.1)
     (tmp_path / "in" / "one.png").write_bytes(png(some_images(1)[0]))
     with pytest.raises(ValueError, match="--input has no images for the split"):
         run(image_job(tmp_path, tmp_path / "in"))

@@ -215,3 +215,22 @@ def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(tmp_path, wikite
     assert done.stderr.startswith("prepare.py: error: ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "flags", "sentence"),
+    [
+        ("wikitext103", ["--level", "word", "--bpe-merges", "9"], "--bpe-merges has no meaning with the level word"),
+        ("wikitext103", ["--seed", "2"], "--seed has no meaning where the split is given by names"),
+        ("text", ["--split", "given", "--valid-fraction", "0.1"], "--valid-fraction has no meaning where the split"),
+        ("text", ["--tokenise", "none", "--language", "fr"], "--language has no meaning with --tokenise none"),
+        ("text", ["--vocab-from", "x", "--dict-size", "9"], "--dict-size has no meaning with --vocab-from"),
+    ],
+)
+def test_a_flag_that_would_be_ignored_is_refused(tmp_path, dataset, flags, sentence):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("some words\n")
+    done = prepare(dataset, "--input", tmp_path, "--out", tmp_path / "out", *flags, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert not (tmp_path / "out").exists()

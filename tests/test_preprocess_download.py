@@ -165,7 +165,7 @@ def test_a_script_downloads_only_when_asked_to_and_then_prepares(server, tmp_pat
         download = tmp_path / "fetched"
         out = tmp_path / "out"
         workers = 1
-        seed = 1
+        seed = None
         vocab_from = None
         dry_run = False
         quiet = True

@@ -38,5 +38,5 @@ if __name__ == "__main__":
     parser.add_argument("--unit", choices=("char", "byte"), default=DATASET.level, help=unit)
     blank = "an empty line is a lone end of line, or nothing (default: keep)"
     parser.add_argument("--blank-lines", choices=("keep", "drop"), default=DATASET.blank_lines, help=blank)
-    parser.add_argument("--dict-size", type=int, default=0, help="most frequent symbols to keep (default: all)")
+    parser.add_argument("--dict-size", type=int, help="most frequent symbols to keep (default: all)")
     sys.exit(main(make_job, parser.parse_args()))

@@ -19,6 +19,7 @@ from preprocess.pipeline.sources import check_inputs, total_bytes
 
 # Tokenised, segmented and binarised text and the published copies, as measured on English novels.
 DISK_PER_INPUT_BYTE = 5
+SEED = 1
 
 
 def common_parser(description: str) -> argparse.ArgumentParser:
@@ -27,7 +28,7 @@ def common_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, text/, manifest.json")
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of a random split (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help=f"seed of a random split (default: {SEED})")
     parser.add_argument("--vocab-from", type=Path, help="use codes and dictionary of this prepared folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
@@ -36,12 +37,12 @@ def common_parser(description: str) -> argparse.ArgumentParser:
 
 def add_bpe_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """The flags of data sets that are segmented by BPE."""
-    parser.add_argument("--bpe-merges", type=int, default=dataset.bpe_merges, help="default: %(default)s")
+    parser.add_argument("--bpe-merges", type=int, help=f"operations (default: {dataset.bpe_merges})")
     parser.add_argument(
         "--bpe-sample-mb",
         type=float,
-        default=dataset.bpe_sample_bytes / 1e6,
-        help="learn BPE on at most this much training text, evenly spread (default: %(default)s)",
+        help="learn BPE on at most this much training text, evenly spread "
+        f"(default: {dataset.bpe_sample_bytes / 1e6:g})",
     )
 
 
@@ -53,8 +54,7 @@ def add_input_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     parser.add_argument(
         "--shard-mb",
         type=float,
-        default=dataset.shard_bytes / 1e6,
-        help="text handled at a time by one process, which bounds memory (default: %(default)s)",
+        help=f"text handled at a time by one process, which bounds memory (default: {dataset.shard_bytes / 1e6:g})",
     )
 
 
@@ -80,10 +80,25 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
     """The declaration with what the user's flags change in it."""
-    changes = {name: kind(getattr(args, flag)) for flag, (name, kind) in FIELDS.items() if hasattr(args, flag)}
+    given = {flag for flag in (*FIELDS, "seed") if getattr(args, flag, None) is not None}
+    changes = {FIELDS[flag][0]: FIELDS[flag][1](getattr(args, flag)) for flag in given - {"seed"}}
     changed = replace(dataset, **changes)
     changed.check()
+    for idle, flags, reason in (
+        (changed.level != "bpe", ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
+        (args.vocab_from, ("bpe_merges", "bpe_sample_mb", "dict_size"), "with --vocab-from"),
+        (changed.tokenise == "none", ("language",), "with --tokenise none"),
+        (changed.split_names, ("valid_fraction", "test_fraction", "seed"), "where the split is given by names"),
+    ):
+        meaningless = sorted(given.intersection(flags)) if idle else []
+        if meaningless:
+            raise ValueError(f"--{meaningless[0].replace('_', '-')} has no meaning {reason}: leave it out.")
     return changed
+
+
+def seed_of(args: argparse.Namespace) -> int:
+    """The seed that the user gave, or the usual one."""
+    return SEED if args.seed is None else args.seed
 
 
 def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
@@ -103,11 +118,11 @@ def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
     check_inputs(inputs)
     identity = {
         "inputs": [{"name": path.name, "bytes": total_bytes([path])} for path in inputs],
-        "seed": args.seed,
+        "seed": seed_of(args),
     }
     return Job(
         dataset=dataset,
-        source=Reader(dataset, inputs, args.seed),
+        source=Reader(dataset, inputs, seed_of(args)),
         source_bytes=total_bytes(inputs),
         out=args.out,
         workers=args.workers,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from preprocess.pipeline.cli import add_bpe_flags, common_parser, main, with_flags
+from preprocess.pipeline.cli import add_bpe_flags, common_parser, main, seed_of, with_flags
 from preprocess.pipeline.dataset import Dataset
 from preprocess.pipeline.documents import Line
 from preprocess.pipeline.run import Job
@@ -47,11 +47,11 @@ def make_job(args: argparse.Namespace) -> Job:
     """The run of this data set as the flags ask for it."""
     return Job(
         dataset=with_flags(DATASET, args),
-        source=Documentation(args.seed),
+        source=Documentation(seed_of(args)),
         source_bytes=None,
         out=args.out,
         workers=args.workers,
-        identity={"python": platform.python_version(), "seed": args.seed},
+        identity={"python": platform.python_version(), "seed": seed_of(args)},
         vocabulary_from=args.vocab_from,
         quiet=args.quiet,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from preprocess.pipeline.cli import add_bpe_flags, add_input_flags, common_parser, job_from_files, main
+from preprocess.pipeline.cli import add_bpe_flags, add_input_flags, common_parser, job_from_files, main, seed_of
 from preprocess.pipeline.dataset import SPLITS, Dataset
 from preprocess.pipeline.documents import Reader
 from preprocess.pipeline.run import Job
@@ -45,17 +45,17 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         help="given: by the names train, valid and test of files or folders; random: by document; "
         "auto (default): given if all three names are there",
     )
-    parser.add_argument("--valid-fraction", type=float, default=DATASET.valid_fraction, help="default: %(default)s")
-    parser.add_argument("--test-fraction", type=float, default=DATASET.test_fraction, help="default: %(default)s")
+    parser.add_argument("--valid-fraction", type=float, help=f"default: {DATASET.valid_fraction}")
+    parser.add_argument("--test-fraction", type=float, help=f"default: {DATASET.test_fraction}")
     parser.add_argument(
         "--documents",
         default=DATASET.documents,
         help="what a random split keeps together: file (default), blank, line, lines:N, wikitext",
     )
     parser.add_argument("--tokenise", choices=("moses", "none"), default=DATASET.tokenise, help="default: %(default)s")
-    parser.add_argument("--language", default=DATASET.language, help="language of moses (default: %(default)s)")
+    parser.add_argument("--language", help=f"language of moses (default: {DATASET.language})")
     parser.add_argument("--blank-lines", choices=("keep", "drop"), default=DATASET.blank_lines, help="default: drop")
-    parser.add_argument("--dict-size", type=int, default=0, help="most frequent symbols to keep (default: all)")
+    parser.add_argument("--dict-size", type=int, help="most frequent symbols to keep (default: all)")
 
 
 def is_given(args: argparse.Namespace) -> bool:
@@ -63,7 +63,7 @@ def is_given(args: argparse.Namespace) -> bool:
     if args.split == "random":
         return False
     check_inputs(args.input)
-    reader = Reader(replace(DATASET, split_names=GIVEN), args.input, args.seed)
+    reader = Reader(replace(DATASET, split_names=GIVEN), args.input, seed_of(args))
     found = {reader.given_split(file.name) for file in text_files(args.input, reader.wanted)}
     missing = [split for split in SPLITS if split not in found]
     if missing and args.split == "given":

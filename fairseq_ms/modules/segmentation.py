@@ -47,11 +47,10 @@ class Segmentation(nn.Module):
         ends at position t depends on positions up to t only.
         """
         number_BT = valid_BT.cumsum(dim=1) - 1
-        separator_BT = self.is_separator_V[tokens_BT]
-        separator_BT[:, 0] = True
-        separator_BT &= valid_BT
+        separator_BT = self.is_separator_V[tokens_BT] & valid_BT
         # A separator restarts the count and so does reaching the greatest length: within the run after a separator the
-        # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that.
+        # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that. The
+        # first token is at distance 0 of where counting starts, and so ends its chunk.
         last_BT = torch.where(separator_BT, number_BT, torch.zeros_like(number_BT)).cummax(dim=1).values
         before_BT = torch.cat([last_BT[:, :1], last_BT[:, :-1]], dim=1)
         full_BT = (number_BT - before_BT) % self.max_length == 0

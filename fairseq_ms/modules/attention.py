@@ -165,9 +165,9 @@ class FusedAttention:
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         """The gradients of q, k and v; the result of ``forward`` is written into ``out``."""
         with torch.enable_grad():
-            leaves = [view.detach().requires_grad_() for view in (q, k, v)]
-            result = F.scaled_dot_product_attention(*leaves, attn_mask=self.bias)
-        grads = torch.autograd.grad(result, leaves, self._seen(grad))
+            q, k, v = (view.detach().requires_grad_() for view in (q, k, v))
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        grads = torch.autograd.grad(result, (q, k, v), self._seen(grad))
         out.copy_(self._seen(result.detach()))
         return grads
 

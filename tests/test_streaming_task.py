@@ -226,7 +226,7 @@ def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
     assert not list((tmp_path / "save").glob("*.pt"))
 
 
-def test_training_on_two_ranks_and_evaluating_at_other_lengths(data: Path, tmp_path: Path) -> None:
+def test_evaluating_at_other_lengths_than_in_training(data: Path, tmp_path: Path) -> None:
     more = ("--update-freq", "2", "--num-workers", "2", "--mem-len", "6", "--max-update", "6")
     save = tmp_path / "save"
     run_cli(*train_command("transformer_xl", data, save, *more))

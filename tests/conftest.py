@@ -1,6 +1,7 @@
 """What every test stands on: one seed, one thread, and no test that skips without anybody noticing."""
 
 import os
+import random
 import re
 
 import pytest
@@ -8,13 +9,6 @@ import pytest
 # Set before torch is imported anywhere: tests run side by side, one to a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
-
-import numpy as np
-import torch
-
-import fairseq_ms  # noqa: F401  (registers everything)
-
-torch.set_num_threads(1)
 
 SEED = 20240917
 
@@ -26,7 +20,17 @@ _unexpected_skips: list[str] = []
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """The same random numbers in every test, whatever ran before it."""
+    """The same random numbers in every test, whatever ran before it, and everything registered.
+
+    The imports take seconds, which the process that only hands tests to others need not spend.
+    """
+    import numpy as np
+    import torch
+
+    import fairseq_ms  # noqa: F401  (registers everything)
+
+    torch.set_num_threads(1)
+    random.seed(SEED)
     torch.manual_seed(SEED)
     np.random.seed(SEED)
 

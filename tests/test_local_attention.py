@@ -7,9 +7,11 @@ import random
 import pytest
 import torch
 
+from fairseq_ms.modules import window_attention
 from fairseq_ms.modules.attention import _QUERY_CHUNK, ChunkedAttention
-from fairseq_ms.modules.local_attention import HeadGroup, Layouts, LocalAttention, SlidingCache
+from fairseq_ms.modules.local_attention import LocalAttention, SlidingCache
 from fairseq_ms.modules.recompute import kept_share
+from fairseq_ms.modules.window_layout import HeadGroup, Layouts
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
 
@@ -68,8 +70,9 @@ def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: l
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("recompute", [True, False])
-def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool) -> None:
+def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool, monkeypatch) -> None:
     rng = random.Random(seed)
+    monkeypatch.setattr(window_attention, "_PIECE", rng.choice([1, 64, 128, 512]))
     groups = random_groups(rng)
     dim = 3 * sum(group.heads for group in groups)
     layer = LocalAttention(dim, groups, rng.choice(["avg", "max", "conv"]), recompute=recompute).double()
@@ -98,6 +101,8 @@ def test_without_gradients_the_result_is_the_same() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
+    at_once = rng.choice([64, 128, 512])
+    monkeypatch.setattr(window_attention, "_PIECE", at_once)
     groups = random_groups(rng)
     dim = 3 * sum(group.heads for group in groups)
     length = rng.choice([40, 131, 200])
@@ -118,12 +123,14 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     in_order = iter(list(drawn.values()))
     for group, layout, table in zip(groups, layouts.groups, masks):
         for row in range(2):
-            for start in range(0, layout.query_block, _QUERY_CHUNK):
+            step = max(1, at_once // layout.query_block)
+            pieces = range(0, layout.blocks, step)
+            for first, start in itertools.product(pieces, range(0, layout.query_block, _QUERY_CHUNK)):
                 # (blocks * N, rows, S) -> (blocks, N, rows, S)
-                mask = next(in_order).unflatten(0, (layout.blocks, group.heads))
-                for block, i, j in itertools.product(range(layout.blocks), range(mask.size(2)), range(mask.size(3))):
-                    t = block * layout.query_block + start + i
-                    s = block * layout.step - layout.pad_left + j
+                mask = next(in_order).unflatten(0, (min(step, layout.blocks - first), group.heads))
+                for block, i, j in itertools.product(*(range(size) for size in (*mask.shape[:1], *mask.shape[2:]))):
+                    t = (first + block) * layout.query_block + start + i
+                    s = (first + block) * layout.step - layout.pad_left + j
                     if t < length and 0 <= s < layout.keys:
                         table[row, :, t, s] = mask[block, :, i, j]
     assert next(in_order, None) is None

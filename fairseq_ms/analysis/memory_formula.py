@@ -21,7 +21,7 @@ from fairseq_ms.analysis import memory_measured, memory_paper
 from fairseq_ms.analysis.memory_rows import Row
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.scales import parse_counts
-from fairseq_ms.modules.local_attention import HeadGroup, Layouts
+from fairseq_ms.modules.window_layout import HeadGroup, Layouts
 
 
 @dataclass(frozen=True)

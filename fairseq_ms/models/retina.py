@@ -18,9 +18,10 @@ from fairseq_ms.models.presets import register_presets
 from fairseq_ms.models.scales import parse_counts, parse_windows
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.layer import TransformerStack
-from fairseq_ms.modules.local_attention import HeadGroup, Layouts, LocalAttention
+from fairseq_ms.modules.local_attention import LocalAttention
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
 from fairseq_ms.modules.state import CannotTruncate, DecodingState, StackState, reorder_all
+from fairseq_ms.modules.window_layout import HeadGroup, Layouts
 
 
 @dataclass

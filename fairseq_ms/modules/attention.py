@@ -78,9 +78,13 @@ class ChunkedAttention:
         self.seed = draw_seed() if seed is None and dropout > 0.0 else seed or 0
         self.sighted = sighted
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side."""
-        out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side.
+
+        The result is written into ``out``, if there is one.
+        """
+        if out is None:
+            out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         for number, (rows, visible) in enumerate(self._chunks(q, k)):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
@@ -97,7 +101,9 @@ class ChunkedAttention:
         grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         if self.dropout > 0.0:
             grad3 = grad3 * (1.0 / kept_share(self.dropout))
-        grad_q, grad_k, grad_v = torch.empty_like(q3), torch.zeros_like(k3), torch.zeros_like(v3)
+        # Without causality the first chunk sees every key, so it may overwrite what is in the memory.
+        blank = torch.zeros_like if self.causal else torch.empty_like
+        grad_q, grad_k, grad_v = torch.empty_like(q3), blank(k3), blank(v3)
         for number, (rows, visible) in enumerate(self._chunks(q, k)):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
@@ -108,10 +114,11 @@ class ChunkedAttention:
                 dropped = keep.mul_(weights)
             if out is not None:
                 out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
-            grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows])
+            kept = 0.0 if number == 0 else 1.0
+            grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
-            grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows])
+            grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
         if out is not None and self.dropout > 0.0:
             out.mul_(1.0 / kept_share(self.dropout))
         return grad_q.mul_(scale).view(q.shape), grad_k.view(k.shape), grad_v.view(v.shape)
@@ -144,35 +151,6 @@ class ChunkedAttention:
 
     def _keep(self, number: int, weights: Tensor) -> Tensor:
         return keep_mask(self.seed + number, weights.shape, self.dropout, weights)
-
-
-class FusedAttention:
-    """``ChunkedAttention`` without dropout, by torch's fused kernel, which is run again in backward.
-
-    Args:
-        bias: additive, broadcasts to (B, N, T, S)
-        sighted: broadcasts to (B, N, T, 1); where it is False, the result is zero
-    """
-
-    def __init__(self, bias: Tensor, sighted: Tensor | None) -> None:
-        self.bias = bias
-        self.sighted = sighted
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H)."""
-        return self._seen(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias))
-
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of q, k and v; the result of ``forward`` is written into ``out``."""
-        with torch.enable_grad():
-            q, k, v = (view.detach().requires_grad_() for view in (q, k, v))
-            result = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
-        grads = torch.autograd.grad(result, (q, k, v), self._seen(grad))
-        out.copy_(self._seen(result.detach()))
-        return grads
-
-    def _seen(self, y: Tensor) -> Tensor:
-        return y if self.sighted is None else y * self.sighted.to(y.dtype)
 
 
 class _KeepingInputs(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import os
 import platform
 import statistics
@@ -32,12 +33,14 @@ class Options:
         quick: tiny shapes, to see that everything runs; the numbers then mean nothing
         only: keep the contestants whose name contains one of these; the baseline always stays
         clock: "wall", or "cpu" for the time that this process had a processor, on machines that others use as well
+        least_seconds: work that takes less is done several times in a round, and the time divided
     """
 
     rounds: int = 7
     quick: bool = False
     only: Sequence[str] = ()
     clock: str = "wall"
+    least_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,12 @@ def measure_section(section: Section, options: Options) -> list[Row]:
     rows = [Row(contestant.name, contestant.goal) for contestant in contestants]
     base = next(row for row in rows if row.name == section.baseline)
     timed = section.measure == "time"
+    repeats = dict.fromkeys((contestant.name for contestant in contestants), 1)
     for number in range(-WARM_UP_ROUNDS if timed else 0, options.rounds if timed else 1):
         for contestant, row in zip(contestants, rows):
-            value = _time(contestant.run, options.clock) if timed else contestant.run()
+            value = _time(contestant.run, options.clock, repeats[contestant.name]) if timed else contestant.run()
+            if number < 0:
+                repeats[contestant.name] = max(1, math.ceil(options.least_seconds / max(value, 1e-9)))
             if number >= 0:
                 row.values.append(section.scale * value)
         if number >= 0:
@@ -139,14 +145,15 @@ def measure_section(section: Section, options: Options) -> list[Row]:
     return rows
 
 
-def _time(run: Callable[[], object], clock: str) -> float:
+def _time(run: Callable[[], object], clock: str, repeats: int) -> float:
     now = {"wall": time.perf_counter, "cpu": time.process_time}[clock]
     gc.collect()
     start = now()
-    run()
+    for _ in range(repeats):
+        run()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return now() - start
+    return (now() - start) / repeats
 
 
 def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict[str, Any]]:

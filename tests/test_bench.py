@@ -128,6 +128,20 @@ def test_the_cpu_clock_does_not_count_waiting() -> None:
     assert times("cpu") < 0.1
 
 
+def test_short_work_is_done_several_times_a_round_and_the_time_divided() -> None:
+    log: list[str] = []
+
+    def short() -> None:
+        log.append("short")
+        time.sleep(0.02)
+
+    section = Section("work", "s", [Contestant("short", short)], "short", lambda: "same")
+    (row,) = measure_section(section, Options(rounds=2, least_seconds=0.1))
+    # Once to warm up, then a tenth of a second a round, which is five times unless sleeping takes longer than asked.
+    assert 1 + 2 * 2 <= len(log) <= 1 + 2 * 5
+    assert all(0.02 <= value < 0.1 for value in row.values)
+
+
 def test_only_keeps_the_baseline() -> None:
     rows = measure_section(two_contestants([], lambda: "same"), Options(rounds=1, only=("fast",)))
     assert [row.name for row in rows] == ["slow", "fast"]

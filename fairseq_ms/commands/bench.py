@@ -16,6 +16,8 @@ NAME = "bench"
 HELP = "measure memory and time against naive twins and other implementations (needs a checkout)"
 # Registered here, after the environment is set that torch's threads read when they start.
 NEEDS_FAIRSEQ = False
+# Long enough that starting, and caches gone cold in between, do not show.
+LEAST_SECONDS = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--threads must be at least 1: got {args.threads}")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise UsageError(f"--json must name a file in a folder that exists: got {args.json!r}")
-    runner = _runner()
+    runner = _runner(args.clock)
     found = runner.discover()
     if not args.names:
         width = max(map(len, found))
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return _measure(runner, [found[name] for name in args.names], args)
 
 
-def _runner() -> Any:
+def _runner(clock: str) -> Any:
     """`benchmarks.runner` of the checkout that this package lies in."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "benchmarks" / "runner.py").is_file():
@@ -66,9 +68,11 @@ def _runner() -> Any:
             f"bench needs the folder benchmarks of a checkout beside the package, and there is none in {root}: "
             "clone the repository and install it with pip install -e ."
         )
-    # Threads that wait for each other awake take the processor from other programs and, where there are some, from
-    # the very thread they wait for: a step then takes twenty times as long and measures nothing.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if clock == "cpu":
+        # On a machine that others use, threads that wait for each other awake take the processor from the very
+        # thread they wait for: a step then takes twenty times as long and measures nothing. On a quiet one, waking
+        # them costs up to as much as the work.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Benchmarks build models by the dozen, and fairseq logs every one of them.
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     fairseq_ms.register()
@@ -81,7 +85,13 @@ def _measure(runner: Any, modules: list[Any], args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    options = runner.Options(rounds=args.rounds, quick=args.quick, only=tuple(args.only), clock=args.clock)
+    options = runner.Options(
+        rounds=args.rounds,
+        quick=args.quick,
+        only=tuple(args.only),
+        clock=args.clock,
+        least_seconds=0.0 if args.quick else LEAST_SECONDS,
+    )
     report: dict[str, Any] = {"machine": runner.machine(), "results": []}
     report |= {"rounds": args.rounds, "clock": args.clock, "quick": args.quick}
     print("  ".join(f"{key}: {value}" for key, value in report["machine"].items()))

@@ -125,7 +125,9 @@ class ChunkedAttention:
 
     def _scaled(self, q: Tensor) -> Tensor:
         """The queries (B * N, T, H), divided by sqrt(H)."""
-        return (q * (1.0 / math.sqrt(q.size(-1)))).flatten(0, 1)
+        # Into memory laid out as the product wants it: the heads of q are views into a wider tensor.
+        scaled = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return torch.mul(q, 1.0 / math.sqrt(q.size(-1)), out=scaled).flatten(0, 1)
 
     def _chunks(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
         """Slices of queries, each with the number of leading keys its last query can see."""

@@ -48,9 +48,8 @@ class WindowAttention:
                     if pair.size(1) == 0:
                         result.zero_()
                         continue
-                    k, v = self._keys(number, pair[row])
                     for piece, attention in self._pieces(number, row, q):
-                        attention.forward(q[piece], k[piece], v[piece], out=result[piece])
+                        attention.forward(q[piece], *self._keys(number, pair[row], piece), out=result[piece])
         return out[:, :length]
 
     def backward(self, grad: Tensor, fine: Tensor, *coarse: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -60,9 +59,9 @@ class WindowAttention:
         with torch.autocast(fine.device.type, enabled=False):
             for number, pair in enumerate(self._pairs(fine, coarse, length)):
                 if number == 0:
-                    grad_keys = grad_fine[:, :length, out.size(-1) :]
+                    grad_keys = grad_fine[:, :length, out.size(-1) :].zero_()
                 else:
-                    grad_keys = torch.empty_like(coarse[number - 1])
+                    grad_keys = torch.zeros_like(coarse[number - 1])
                     grad_coarse.append(grad_keys)
                 for row in range(batch_size):
                     q, grad_q, result, grad_result = (
@@ -72,14 +71,12 @@ class WindowAttention:
                         result.zero_()
                         grad_q.zero_()
                         continue
-                    layout, (k, v) = self.layouts[number], self._keys(number, pair[row])
-                    sums = layout.new_sums(pair[row])
                     for piece, attention in self._pieces(number, row, q):
+                        k, v = self._keys(number, pair[row], piece)
                         grad_q[piece], *grads = attention.backward(
-                            grad_result[piece], q[piece], k[piece], v[piece], out=result[piece]
+                            grad_result[piece], q[piece], k, v, out=result[piece]
                         )
-                        layout.add_slices(sums, piece.start, grads)
-                    grad_keys[row] = layout.sums_of_keys(sums)
+                        self.layouts[number].add_slices(grad_keys[row], piece.start, grads)
         return out[:, :length], [grad_fine[:, :length], *grad_coarse]
 
     def _pad(self, x_BTD: Tensor) -> Tensor:
@@ -93,9 +90,8 @@ class WindowAttention:
         return [slice(*ends[number : number + 2]) for number in range(len(self.groups))]
 
     def _pairs(self, fine: Tensor, coarse: Sequence[Tensor], length: int) -> list[Tensor]:
-        """Keys and values of every group, (B, C, 2 * N * H) with room for every slice."""
-        pairs = [fine[:, :length, self._columns()[-1].stop :], *coarse]
-        return [layout.pad_keys(pair) if pair.size(1) else pair for layout, pair in zip(self.layouts, pairs)]
+        """Keys and values of every group, (B, C, 2 * N * H)."""
+        return [fine[:, :length, self._columns()[-1].stop :], *coarse]
 
     def _queries(self, number: int, x_TD: Tensor) -> Tensor:
         """A view (blocks, N, Q, H) of a group's columns of one row (T, ...)."""
@@ -103,10 +99,10 @@ class WindowAttention:
         own = x_TD[: layout.blocks * layout.query_block, self._columns()[number]]
         return own.view(layout.blocks, layout.query_block, -1, self.head_dim).transpose(1, 2)
 
-    def _keys(self, number: int, pair_CD: Tensor) -> tuple[Tensor, Tensor]:
-        """Views (blocks, N, S, H) of the keys and the values in overlapping slices of one row."""
-        slices = self.layouts[number].slices(pair_CD).unflatten(1, (2, -1, self.head_dim))
-        k, v = slices.transpose(-1, -2).unbind(1)
+    def _keys(self, number: int, pair_CD: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+        """Views (blocks, N, S, H) of the keys and the values of some blocks in overlapping slices of one row."""
+        slices = self.layouts[number].slices(pair_CD, piece.start, piece.stop - piece.start)
+        k, v = slices.unflatten(1, (2, -1, self.head_dim)).transpose(-1, -2).unbind(1)
         return k, v
 
     def _pieces(self, number: int, row: int, q: Tensor) -> Iterator[tuple[slice, ChunkedAttention]]:
@@ -115,7 +111,7 @@ class WindowAttention:
         bias = layout.bias(q.dtype)
         step = max(1, _PIECE // layout.query_block)
         for start in range(0, layout.blocks, step):
-            piece = slice(start, start + step)
+            piece = slice(start, min(start + step, layout.blocks))
             # A piece has a few dozen chunks of queries at most, each with a seed of its own.
             seed = self.seed + (number << 40) + (row << 24) + (start << 8)
             sighted = None if layout.sighted is None else layout.sighted[piece]

@@ -102,35 +102,35 @@ class Layout:
         # The last keys may be too near for every query: they are in no slice.
         return slices[:, : self.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
 
-    def pad_keys(self, k_BCD: Tensor) -> Tensor:
-        """(B, C, D) -> (B, C', D), long enough for every slice."""
-        return F.pad(k_BCD, (0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCD
+    def slices(self, k_CD: Tensor, first: int, count: int) -> Tensor:
+        """The keys that ``count`` blocks from ``first`` on can see, (count, D, S), zero before the first token."""
+        before, inside, behind = self._rows(k_CD.size(0), first, count)
+        padded = F.pad(k_CD[inside], (0, 0, before, behind)) if before or behind else k_CD[inside]
+        return padded.unfold(0, self.span, self.step)
 
-    def slices(self, k_CD: Tensor) -> Tensor:
-        """Padded keys (C', D) -> a view (blocks, D, S): every block the keys it can see."""
-        return k_CD.unfold(0, self.span, self.step)[: self.blocks]
-
-    def new_sums(self, like_CD: Tensor) -> Tensor:
-        """Zeros (C'', D) for the gradients of keys and values, with room for whole steps behind the last slice."""
-        return like_CD.new_zeros((self.blocks - 1 - -self.span // self.step) * self.step, like_CD.size(-1))
-
-    def add_slices(self, sums: Tensor, first: int, grads: Sequence[Tensor]) -> None:
+    def add_slices(self, sums_CD: Tensor, first: int, grads: Sequence[Tensor]) -> None:
         """The transpose of ``slices``: a key's gradient is the sum over the blocks that can see it.
 
-        Adds the gradients of keys and values (n, N, S, H) of the blocks from ``first`` on to ``new_sums``.
+        Adds to ``sums`` the gradients of keys and values, (count, N, S, H) each, of the blocks from ``first`` on.
         """
         count, heads, _, head_dim = grads[0].shape
+        # With room for whole steps behind the last slice.
+        own = sums_CD.new_zeros((count - 1 - -self.span // self.step) * self.step, sums_CD.size(1))
         for offset in range(0, self.span, self.step):
-            rows = sums[first * self.step + offset :][: count * self.step]
-            into = rows.view(count, self.step, len(grads), heads, head_dim)
+            into = own[offset : offset + count * self.step].view(count, self.step, len(grads), heads, head_dim)
             for number, grad in enumerate(grads):
                 part = grad[:, :, offset : offset + self.step].transpose(1, 2)
                 into[:, : part.size(1), number] += part
+        before, inside, _ = self._rows(sums_CD.size(0), first, count)
+        sums_CD[inside] += own[before : before + inside.stop - inside.start]
 
-    def sums_of_keys(self, sums: Tensor) -> Tensor:
-        """The rows of ``new_sums`` that belong to the C keys; keys behind the last slice have no gradient."""
-        sums = sums[self.pad_left : self.pad_left + self.keys]
-        return F.pad(sums, (0, 0, 0, self.keys - sums.size(0)))
+    def _rows(self, keys: int, first: int, count: int) -> tuple[int, slice, int]:
+        """The rows of keys in the slices of some blocks: how many before the first key, which, how many behind."""
+        start = first * self.step - self.pad_left
+        total = (count - 1) * self.step + self.span
+        inside = slice(min(max(start, 0), keys), min(max(start + total, 0), keys))
+        before = min(max(-start, 0), total)
+        return before, inside, total - before - (inside.stop - inside.start)
 
     def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
         """(blocks, B * N, Q, H) -> (B, T, N * H)."""

@@ -48,16 +48,20 @@ def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(path)
     add_defaults(cfg)
     # What the file leaves to the caller, and nothing else.
     assert OmegaConf.missing_keys(OmegaConf.load(path)) <= {"task.data", "optimization.max_update"}
+    assert str(cfg.checkpoint.save_dir).endswith(path.stem)
+    build_everything(cfg, 300 if "haed" in path.parts else VOCABULARY)
+
+
+def build_everything(cfg, symbols: int) -> None:
     cfg.task.data = "unread"
     OmegaConf.resolve(cfg)
-    model = memory_measured.build_model(cfg, 300 if "haed" in path.parts else VOCABULARY, on_meta=True)
+    model = memory_measured.build_model(cfg, symbols, on_meta=True)
     task = argparse.Namespace(target_dictionary=memory_measured._dictionary(300), source_dictionary=None)
     assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optim.build_optimizer(cfg.optimizer, parameters)
     cfg.optimization.max_update = cfg.optimization.max_update or 1000
     lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
-    assert str(cfg.checkpoint.save_dir).endswith(path.stem)
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in CONFIGS}), ids=name)
@@ -113,6 +117,12 @@ def parse(command: list[str]) -> None:
         memory_measured.build_model(cfg, VOCABULARY, on_meta=True)
     elif program == "fairseq-eval-lm":
         options.parse_args_and_arch(options.get_eval_lm_parser("language_modeling"), arguments)
+    elif program == "fairseq-hydra-train":
+        cfg = OmegaConf.create(run_cli(program, *arguments, "--cfg", "job").stdout)
+        assert OmegaConf.missing_keys(cfg) == set()
+        cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), cfg)
+        add_defaults(cfg)
+        build_everything(cfg, 300)
     else:
         assert program == "fairseq-ms", program
         parse_ours(arguments)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
 from fairseq_ms.modules.fusion import Fusion
+from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.recompute import recomputed
 from tests.naive import multiscale as naive
 from tests.registry import Case, build, dictionary, random_case
@@ -70,14 +71,15 @@ def test_recomputing_in_backward_changes_no_gradient(arch: str) -> None:
         torch.testing.assert_close(gradient, results[1][name], rtol=1e-9, atol=1e-11, msg=name)
 
 
-def test_the_fusion_keeps_its_two_inputs_and_nothing_else_for_backward() -> None:
+@pytest.mark.parametrize("pool", ["avg", "max"])
+def test_the_fusion_keeps_its_two_inputs_and_nothing_else_for_backward(pool: str) -> None:
     fusion = Fusion(8, 4, "gelu", recompute=True)
-    pooled, coarse = torch.randn(2, 10, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
+    tokens, coarse = torch.randn(2, 30, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
     own = {parameter.data_ptr() for parameter in fusion.parameters()}
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        fusion(pooled, coarse)
-    assert {tensor.data_ptr() for tensor in kept} - own == {pooled.data_ptr(), coarse.data_ptr()}
+        fusion(tokens, Downsample(pool, 8, 3), coarse)
+    assert {tensor.data_ptr() for tensor in kept} - own == {tokens.data_ptr(), coarse.data_ptr()}
 
 
 def test_recomputed_gives_gradients_of_every_input_under_autocast() -> None:

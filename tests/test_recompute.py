@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.feedforward import ACTIVATIONS, FeedForward
+from fairseq_ms.modules.activation import ACTIVATIONS
+from fairseq_ms.modules.feedforward import FeedForward
 from fairseq_ms.modules.layer import LayerConfig, TransformerLayer
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.norm import norm_linear
@@ -71,7 +72,7 @@ def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(p: float, 
     block = FeedForward(6, 10, "gelu", p, recompute=True).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, *block.parameters()]
-    monkeypatch.setattr("fairseq_ms.modules.feedforward.draw_seed", lambda: 99)
+    monkeypatch.setattr("fairseq_ms.modules.activation.draw_seed", lambda: 99)
     ours = block(x)
     hidden = F.gelu(block.up(x))
     plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)

@@ -7,7 +7,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.feedforward import ACTIVATIONS
+from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.layer import LayerConfig
 
 

@@ -10,10 +10,10 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_ms.models.config import require
+from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.chunk_decoder import LSTMDecoder, TransformerDecoder
 from fairseq_ms.modules.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
 from fairseq_ms.modules.chunk_main import LSTMMain, TransformerMain
-from fairseq_ms.modules.feedforward import ACTIVATIONS
 from fairseq_ms.modules.hierarchy import Hierarchy
 from fairseq_ms.modules.layer import LayerConfig, TransformerStack
 from fairseq_ms.modules.segmentation import Segmentation

@@ -19,8 +19,8 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.models.base import Decoder, LanguageModel
 from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
 from fairseq_ms.models.decoding import Decoding
+from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.feedforward import ACTIVATIONS
 from fairseq_ms.modules.layer import TransformerLayer
 from fairseq_ms.modules.memory import CachedPast, LayerRun, Memory
 from fairseq_ms.modules.recompute import dropout

@@ -61,10 +61,11 @@ class TopDownScale(nn.Module):
 
     def forward(self, x_BTD: Tensor, coarse_BCD: Tensor | None, caches: list[KeyValueCache] | None = None) -> Tensor:
         """Token embeddings (B, T, D) and the coarser scale's output -> (B, ceil(T / factor), D)."""
-        blocks_BCD = right_aligned(x_BTD, self.pool)
-        if self.fusion is not None:
+        if self.fusion is None:
+            blocks_BCD = right_aligned(x_BTD, self.pool)
+        else:
             assert coarse_BCD is not None
-            blocks_BCD = self.fusion(blocks_BCD, coarse_BCD)
+            blocks_BCD = self.fusion(x_BTD, self.pool, coarse_BCD)
         return self.stack(blocks_BCD, None, caches)
 
     def upsample(self, coarse_BCD: Tensor) -> Tensor:

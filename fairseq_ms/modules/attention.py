@@ -101,10 +101,10 @@ class ChunkedAttention:
         grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         if self.dropout > 0.0:
             grad3 = grad3 * (1.0 / kept_share(self.dropout))
-        # Without causality the first chunk sees every key, so it may overwrite what is in the memory.
-        blank = torch.zeros_like if self.causal else torch.empty_like
-        grad_q, grad_k, grad_v = torch.empty_like(q3), blank(k3), blank(v3)
-        for number, (rows, visible) in enumerate(self._chunks(q, k)):
+        grad_q, grad_k, grad_v = torch.empty_like(q3), torch.empty_like(k3), torch.empty_like(v3)
+        # The last chunk first: it sees every key, and overwrites what is in the fresh memory.
+        chunks = list(enumerate(self._chunks(q, k)))
+        for number, (rows, visible) in reversed(chunks):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
             dropped = weights
@@ -114,7 +114,7 @@ class ChunkedAttention:
                 dropped = keep.mul_(weights)
             if out is not None:
                 out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
-            kept = 0.0 if number == 0 else 1.0
+            kept = 0.0 if number == len(chunks) - 1 else 1.0
             grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
@@ -170,7 +170,7 @@ class _KeepingInputs(torch.autograd.Function):
         return None, *ctx.attention.backward(grad, *ctx.saved_tensors)
 
 
-class _SelfAttentionOfProjection:
+class SelfAttentionOfProjection:
     """Causal self-attention as a function of queries, keys and values in one tensor (B, T, 3 * N * H).
 
     It is an ``OwnBackward``: in front of a projection, neither its result nor its scores are kept.
@@ -189,8 +189,9 @@ class _SelfAttentionOfProjection:
             q, k, v = split_qkv(qkv, self.heads)
             out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
             grads = self.attention.backward(split_heads(grad.to(qkv.dtype), self.heads), q, k, v, out)
-            # 3 of (B, N, T, H) -> (B, T, 3 * N * H)
-            grad_qkv = torch.stack(grads, dim=2).permute(0, 3, 2, 1, 4).flatten(2)
+            grad_qkv = torch.empty_like(qkv)
+            for into, own in zip(split_qkv(grad_qkv, self.heads), grads):
+                into.copy_(own)
         return merge_heads(out), (grad_qkv,)
 
 
@@ -246,7 +247,7 @@ class SelfAttention(nn.Module):
         qkv = norm_linear(x_BTD, norm, self.qkv, self.recompute)
         dropout = self.dropout if self.training else 0.0
         if self.recompute and cache is None and qkv.device.type == "cpu" and torch.is_grad_enabled():
-            attention = _SelfAttentionOfProjection(self.heads, dropout)
+            attention = SelfAttentionOfProjection(self.heads, dropout)
             return pointwise_linear(attention, self.out.weight, self.out.bias, qkv)
         q, k, v = split_qkv(qkv, self.heads)
         if cache is not None:

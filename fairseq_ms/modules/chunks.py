@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -151,5 +152,34 @@ def unique_chunks(tokens_ML: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The different chunks among M padded ones: (U, L) tokens, (M,) the index of each chunk among them, (U,) counts.
 
     A chunk is encoded without its context, so equal chunks have equal encodings and one computation serves them all.
+    The different chunks are in lexicographic order.
     """
-    return torch.unique(tokens_ML, dim=0, return_inverse=True, return_counts=True)  # type: ignore[no-any-return]
+    _, which_M, counts_U = torch.unique(_order_codes(tokens_ML), return_inverse=True, return_counts=True)
+    # Whichever of a chunk's places is written last holds the same tokens as the others.
+    place_U = torch.empty_like(counts_U).scatter_(0, which_M, torch.arange(which_M.numel(), device=which_M.device))
+    return tokens_ML[place_U], which_M, counts_U
+
+
+def _order_codes(tokens_ML: Tensor) -> Tensor:
+    """A number (M,) for each chunk, equal for equal ones, and in lexicographic order.
+
+    Tokens are the digits of a number; where not all of a chunk's fit into 63 bits, the numbers of its parts are
+    replaced by their ranks. ``torch.unique`` by rows compares them token by token, and takes 20 times as long.
+    """
+    base = int(tokens_ML.max()) + 1 if tokens_ML.numel() else 1
+    digits = max(1, int(63 / math.log2(max(base, 2))))
+    codes_M: Tensor | None = None
+    for start in range(0, tokens_ML.shape[1], digits):
+        part_M = torch.zeros_like(tokens_ML[:, 0])
+        for column in range(start, min(start + digits, tokens_ML.shape[1])):
+            part_M = part_M * base + tokens_ML[:, column]
+        if codes_M is None:
+            codes_M = part_M
+        else:
+            codes_M = _ranks(codes_M) * part_M.numel() + _ranks(part_M)
+    assert codes_M is not None
+    return codes_M
+
+
+def _ranks(codes_M: Tensor) -> Tensor:
+    return torch.unique(codes_M, return_inverse=True)[1]

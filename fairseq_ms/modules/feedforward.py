@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_ms.modules.activation import ACTIVATIONS, ActivationDropout
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.norm import norm_linear
-from fairseq_ms.modules.recompute import draw_seed, pointwise_linear, scaled_mask
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
-    "swish": F.silu,
-    "tanh": torch.tanh,
-    "linear": lambda x: x,
-}
+from fairseq_ms.modules.recompute import pointwise_linear
 
 
 class FeedForward(nn.Module):
@@ -37,7 +27,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = Linear(dim, hidden_dim)
         self.down = Linear(hidden_dim, dim)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.dropout = dropout
         self.recompute = recompute
 
@@ -45,13 +35,6 @@ class FeedForward(nn.Module):
         """x (..., D) -> (..., D); ``norm`` is applied to the input first."""
         hidden = norm_linear(x, norm, self.up, self.recompute)
         if not (self.recompute and torch.is_grad_enabled()):
-            return self.down(F.dropout(self.activation(hidden), self.dropout, self.training))
-        dropout = self.dropout if self.training else 0.0
-        seed = draw_seed() if dropout > 0.0 else 0
-        activation = self.activation
-
-        def activate(hidden: Tensor) -> Tensor:
-            y = activation(hidden)
-            return y * scaled_mask(seed, y.shape, dropout, y) if dropout > 0.0 else y
-
-        return pointwise_linear(activate, self.down.weight, self.down.bias, hidden)
+            return self.down(F.dropout(ACTIVATIONS[self.activation](hidden), self.dropout, self.training))
+        activation = ActivationDropout(self.activation, self.dropout if self.training else 0.0)
+        return pointwise_linear(activation, self.down.weight, self.down.bias, hidden)

@@ -24,7 +24,7 @@ class LayerConfig:
         ffn_dim: width of the feed-forward block
         heads: attention heads N
         dropout, attention_dropout, activation_dropout: probabilities
-        activation: a key of ``feedforward.ACTIVATIONS``
+        activation: a key of ``activation.ACTIVATIONS``
         normalize_before: pre-LN if True, post-LN if False
         recompute: keep less for backward (see ``modules/recompute.py``)
         checkpoint: keep only the input of every layer and run it again in backward

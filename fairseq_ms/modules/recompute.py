@@ -75,7 +75,10 @@ class OwnBackward(Protocol):
     def __call__(self, *inputs: Tensor) -> Tensor: ...
 
     def backward(self, grad: Tensor, *inputs: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The function's result once more, and the gradients of the inputs given the gradient of the result."""
+        """The function's result once more, and the gradients of the inputs given the gradient of the result.
+
+        It may write into ``grad``, which nobody reads afterwards.
+        """
 
 
 class _PointwiseLinear(torch.autograd.Function):
@@ -145,6 +148,8 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         with torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None):
+            # Autograd may need it for another tensor.
+            grad = grad.clone() if hasattr(ctx.function, "backward") else grad
             return None, *_evaluate_again(ctx.function, grad, ctx.saved_tensors)[1]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.modules.attention import attend, merge_heads
+from fairseq_ms.modules.attention import SelfAttentionOfProjection, attend, merge_heads
 from fairseq_ms.modules.layer import LayerConfig, TransformerStack
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.norm import norm_linear
+from fairseq_ms.modules.recompute import pointwise_linear
 
 
 class RowCaches:
@@ -126,6 +127,9 @@ class HeadAttention(nn.Module):
             shapes = [(count, length, -1) for count, length in mask]
             done = [self._attend(p.view(s), None, None).flatten(0, 1) for p, s in zip(parts, shapes, strict=True)]
             return self.out(done[0] if len(done) == 1 else torch.cat(done))  # type: ignore[no-any-return]
+        if mask is None and cache is None and self.recompute and qkv.device.type == "cpu" and torch.is_grad_enabled():
+            attention = SelfAttentionOfProjection(self.heads, self.dropout if self.training else 0.0)
+            return pointwise_linear(attention, self.out.weight, self.out.bias, qkv)
         return self.out(self._attend(qkv, mask, cache))  # type: ignore[no-any-return]
 
     def _attend(self, qkv: Tensor, bias: Tensor | None, cache: _Fill | _OneMore | None) -> Tensor:

@@ -34,7 +34,7 @@ def attention_head(q_H: Tensor, keys: list[Tensor], values: list[Tensor]) -> Ten
 
 def feed_forward(x_D: Tensor, layer: nn.Module) -> Tensor:
     hidden = linear(layer_norm(x_D, layer.ffn_norm), layer.ffn.up)
-    return x_D + linear(layer.ffn.activation(hidden), layer.ffn.down)
+    return x_D + linear(ACTIVATIONS[layer.ffn.activation](hidden), layer.ffn.down)
 
 
 def stack(x_CD: list[Tensor], module: nn.Module) -> list[Tensor]:

@@ -42,6 +42,11 @@ if [ "$updates" = --small ]; then
         *_hred) size+=(model.main_units=128) ;;
         *) size+=(model.decoder_layers=2 model.decoder_ffn_embed_dim=256) ;;
     esac
+    parts=(encoder main decoder)
+    [[ $name == *_iem ]] && parts=(encoder main)
+    for part in "${parts[@]}"; do
+        size+=("optimizer.groups.$part.lr_scheduler.warmup_updates=10")
+    done
 fi
 
 exec fairseq-hydra-train --config-dir "$here/config" --config-name "$name" \

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 import tracemalloc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
-from preprocess.pipeline import bpe
+from preprocess.pipeline import binarise, bpe
 from preprocess.pipeline import run as pipeline
 from preprocess.pipeline.cli import plan
 from preprocess.pipeline.dataset import Dataset, Expected
@@ -457,6 +458,33 @@ def test_the_dictionary_of_a_published_folder_is_read_by_fairseq(prepared):
     dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
     data = data_utils.load_indexed_dataset(str(out / "bin" / "train"), dictionary)
     assert len(data) == json.loads((out / "manifest.json").read_text())["splits"]["train"]["lines"]
+
+
+def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    class Counts(dict):
+        """Lets weak references count those that are alive."""
+
+    alive, most = weakref.WeakSet(), []
+    read = binarise.read_json
+
+    def spy(path):
+        counts = Counts(read(path))
+        # A dictionary is equal to another, so the set holds a token of each.
+        counts.token = type("Token", (), {})()
+        alive.add(counts.token)
+        most.append(len(alive))
+        return counts
+
+    monkeypatch.setattr(binarise, "read_json", spy)
+    files = [tmp_path / f"{number}.json" for number in range(9)]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps({"the": 3, f"word{number}": 1}))
+    dictionary = tmp_path / "dict.txt"
+    binarise.build_dictionary(files, 0, dictionary)
+    assert binarise.vocabulary_counts(files, dictionary)["types"] == 11
+    assert len(most) == 18
+    # The one being read, and the one before it that the loop still holds.
+    assert max(most) <= 2
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):

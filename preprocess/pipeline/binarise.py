@@ -49,7 +49,10 @@ def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
     """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts
     it.
     """
-    types = set().union(*(read_json(file).keys() for file in counts))
+    types: set[str] = set()
+    for file in counts:
+        # One shard's counts at a time: hundreds of them do not fit into memory.
+        types.update(read_json(file))
     return {"types": len(types) + 1, "dictionary_size": len(Dictionary.load(str(path)))}
 
 

@@ -9,7 +9,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,7 @@ class Options:
         quick: tiny shapes, to see that everything runs; the numbers then mean nothing
         only: keep the contestants whose name contains one of these; the baseline always stays
         clock: "wall", or "cpu" for the time that this process had a processor, on machines that others use as well
+        sections: keep the sections whose title contains one of these
         least_seconds: work that takes less is done several times in a round, and the time divided
     """
 
@@ -40,6 +41,7 @@ class Options:
     quick: bool = False
     only: Sequence[str] = ()
     clock: str = "wall"
+    sections: Sequence[str] = ()
     least_seconds: float = 0.0
 
 
@@ -70,6 +72,7 @@ class Section:
         parity: compares the paths that are measured and says what it compared; raises ParityError
         measure: "time" for the time of ``run``, "value" for what it returns (once, since it does not vary)
         scale: numbers are multiplied by this; times are in seconds
+        further: other contestants that some are divided by as well, with the goals for those ratios
     """
 
     title: str
@@ -79,6 +82,7 @@ class Section:
     parity: Callable[[], str]
     measure: str = "time"
     scale: float = 1.0
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -159,6 +163,8 @@ def _time(run: Callable[[], object], clock: str, repeats: int) -> float:
 def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict[str, Any]]:
     """The result of every section as it is done; "error" instead of rows where parity failed."""
     for section in sections:
+        if options.sections and not any(part in section.title for part in options.sections):
+            continue
         result: dict[str, Any] = {
             "title": section.title,
             "unit": section.unit,
@@ -171,12 +177,35 @@ def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict
         except ParityError as error:
             result["error"] = str(error)
         else:
-            result["rows"] = [row.as_dict() for row in measure_section(section, options)]
+            rows = measure_section(section, options)
+            result["rows"] = [row.as_dict() for row in rows]
+            result["further"] = _further(section, {row.name: row for row in rows})
         result["load_after"] = os.getloadavg()[0]
         yield result
         # Sections are built one at a time, so that the models of one are gone before the next.
         del section
         gc.collect()
+
+
+def _further(section: Section, rows: Mapping[str, Row]) -> list[dict[str, Any]]:
+    """Ratios to other baselines of the same rounds."""
+    found = []
+    for baseline, goals in section.further.items():
+        for name, goal in goals.items():
+            if name in rows and baseline in rows:
+                ratios = [one / other for one, other in zip(rows[name].values, rows[baseline].values, strict=True)]
+                found.append(
+                    {
+                        "name": name,
+                        "baseline": baseline,
+                        "ratio": statistics.median(ratios),
+                        "ratio_min": min(ratios),
+                        "ratio_max": max(ratios),
+                        "goal": goal,
+                        "meets_goal": statistics.median(ratios) <= goal,
+                    }
+                )
+    return found
 
 
 def assert_parity(what: str, one: torch.Tensor, other: torch.Tensor, tolerance: float) -> float:
@@ -228,6 +257,12 @@ def table(result: dict[str, Any]) -> str:
         if row["goal"] is not None:
             line += f"  <= {row['goal']:g}" + ("" if row["meets_goal"] else "  falls short")
         lines.append(line)
+    for other in result["further"]:
+        lines.append(
+            f"  {other['name']} to {other['baseline']}: {other['ratio']:.3f}"
+            f" ({other['ratio_min']:.3f} .. {other['ratio_max']:.3f})  <= {other['goal']:g}"
+            + ("" if other["meets_goal"] else "  falls short")
+        )
     lines.append(f"  load average {result['load_before']:.1f} before, {result['load_after']:.1f} after")
     return "\n".join(lines)
 

@@ -119,6 +119,17 @@ def test_ratios_are_of_the_same_round_and_the_table_names_missed_goals() -> None
     assert "falls short" not in lines[-3]
 
 
+def test_ratios_to_further_baselines_are_of_the_same_rounds() -> None:
+    values = iter([10.0, 4.0, 9.0])
+    contestants = [Contestant(name, lambda: next(values)) for name in "abc"]
+    further = {"b": {"c": 2.0, "a": 3.0, "left out": 1.0}}
+    section = Section("work", "bytes", contestants, "a", lambda: "same", measure="value", further=further)
+    (result,) = run_sections([section], Options())
+    found = [(row["name"], row["baseline"], row["ratio"], row["meets_goal"]) for row in result["further"]]
+    assert found == [("c", "b", 2.25, False), ("a", "b", 2.5, True)]
+    assert "c to b: 2.250 (2.250 .. 2.250)  <= 2  falls short" in table(result)
+
+
 def test_the_cpu_clock_does_not_count_waiting() -> None:
     def times(clock: str) -> float:
         section = Section("work", "s", [Contestant("sleep", lambda: time.sleep(0.2))], "sleep", lambda: "same")
@@ -140,6 +151,15 @@ def test_short_work_is_done_several_times_a_round_and_the_time_divided() -> None
     # Once to warm up, then a tenth of a second a round, which is five times unless sleeping takes longer than asked.
     assert 1 + 2 * 2 <= len(log) <= 1 + 2 * 5
     assert all(0.02 <= value < 0.1 for value in row.values)
+
+
+def test_sections_are_chosen_by_their_titles() -> None:
+    def sections():  # type: ignore[no-untyped-def]
+        for title in ("batch 1", "batch 8"):
+            yield Section(title, "s", [Contestant("a", lambda: 1.0)], "a", lambda: "same", measure="value")
+
+    assert [result["title"] for result in run_sections(sections(), Options(sections=("8",)))] == ["batch 8"]
+    assert len(list(run_sections(sections(), Options()))) == 2
 
 
 def test_only_keeps_the_baseline() -> None:

@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " baseline; may be given several times"
     )
     parser.add_argument(
+        "--section", action="append", default=[], metavar="TEXT", help="keep sections with this in their title; may be"
+        " given several times"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"
     )
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
@@ -89,6 +93,7 @@ def _measure(runner: Any, modules: list[Any], args: argparse.Namespace) -> int:
         rounds=args.rounds,
         quick=args.quick,
         only=tuple(args.only),
+        sections=tuple(args.section),
         clock=args.clock,
         least_seconds=0.0 if args.quick else LEAST_SECONDS,
     )

@@ -52,7 +52,16 @@ def test_the_network_of_figure_5_sees_44_tokens_before_the_first_of_a_segment(co
 
 @pytest.mark.parametrize(
     ("arch", "segment", "memory"),
-    [("transformer_xl", 4, 12), ("transformer_ql", 4, 12), ("transformer_ql", 8, 8), ("transformer_ql", 16, 0)],
+    [
+        ("transformer_xl", 4, 12),
+        ("transformer_xl", 8, 24),
+        ("transformer_ql", 4, 12),
+        ("transformer_ql", 8, 24),
+        ("transformer_ql", 8, 8),
+        ("transformer_ql", 16, 16),
+        ("transformer_ql", 2, 30),
+        ("transformer_ql", 16, 0),
+    ],
 )
 def test_the_network_sees_as_far_as_the_formula_says(arch: str, segment: int, memory: int) -> None:
     model = build(arch, {**SMALL, "tokens_per_sample": segment, "mem_len": memory}, dictionary(9))

@@ -47,13 +47,16 @@ def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(path)
     cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), OmegaConf.load(path))
     add_defaults(cfg)
     # What the file leaves to the caller, and nothing else.
-    assert OmegaConf.missing_keys(OmegaConf.load(path)) <= {"task.data", "optimization.max_update"}
+    left = {"task.data", "optimization.max_update", "checkpoint.finetune_from_model"}
+    assert OmegaConf.missing_keys(OmegaConf.load(path)) <= left
     assert str(cfg.checkpoint.save_dir).endswith(path.stem)
     build_everything(cfg, 300 if "haed" in path.parts else VOCABULARY)
 
 
 def build_everything(cfg, symbols: int) -> None:
     cfg.task.data = "unread"
+    if OmegaConf.is_missing(cfg.checkpoint, "finetune_from_model"):
+        cfg.checkpoint.finetune_from_model = "unread"
     OmegaConf.resolve(cfg)
     model = memory_measured.build_model(cfg, symbols, on_meta=True)
     task = argparse.Namespace(target_dictionary=memory_measured._dictionary(300), source_dictionary=None)

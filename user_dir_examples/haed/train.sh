@@ -8,9 +8,11 @@
 #
 # NAME is a file of config/ without .yaml: characters_* or pixels_*, each with hred, hred_transformer and haed (Table 1,
 # Figures 2 and 3 with model.encoder_units=N and model.decoder_units=N), iem and then finetune (Figure 4). The paper
-# trains for a time and does not say how many updates that was.
+# trains for a time and does not say how many updates that was. Checkpoints are written to checkpoints/NAME, and
+# *_finetune begins with what *_iem left there.
 # --small keeps the parts of the model, takes an eighth of their widths, and 60 updates of 4 x 256 symbols (of one image,
-# for pixels): minutes on a laptop. The loss begins near log2 of the number of symbols and falls by a bit or two.
+# for pixels): minutes on a laptop. The loss begins near log2 of the number of symbols and falls by a bit or two; that
+# of *_iem begins near log2 of the number of candidates and hardly moves in so few updates.
 #
 # With 8 GPUs of one machine, and with 4 such machines under Slurm (a batch of 32 rows is 4 x 8 and 1 x 32):
 #   train.sh NAME DATA_BIN UPDATES dataset.batch_size=4 distributed_training.distributed_world_size=8
@@ -47,6 +49,12 @@ if [ "$updates" = --small ]; then
     for part in "${parts[@]}"; do
         size+=("optimizer.groups.$part.lr_scheduler.warmup_updates=10")
     done
+fi
+
+# Absolute, since hydra runs every job in a folder of its own.
+size+=("checkpoint.save_dir=$PWD/checkpoints/$name")
+if [[ $name == *_finetune ]]; then
+    size+=("checkpoint.finetune_from_model=$PWD/checkpoints/${name%_finetune}_iem/checkpoint_last.pt")
 fi
 
 exec fairseq-hydra-train --config-dir "$here/config" --config-name "$name" \

@@ -110,4 +110,4 @@ def draw(figure: Any, bars: Sequence[tuple[str, Row]]) -> None:
         )
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
     axes.set_xticks(range(len(bars)), [label for label, _ in bars])
-    report.finish_axes(axes, "scale", "memory (GB)")
+    report.finish_axes(axes, "scale", "memory (GB)", beside=True)

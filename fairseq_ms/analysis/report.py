@@ -103,11 +103,11 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
-def finish_axes(axes: Any, xlabel: str, ylabel: str, legend: bool = True) -> None:
-    """Labels, grid and legend, the same in every figure."""
+def finish_axes(axes: Any, xlabel: str, ylabel: str, legend: bool = True, beside: bool = False) -> None:
+    """Labels, grid and legend, the same in every figure; ``beside`` the axes where bars leave no room in them."""
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(True, linewidth=0.4, alpha=0.6)
     axes.set_axisbelow(True)
     if legend:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, **({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {}))

@@ -85,7 +85,7 @@ def test_identical_segments_are_nearest_neighbours_at_every_scale(place, name, s
     segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
     vectors = neighbors.embed(checkpoint, segments, scales, max_tokens=100)
     for scale in scales:
-        assert vectors[scale].shape == (40, 16)
+        assert len(vectors[scale]) == 40
         (first, *_) = neighbors.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
         assert first.segment == 31
         assert first.cosine == pytest.approx(1.0, abs=1e-5)
@@ -99,6 +99,20 @@ def test_representations_see_only_their_own_segment_and_are_means_over_it(place)
     for scale in (4, 16):
         assert alone[scale].shape == (1, math.ceil(18 / scale), 16)
         np.testing.assert_allclose(together[scale][7], alone[scale][0].mean(0).detach().numpy(), atol=1e-5)
+
+
+def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(place):
+    model = load(place, "retina").model
+    last = model.decoder.stack.layers[-1].attention
+    segments = torch.randint(4, 20, (3, 18))
+    seen = []
+    hook = last.coarse[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(segments)
+    hook.remove()
+    found = model.decoder.representations(segments)
+    assert found[4].shape == (3, 4, 2 * last.groups[1].heads * last.head_dim)
+    assert found[1].shape == (3, 18, 2 * last.groups[0].heads * last.head_dim)
+    torch.testing.assert_close(found[4], seen[0])
 
 
 def brute_force(corpus: np.ndarray, query: np.ndarray, count: int) -> list[int]:

@@ -194,9 +194,16 @@ def top_down(sizes: Sizes, layers: dict[int, int]) -> list[Row]:
     rows = []
     for scale, count in sorted(layers.items()):
         positions = -(-sizes.tokens // scale)
-        # What is pooled is kept to join it with the coarser scale; at the coarsest it is the first layer's input.
-        joined = sizes.unit(positions) * (1 if sizes.recompute else 3) if scale < coarsest else 0.0
+        conv = sizes.downsampler == "conv" and scale > 1
         pooled_from = sizes.unit(sizes.tokens) if sizes.downsampler != "avg" and scale > 1 else 0.0
+        if scale == coarsest:
+            joined = 0.0
+        elif not sizes.recompute:
+            joined = 3 * sizes.unit(positions)
+        else:
+            # The tokens at 1x are kept once for all scales, which pool them again; a convolution keeps what it gave.
+            joined = sizes.unit(positions) if scale == 1 or conv else 0.0
+            pooled_from = pooled_from if conv else 0.0
         rows.append(
             _row(
                 scale,

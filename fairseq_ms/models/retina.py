@@ -122,11 +122,19 @@ class SingleStackDecoder(Decoder):
         return self.stack(self.embed(tokens_B1, start=state.length), None, _caches(state))
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By scale k, the features of all positions averaged over blocks: (B, T // k, D)."""
-        x_BTD, length = self.features(tokens_BT), tokens_BT.size(1)
-        blocks = {group.factor: length // group.factor for group in self.groups} if self.groups else {1: length}
-        # (B, C * k, D) -> (B, C, D)
-        return {k: x_BTD[:, : count * k].unflatten(1, (count, k)).mean(2) for k, count in blocks.items()}
+        """By scale k, what its heads in the last layer look at: keys and values of all blocks, (B, T // k, 2 * N * H).
+
+        Without scales, the features of all positions, (B, T, D).
+        """
+        if not self.groups:
+            return {1: self.features(tokens_BT)}
+        x_BTD, mask = self.embed(tokens_BT), Layouts(self.groups, tokens_BT.size(1), tokens_BT.device)
+        *first, last = self.stack.layers
+        for layer in first:
+            x_BTD = layer(x_BTD, mask)
+        norm = last.attention_norm if last.normalize_before else None
+        pairs = last.attention.keys_and_values(x_BTD, norm)  # type: ignore[union-attr, operator]
+        return dict(zip((group.factor for group in self.groups), pairs))
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         caches = self.stack.new_caches(batch_size, min(capacity, self.positions), self.like())

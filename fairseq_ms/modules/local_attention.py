@@ -136,13 +136,7 @@ class LocalAttention(nn.Module):
         if cache is not None and cache.length > 0:
             return self._step(x_BTD, norm, cache)
         assert mask is not None
-        length = x_BTD.size(1)
-        fine = norm_linear(x_BTD, norm, self.fine, self.recompute)
-        coarse = []
-        normed = norm(x_BTD) if norm is not None and self.coarse else x_BTD
-        for group, pool, project in zip(self.groups[1:], self.pools, self.coarse):
-            whole = length - length % group.factor
-            coarse.append(project(pool(normed[:, :whole])))
+        fine, coarse, normed = self._project(x_BTD, norm)
         if cache is not None:
             self._fill(cache, [fine[..., x_BTD.size(-1) :], *coarse], normed)
         dropout = self.dropout if self.training else 0.0
@@ -152,6 +146,21 @@ class LocalAttention(nn.Module):
                 return pointwise_linear(attention, self.out.weight, self.out.bias, fine, *coarse)
             return self.out(attention(fine, *coarse))
         return self.out(attention.by_autograd(fine, *coarse))
+
+    def keys_and_values(self, x_BTD: Tensor, norm: nn.LayerNorm | None) -> list[Tensor]:
+        """What the heads of each scale look at, finest first: keys beside values, (B, T // k, 2 * N * H)."""
+        fine, coarse, _ = self._project(x_BTD, norm)
+        return [fine[..., x_BTD.size(-1) :], *coarse]
+
+    def _project(self, x_BTD: Tensor, norm: nn.LayerNorm | None) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Queries with keys and values at 1x, keys and values of the other scales, and their input, normalised."""
+        fine = norm_linear(x_BTD, norm, self.fine, self.recompute)
+        coarse = []
+        normed = norm(x_BTD) if norm is not None and self.coarse else x_BTD
+        for group, pool, project in zip(self.groups[1:], self.pools, self.coarse):
+            whole = x_BTD.size(1) - x_BTD.size(1) % group.factor
+            coarse.append(project(pool(normed[:, :whole])))
+        return fine, coarse, normed
 
     def _step(self, x_B1D: Tensor, norm: nn.LayerNorm | None, cache: LocalCache) -> Tensor:
         """One more position of every row, at a cost that does not depend on how many there were."""

@@ -39,7 +39,10 @@ train() {
         --share-decoder-input-output-embed --tokens-per-sample 256 --batch-size 4 \
         --optimizer adam --lr 0.003 --lr-scheduler cosine --warmup-updates 50 --clip-norm 1.0 \
         --max-update "$updates" --seed 1 --disable-validation --no-epoch-checkpoints \
-        --save-dir "$out/$name" --log-format simple --log-interval 50 "$@" > "$out/$name.log" 2>&1
+        --save-dir "$out/$name" --log-format simple --log-interval 50 "$@" > "$out/$name.log" 2>&1 || {
+        echo "$0: training failed, see $out/$name.log" >&2
+        exit 1
+    }
 }
 
 perplexity() {
@@ -56,5 +59,9 @@ echo "| model | kept for backward, a target | valid | test |"
 echo "| --- | --- | --- | --- |"
 for name in vanilla6 topdown bottomup retina vanilla5 window16; do
     grep -qs "done training" "$out/$name.log" || train "$name" "$@"
-    echo "| $name | $(kept "$name") | $(perplexity "$name" valid) | $(perplexity "$name" test) |"
+    # Assigned first: a failure inside of echo would leave an empty cell and go on.
+    memory=$(kept "$name")
+    valid=$(perplexity "$name" valid)
+    test=$(perplexity "$name" test)
+    echo "| $name | $memory | $valid | $test |"
 done

@@ -18,6 +18,11 @@ shift 3
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$out"
 
+failed() {
+    echo "$0: failed, see $1" >&2
+    exit 1
+}
+
 # The same number of tokens an update for every length of a segment.
 streams_of() {
     case $1 in
@@ -31,22 +36,26 @@ train() {
     local arch=$1
     shift
     "$here/train.sh" "$arch" "$data" --batch-size "$(streams_of "$arch")" --max-update "$updates" --lr 0.0005 \
-        --warmup-updates 100 --disable-validation --log-format simple --save-dir "$out/$arch" "$@" > "$out/$arch.log" 2>&1
+        --warmup-updates 100 --disable-validation --log-format simple --save-dir "$out/$arch" "$@" > "$out/$arch.log" 2>&1 < /dev/null || failed "$out/$arch.log"
 }
 
 perplexity() {
     local arch=$1
     shift
     "$here/evaluate.sh" "$out/$arch/checkpoint_last.pt" "$data" "$@" 2>&1 | tee "$out/$arch.$1-$2.log" |
-        sed -n 's/.*Perplexity: *\([0-9.]*\).*/\1/p'
+        sed -n 's/.*Perplexity: *\([0-9.]*\).*/\1/p' || failed "$out/$arch.$1-$2.log"
 }
 
 echo "| model | trained at | window 16 | window 32 |"
 echo "| --- | --- | --- | --- |"
 while read -r arch title trained short long; do
     grep -qs "done training" "$out/$arch.log" || train "$arch" "$@"
+    # Assigned first: a failure inside of echo would leave an empty cell and go on.
     # shellcheck disable=SC2086
-    echo "| ${title//_/ } | $trained | $(perplexity "$arch" ${short//\// }) | $(perplexity "$arch" ${long//\// }) |"
+    narrow=$(perplexity "$arch" ${short//\// })
+    # shellcheck disable=SC2086
+    wide=$(perplexity "$arch" ${long//\// })
+    echo "| ${title//_/ } | $trained | $narrow | $wide |"
 done << 'MODELS'
 transformer_xl_simplebooks2 Transformer-XL 8/8 4/12 8/24
 compressive_transformer_simplebooks2 Compressive_Transformer 4/6/6 4/6/6 8/12/12

@@ -9,7 +9,7 @@
 # holds the paper's number of tokens, as STREAMS parallel streams of one segment each.
 # --small keeps the layers, scales and lengths of the model, takes 64 for its width and 100 updates of 16 streams: a
 # minute on a laptop, with any dictionary of more than 6,000 words. Its loss begins near log2 of the dictionary's size
-# and falls by 2 to 4 bits; it says nothing about the paper's.
+# and falls by about 4 bits; it says nothing about the paper's.
 #
 # With 8 GPUs of one machine, and with 2 such machines under Slurm, each GPU reads its share of the streams:
 #   torchrun --nproc-per-node 8 $(which fairseq-train) ... --batch-size 64 --fp16

@@ -153,6 +153,8 @@ class _PackedLSTM(torch.autograd.Function):
         gates = table.index_select(0, symbol)
         cells = gates.new_empty(total, units)
         hidden = gates.new_zeros(slots, units)
+        # Fresh blocks of this size cost more than what is written into them, so one is used by every step.
+        h_MU = gates.new_empty(sizes[0], units)
         start, h, c = 0, None, None
         for size in sizes:
             rows = slice(start, start + size)
@@ -168,7 +170,7 @@ class _PackedLSTM(torch.autograd.Function):
             c_next = torch.mul(torch.minimum(i, 1 - f) if capped else i, g, out=cells[rows])
             if c is not None:
                 c_next.addcmul_(f, c[:size])
-            h = c_next.tanh().mul_(o)
+            h = torch.tanh(c_next, out=h_MU[:size]).mul_(o)
             hidden.index_copy_(0, slot[rows], h)
             c, start = c_next, start + size
         ctx.sizes, ctx.capped, ctx.has_context = sizes, capped, context is not None
@@ -187,44 +189,55 @@ class _PackedLSTM(torch.autograd.Function):
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + size)
+        # The gradients of a step's states are read by the step before it, which writes its own to the other block.
+        dh_even, dh_odd, dh_later, tanh_MU = gates.new_empty(4, sizes[0], units).unbind(0)
         grad_h = grad_c = None
         for step in reversed(range(len(sizes))):
             size = sizes[step]
             rows = slice(starts[step], starts[step + 1])
             i, f, g, o = gates[rows].chunk(4, dim=1)
-            tanh_c = cells[rows].tanh()
-            dh = grad_hidden.index_select(0, slot[rows])
-            if grad_h is not None:
-                dh[: grad_h.shape[0]] += grad_h
             z = grad_gates[rows]
             di, df, dg, do = z.chunk(4, dim=1)
-            # o' = o (1 - o), written without temporaries of the size of all gates
-            torch.mul(dh, tanh_c, out=do).mul_(o).mul_(1 - o)
-            dc = dh.mul_(o).mul_(1 - tanh_c.mul_(tanh_c))
+            tanh_c = torch.tanh(cells[rows], out=tanh_MU[:size])
+            dh = torch.index_select(grad_hidden, 0, slot[rows], out=(dh_odd if step % 2 else dh_even)[:size])
+            if grad_h is not None:
+                dh[: grad_h.shape[0]] += grad_h
+            _sigmoid_backward_(torch.mul(dh, tanh_c, out=do), o)
+            dc = _tanh_backward_(dh.mul_(o), tanh_c)
             if grad_c is not None:
                 dc[: grad_c.shape[0]] += grad_c
-            allowed = torch.minimum(i, 1 - f) if ctx.capped else i
-            torch.mul(dc, allowed, out=dg).mul_(1 - g * g)
+            torch.mul(dc, torch.minimum(i, 1 - f) if ctx.capped else i, out=dg)
             torch.mul(dc, g, out=di)
             if step > 0:
-                before = slice(starts[step - 1], starts[step - 1] + size)
-                torch.mul(dc, cells[before], out=df)
+                torch.mul(dc, cells[starts[step - 1] : starts[step - 1] + size], out=df)
             else:
                 df.zero_()
             if ctx.capped:
                 capped = i > 1 - f
                 df -= di * capped
                 di.masked_fill_(capped, 0.0)
-            di.mul_(i).mul_(1 - i)
-            df.mul_(f).mul_(1 - f)
+            _sigmoid_backward_(di, i)
+            _sigmoid_backward_(df, f)
+            _tanh_backward_(dg, g)
             if grad_context is not None:
                 grad_context[:size] += z
             if step > 0:
-                grad_h = z @ weight
+                grad_h = torch.mm(z, weight, out=dh_later[:size])
                 grad_c = dc.mul_(f)
-        grad_weight = torch.zeros_like(weight)
         if len(sizes) > 1:
             previous = torch.cat([slot[starts[s - 1] : starts[s - 1] + sizes[s]] for s in range(1, len(sizes))])
             grad_weight = grad_gates[sizes[0] :].t() @ hidden.index_select(0, previous)
+        else:
+            grad_weight = torch.zeros_like(weight)
         grad_table = grad_gates.new_zeros(ctx.table_rows, 4 * units).index_add_(0, symbol, grad_gates)
         return grad_table, grad_context, grad_weight, None, None, None, None, None
+
+
+def _sigmoid_backward_(grad: Tensor, output: Tensor) -> Tensor:
+    """In place: the gradient of a sigmoid's input from that of its output."""
+    return torch.ops.aten.sigmoid_backward.grad_input(grad, output, grad_input=grad)  # type: ignore[no-any-return]
+
+
+def _tanh_backward_(grad: Tensor, output: Tensor) -> Tensor:
+    """In place: the gradient of a tanh's input from that of its output."""
+    return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad)  # type: ignore[no-any-return]

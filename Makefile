@@ -60,6 +60,7 @@ test: env $(NGRAM)
 
 lint: env
 	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check --quiet .
 	@$(RUN) -m mypy
 
 clean:

@@ -13,7 +13,7 @@ def read_version() -> str:
     text = (ROOT / "fairseq_ms" / "version.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "([^"]+)"$', text, flags=re.MULTILINE)
     if match is None:
-        raise RuntimeError("fairseq_ms/version.py must hold a line like __version__ = \"0.1.0\"")
+        raise RuntimeError('fairseq_ms/version.py must hold a line like __version__ = "0.1.0"')
     return match.group(1)
 
 

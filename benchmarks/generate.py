@@ -170,9 +170,7 @@ def sections(options: Options) -> Iterable[Section]:
         goals = {} if options.quick else GOALS[rows]
         entrants = dict(samplers)
         if rows == 1:
-            entrants |= {
-                name + HALF: Sampler(_model(name, shape).bfloat16(), shape, new_tokens) for name in names
-            }
+            entrants |= {name + HALF: Sampler(_model(name, shape).bfloat16(), shape, new_tokens) for name in names}
         further = {} if options.quick else {GPT2: GPT2_GOALS[rows], VANILLA: VANILLA_GOALS[rows]}
         yield _section(what, entrants, prefix, goals, further, shape, parity)
 

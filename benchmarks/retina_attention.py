@@ -141,10 +141,7 @@ def _growth(lengths: tuple[int, ...], options: Options) -> Iterable[Section]:
     yield Section(
         "time a token by length, windows",
         "us a token",
-        [
-            Contestant(f"T={n}", lambda n=n: repeated(n), 1.2 if n == longest else None)
-            for n in lengths
-        ],
+        [Contestant(f"T={n}", lambda n=n: repeated(n), 1.2 if n == longest else None) for n in lengths],
         f"T={shortest}",
         parity,
         scale=1e6 / longest,

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, rest = arguments[0], arguments[1:]
     if name not in commands:
-        known = ', '.join(commands)
+        known = ", ".join(commands)
         print(f"{PROG}: there is no command {name!r}; the commands are {known}", file=sys.stderr)
         return 2
     try:

@@ -21,8 +21,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_corpus(folder / "bin", {"train": random_lines(1, 60), "test": random_lines(2, 31)})
     flags = [*TINY, "--tokens-per-sample", "32"]
     write_checkpoint(folder / "vanilla/model.pt", data, "vanilla_lm", *flags, "--init-std", "0.3")
-    write_checkpoint(folder / "near/model.pt", data, "vanilla_lm", *flags, "--scale-windows", "1x=0:3",
-                     "--init-std", "0.3")
+    write_checkpoint(
+        folder / "near/model.pt", data, "vanilla_lm", *flags, "--scale-windows", "1x=0:3", "--init-std", "0.3"
+    )
 
     def unigram(model: torch.nn.Module) -> None:
         probabilities = torch.arange(1.0, 1 + model.decoder.project.weight.size(0))

@@ -23,14 +23,41 @@ MODELS = {
 }
 # And its columns, as (scale, column, GB); in the top-down block those of FFN and LN have changed places.
 CELLS = {
-    "vanilla": [(1, "embeddings", 0.05), (1, "projections", 1.81), (1, "scores", 0.80531), (1, "context", 1.208),
-                (1, "feed_forward", 6.040), (1, "pointwise", 6.644)],
-    "top-down": [(1, "projections", 1.06), (1, "scores", 0.41), (1, "context", 0.7), (1, "pointwise", 3.87),
-                 (1, "feed_forward", 3.52), (1, "hierarchy", 0.308), (4, "projections", 0.26), (4, "scores", 0.025),
-                 (4, "context", 0.176), (4, "pointwise", 0.96), (4, "feed_forward", 0.87), (4, "hierarchy", 0.175)],
-    "bottom-up": [(1, "projections", 1.21), (1, "scores", 0.536), (1, "context", 0.805), (1, "feed_forward", 4.02),
-                  (1, "pointwise", 4.42), (1, "hierarchy", 0.686), (4, "hierarchy", 0.013), (16, "hierarchy", 0.003),
-                  (4, "scores", 0.033), (16, "feed_forward", 0.22), (16, "pointwise", 0.24)],
+    "vanilla": [
+        (1, "embeddings", 0.05),
+        (1, "projections", 1.81),
+        (1, "scores", 0.80531),
+        (1, "context", 1.208),
+        (1, "feed_forward", 6.040),
+        (1, "pointwise", 6.644),
+    ],
+    "top-down": [
+        (1, "projections", 1.06),
+        (1, "scores", 0.41),
+        (1, "context", 0.7),
+        (1, "pointwise", 3.87),
+        (1, "feed_forward", 3.52),
+        (1, "hierarchy", 0.308),
+        (4, "projections", 0.26),
+        (4, "scores", 0.025),
+        (4, "context", 0.176),
+        (4, "pointwise", 0.96),
+        (4, "feed_forward", 0.87),
+        (4, "hierarchy", 0.175),
+    ],
+    "bottom-up": [
+        (1, "projections", 1.21),
+        (1, "scores", 0.536),
+        (1, "context", 0.805),
+        (1, "feed_forward", 4.02),
+        (1, "pointwise", 4.42),
+        (1, "hierarchy", 0.686),
+        (4, "hierarchy", 0.013),
+        (16, "hierarchy", 0.003),
+        (4, "scores", 0.033),
+        (16, "feed_forward", 0.22),
+        (16, "pointwise", 0.24),
+    ],
 }
 SIZES = {"decoder-embed-dim": 48, "decoder-ffn-embed-dim": 192, "decoder-attention-heads": 6}
 SMALL = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
@@ -140,9 +167,17 @@ def test_allocations_that_fit_are_those_of_trying_all_best_first():
 
 
 def test_allocations_rank_as_the_perplexities_of_the_papers_table_4():
-    perplexity = {(16, 12, 6, 1): 22.14, (10, 10, 8, 5): 17.89, (8, 8, 7, 7): 17.16, (7, 7, 8, 8): 16.86,
-                  (5, 5, 9, 9): 16.57, (3, 3, 10, 10): 16.31, (2, 2, 11, 11): 16.12, (2, 4, 8, 12): 16.00,
-                  (1, 1, 12, 12): 15.95}
+    perplexity = {
+        (16, 12, 6, 1): 22.14,
+        (10, 10, 8, 5): 17.89,
+        (8, 8, 7, 7): 17.16,
+        (7, 7, 8, 8): 16.86,
+        (5, 5, 9, 9): 16.57,
+        (3, 3, 10, 10): 16.31,
+        (2, 2, 11, 11): 16.12,
+        (2, 4, 8, 12): 16.00,
+        (1, 1, 12, 12): 15.95,
+    }
     ranked = sorted(perplexity, key=lambda counts: allocation.preference(dict(zip((64, 16, 4, 1), counts))))
     assert ranked[:-2] == sorted(perplexity, key=perplexity.get, reverse=True)[:-2]
     assert ranked[-1] == (1, 1, 12, 12)

@@ -76,8 +76,8 @@ def load(place: Path, name: str) -> checkpoints.Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("name", "scales"), [("vanilla", [1]), ("retina", [1, 4]), ("topdown", [1, 4, 16]), ("bottomup", [1, 4, 16]),
-                         ("coarse", [4])]
+    ("name", "scales"),
+    [("vanilla", [1]), ("retina", [1, 4]), ("topdown", [1, 4, 16]), ("bottomup", [1, 4, 16]), ("coarse", [4])],
 )
 def test_identical_segments_are_nearest_neighbours_at_every_scale(place, name, scales):
     checkpoint = load(place, name)
@@ -126,8 +126,9 @@ def test_search_finds_what_comparing_with_every_row_finds():
     cosines, rows = neighbors.search(corpus, queries, 11)
     for query, found, similar in zip(queries, rows, cosines):
         assert found.tolist() == brute_force(corpus, query, 11)
-        assert similar[0] == pytest.approx(float(corpus[found[0]] @ query
-                                                 / np.linalg.norm(corpus[found[0]]) / np.linalg.norm(query)))
+        assert similar[0] == pytest.approx(
+            float(corpus[found[0]] @ query / np.linalg.norm(corpus[found[0]]) / np.linalg.norm(query))
+        )
 
 
 def test_search_by_faiss_finds_the_same(monkeypatch):
@@ -307,9 +308,16 @@ def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
         pretrained_lm.perplexity(model, tokenizer, [""], ["1 2 3 4"])
 
 
-@pytest.mark.parametrize(("tokens", "order", "expected"), [
-    ("a b a b a", 1, 3 / 5), ("a b a b a", 2, 2 / 4), ("a b a b a", 3, 1 / 3), ("a b c", 1, 0.0), ("a", 2, 0.0),
-])
+@pytest.mark.parametrize(
+    ("tokens", "order", "expected"),
+    [
+        ("a b a b a", 1, 3 / 5),
+        ("a b a b a", 2, 2 / 4),
+        ("a b a b a", 3, 1 / 3),
+        ("a b c", 1, 0.0),
+        ("a", 2, 0.0),
+    ],
+)
 def test_repeated_fraction_counts_ngrams_seen_before(tokens, order, expected):
     assert samples.repeated_fraction(tokens.split(), order) == pytest.approx(expected)
 
@@ -334,8 +342,9 @@ def test_samples_of_a_model_that_always_says_one_word_are_that_word(place):
         log_probs[9] = 0.0
         make_unigram(model, log_probs)
 
-    path = write_checkpoint(place / "constant/model.pt", place / "bin", *scales("vanilla"), "--tokens-per-sample", "64",
-                            change=constant)
+    path = write_checkpoint(
+        place / "constant/model.pt", place / "bin", *scales("vanilla"), "--tokens-per-sample", "64", change=constant
+    )
     sampler = samples.Sampler(checkpoints.load(str(path)), 7, 10, 0.7, completions=3)
     drawn = sampler.sample(torch.randint(4, 20, (2, 5)), seed=1)
     assert drawn.shape == (2, 3, 7)
@@ -349,8 +358,9 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(p
     def four_words(model: torch.nn.Module) -> None:
         make_unigram(model, probabilities[: model.decoder.project.weight.size(0)].clamp(min=1e-9).log())
 
-    path = write_checkpoint(place / "four/model.pt", place / "bin", *scales("vanilla"), "--tokens-per-sample", "64",
-                            change=four_words)
+    path = write_checkpoint(
+        place / "four/model.pt", place / "bin", *scales("vanilla"), "--tokens-per-sample", "64", change=four_words
+    )
     sampler = samples.Sampler(checkpoints.load(str(path)), 50, 3, 0.5, completions=4)
     drawn = sampler.sample(torch.randint(4, 20, (30, 5)), seed=2)
     # Squared by the temperature, the fourth left out: 16 : 9 : 4. Symbol 2, the end of a sentence, is one of them.

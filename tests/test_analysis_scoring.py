@@ -18,8 +18,16 @@ from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_co
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scoring")
     write_corpus(folder / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 11)})
-    write_checkpoint(folder / "retina/model.pt", folder / "bin", "retina_lm", *TINY, "--tokens-per-sample", "26",
-                     "--scale-windows", "1x=0:5,4x=5:26")
+    write_checkpoint(
+        folder / "retina/model.pt",
+        folder / "bin",
+        "retina_lm",
+        *TINY,
+        "--tokens-per-sample",
+        "26",
+        "--scale-windows",
+        "1x=0:5,4x=5:26",
+    )
     return folder
 
 
@@ -54,9 +62,25 @@ def test_scores_add_up_to_what_eval_lm_reports(place):
     checkpoint = load(place)
     (tokens,) = checkpoints.documents(checkpoint, "test")
     nll = scoring.score_tokens(checkpoint, tokens, 26, 10)
-    done = run_cli("fairseq-eval-lm", place / "bin", "--user-dir", USER_DIR, "--path", place / "retina/model.pt",
-                   "--gen-subset", "test", "--tokens-per-sample", "26", "--context-window", "10", "--cpu",
-                   "--num-workers", "0", "--batch-size", "3")
+    done = run_cli(
+        "fairseq-eval-lm",
+        place / "bin",
+        "--user-dir",
+        USER_DIR,
+        "--path",
+        place / "retina/model.pt",
+        "--gen-subset",
+        "test",
+        "--tokens-per-sample",
+        "26",
+        "--context-window",
+        "10",
+        "--cpu",
+        "--num-workers",
+        "0",
+        "--batch-size",
+        "3",
+    )
     loss = float(re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout + done.stderr).group(1))
     assert nll.mean() / math.log(2) == pytest.approx(loss, abs=6e-5)  # it prints four decimals
 
@@ -74,8 +98,16 @@ def test_an_extra_first_symbol_is_read_and_never_scored(place):
 
 
 def test_lines_are_read_on_their_own_where_training_broke_samples_at_lines(place):
-    path = write_checkpoint(place / "eos/model.pt", place / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "26",
-                            "--sample-break-mode", "eos")
+    path = write_checkpoint(
+        place / "eos/model.pt",
+        place / "bin",
+        "vanilla_lm",
+        *TINY,
+        "--tokens-per-sample",
+        "26",
+        "--sample-break-mode",
+        "eos",
+    )
     checkpoint = checkpoints.load(str(path))
     lines = checkpoints.documents(checkpoint, "test")
     assert len(lines) == 11
@@ -119,8 +151,15 @@ def test_chunks_of_a_hierarchical_model_begin_anew_in_every_window(place, flags)
 
 
 def test_a_model_without_decoder_is_refused_with_its_criterion(place):
-    path = write_checkpoint(place / "iem/model.pt", place / "bin", "haed", "--criterion", "in_batch_sampled_softmax",
-                            "--tokens-per-sample", "26")
+    path = write_checkpoint(
+        place / "iem/model.pt",
+        place / "bin",
+        "haed",
+        "--criterion",
+        "in_batch_sampled_softmax",
+        "--tokens-per-sample",
+        "26",
+    )
     with pytest.raises(UsageError, match="--criterion in_batch_sampled_softmax and has no decoder"):
         checkpoints.load(str(path))
 

@@ -19,8 +19,14 @@ def runs(tmp_path_factory):
     for layers in (1, 3):
         path = folder / f"runs/vanilla/{layers}/checkpoint_best.pt"
         write_checkpoint(path, data, "vanilla_lm", *size, "--decoder-layers", str(layers))
-    write_checkpoint(folder / "runs/topdown/checkpoint_best.pt", data, "multiscale_topdown", *size,
-                     "--scale-layers", "1x=1,16x=3,4x=2")
+    write_checkpoint(
+        folder / "runs/topdown/checkpoint_best.pt",
+        data,
+        "multiscale_topdown",
+        *size,
+        "--scale-layers",
+        "1x=1,16x=3,4x=2",
+    )
     return folder / "runs"
 
 
@@ -29,7 +35,9 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_formul
     assert main(["tradeoff", str(runs), "--batch-size", "3", *files]) == 0
     results = json.loads((tmp_path / "out.json").read_text())["results"]
     assert [(run["label"], run["layers"]) for run in results] == [
-        ("topdown", "3,2,1"), ("vanilla/1", "1"), ("vanilla/3", "3")
+        ("topdown", "3,2,1"),
+        ("vanilla/1", "1"),
+        ("vanilla/3", "3"),
     ]
     for run in results:
         checkpoint = checkpoints.load(str(runs / run["label"] / "checkpoint_best.pt"))

@@ -222,9 +222,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
 def test_without_a_checkout_it_says_so(tmp_path: Path) -> None:
     package = Path(__file__).parents[1] / "fairseq_ms"
     shutil.copytree(package, tmp_path / "fairseq_ms", ignore=shutil.ignore_patterns("__pycache__"))
-    result = run_cli(
-        "fairseq-ms", "bench", "generate", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, check=False
-    )
+    result = run_cli("fairseq-ms", "bench", "generate", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, check=False)
     assert result.returncode == 2
     assert "bench needs the folder benchmarks of a checkout" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

@@ -125,7 +125,7 @@ def test_bookcorpus_as_one_file_a_book_is_tokenised_and_keeps_books_together(tmp
     archive = tmp_path / "books1.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for number in range(10):
-            text = f"Book {number} begins.\n\n" + "She said, \"no\"; he didn't.\n" * 3
+            text = f"Book {number} begins.\n\n" + 'She said, "no"; he didn\'t.\n' * 3
             add_to_tar(tar, f"books1/epubtxt/{number:02d}-a-title.epub.txt", text.encode())
     out = tmp_path / "out"
     flags = ["--layout", "books", "--bpe-merges", "20"]
@@ -133,7 +133,7 @@ def test_bookcorpus_as_one_file_a_book_is_tokenised_and_keeps_books_together(tmp
     splits = manifest_of(out)["splits"]
     assert {split: counts["documents"] for split, counts in splits.items()} == {"train": 8, "valid": 1, "test": 1}
     assert all(counts["lines"] == 4 * counts["documents"] for counts in splits.values())
-    assert "She said , \" no \" ; he didn 't ." in (out / "text" / "train.txt").read_text()
+    assert 'She said , " no " ; he didn \'t .' in (out / "text" / "train.txt").read_text()
 
 
 def test_cc_news_reads_articles_of_json_jsonl_and_text(tmp_path):

@@ -178,9 +178,7 @@ def test_gradients_of_a_layer_with_dropout_are_its_slope(recompute: bool) -> Non
 
     def loss(step: float) -> torch.Tensor:
         torch.manual_seed(9)
-        moved = {
-            name: value + step * towards for (name, value), towards in zip(layer.named_parameters(), direction)
-        }
+        moved = {name: value + step * towards for (name, value), towards in zip(layer.named_parameters(), direction)}
         return torch.func.functional_call(layer, moved, (x,)).sin().sum()
 
     slope = sum((g * d).sum() for g, d in zip(torch.autograd.grad(loss(0.0), list(layer.parameters())), direction))

@@ -26,9 +26,7 @@ def frequency_bins(counts_V: np.ndarray, bins: int) -> np.ndarray:
     return assigned
 
 
-def nll_by_bin(
-    tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins: int
-) -> tuple[np.ndarray, np.ndarray]:
+def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """How many of the scored tokens are in each bin (bins,), and their mean NLL (bins,), NaN where none is."""
     of_token = bins_V[tokens_n]
     scored = np.bincount(of_token, minlength=bins)

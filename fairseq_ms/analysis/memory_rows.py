@@ -85,8 +85,7 @@ def format_rows(rows: Sequence[Row], extra: Sequence[tuple[str, float]] = (), to
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows in bytes."""
     return [
-        {"scale": row.scale, "layers": row.layers, "total": row.total}
-        | {name: getattr(row, name) for name in COLUMNS}
+        {"scale": row.scale, "layers": row.layers, "total": row.total} | {name: getattr(row, name) for name in COLUMNS}
         for row in rows
     ]
 

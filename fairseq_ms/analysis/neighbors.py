@@ -96,9 +96,7 @@ def _normalised(vectors_RD: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(vectors_RD / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
-def nearest(
-    corpus_RD: np.ndarray, query_D: np.ndarray, count: int, exclude: int | None = None
-) -> list[Neighbor]:
+def nearest(corpus_RD: np.ndarray, query_D: np.ndarray, count: int, exclude: int | None = None) -> list[Neighbor]:
     """The ``count`` nearest segments of one query, without the segment ``exclude``, which is the query itself."""
     cosines, rows = search(corpus_RD, query_D[None], count + (exclude is not None))
     found = [Neighbor(int(row), float(cosine)) for row, cosine in zip(rows[0], cosines[0])]

@@ -109,9 +109,7 @@ def draw(figure: Any, labels: Sequence[str], curves: Sequence[list[dict[str, Any
     axes = figure.add_subplot()
     for number, (label, curve) in enumerate(zip(labels, curves)):
         middles = [(group["from"] * group["to"]) ** 0.5 for group in curve]
-        (line,) = axes.plot(
-            middles, [group["increase"] for group in curve], label=label, **report.line_style(number)
-        )
+        (line,) = axes.plot(middles, [group["increase"] for group in curve], label=label, **report.line_style(number))
         low, high = [group["low"] for group in curve], [group["high"] for group in curve]
         axes.fill_between(middles, low, high, alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)

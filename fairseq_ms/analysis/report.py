@@ -25,9 +25,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     numeric = [all(not isinstance(row[column], str) for row in rows) for column in range(len(header))]
     lines = []
     for row in cells:
-        padded = [
-            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric)
-        ]
+        padded = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric)]
         lines.append("  ".join(padded).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)

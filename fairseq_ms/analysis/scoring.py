@@ -117,9 +117,7 @@ def check_window(checkpoint: Checkpoint, window: int | None, context: int | None
 def _equal_windows(length: int, window: int, context: int, max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
     """(first token read, first token scored, end) of all windows, in batches of windows of one shape."""
     stride = window - context
-    windows = [
-        (max(0, scored - context), scored, min(scored + stride, length)) for scored in range(0, length, stride)
-    ]
+    windows = [(max(0, scored - context), scored, min(scored + stride, length)) for scored in range(0, length, stride)]
     for (_, size), group in itertools.groupby(windows, key=lambda span: (span[1] - span[0], span[2] - span[0])):
         same = list(group)
         rows = max(1, max_tokens // size)

@@ -26,16 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
     parser.add_argument(
-        "--clock", choices=["wall", "cpu"], default="wall",
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
         help="cpu: time that the process had a processor, for machines that others use as well (default: wall)",
     )
     parser.add_argument(
-        "--only", action="append", default=[], metavar="TEXT", help="keep contestants with this in their name, and the"
-        " baseline; may be given several times"
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="keep contestants with this in their name, and the baseline; may be given several times",
     )
     parser.add_argument(
-        "--section", action="append", default=[], metavar="TEXT", help="keep sections with this in their title; may be"
-        " given several times"
+        "--section",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="keep sections with this in their title; may be given several times",
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"

@@ -93,9 +93,7 @@ def _sizes(args: argparse.Namespace, cfg: Any, vocabulary: int, batch: int) -> S
 
     half = cfg.common.fp16 or cfg.common.bf16
     on_cpu = args.cpu or not torch.cuda.is_available()
-    return memory_formula.sizes_of(
-        cfg.model, batch, cfg.task.tokens_per_sample, vocabulary, 2 if half else 4, on_cpu
-    )
+    return memory_formula.sizes_of(cfg.model, batch, cfg.task.tokens_per_sample, vocabulary, 2 if half else 4, on_cpu)
 
 
 def _paper(args: argparse.Namespace) -> int:
@@ -145,8 +143,10 @@ def _footprint(args: argparse.Namespace, cfg: Any, vocabulary: int, build: Any) 
         model = model.half() if cfg.common.fp16 else model.bfloat16() if cfg.common.bf16 else model
         result["measured"] = memory_measured.step_bytes(model, batch, sizes.tokens)
         result["measured_per_target"] = result["measured"] / (batch * sizes.tokens)
-        print(f"kept for backward, measured: {result['measured'] / memory_rows.GB:.4f} GB, "
-              f"{result['measured_per_target'] / 1e3:.1f} kB a scored target")
+        print(
+            f"kept for backward, measured: {result['measured'] / memory_rows.GB:.4f} GB, "
+            f"{result['measured_per_target'] / 1e3:.1f} kB a scored target"
+        )
         if rows:
             ratio = result["kept"] / result["measured"]
             print(f"kept for backward, formula:  {result['kept'] / memory_rows.GB:.4f} GB, {ratio:.3f} of it")

@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
         for text, vectors, own in queries:
             found = {
                 f"{scale}x": neighbors.describe(
-                    checkpoint, segments, neighbors.nearest(corpus[scale], vectors[scale], args.count, own),
+                    checkpoint,
+                    segments,
+                    neighbors.nearest(corpus[scale], vectors[scale], args.count, own),
                     args.remove_bpe,
                 )
                 for scale in scales

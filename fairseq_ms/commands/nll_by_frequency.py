@@ -39,9 +39,7 @@ def run(args: argparse.Namespace) -> int:
     curves = []
     for checkpoint in loaded:
         texts = checkpoints.documents(checkpoint, args.gen_subset, args.limit)
-        nll = scoring.score_documents(
-            checkpoint, texts, args.tokens_per_sample, args.context_window, args.max_tokens
-        )
+        nll = scoring.score_documents(checkpoint, texts, args.tokens_per_sample, args.context_window, args.max_tokens)
         scored, means = frequency.nll_by_bin(torch.cat(texts).numpy(), nll, bins, args.bins)
         curves.append([None if math.isnan(mean) else float(mean) for mean in means])
         for row, tokens, mean in zip(results, scored, curves[-1]):

@@ -76,9 +76,7 @@ def _judges(args: argparse.Namespace, checkpoint: Any, folder: str) -> dict[str,
     judges: dict[str, Callable[..., float]] = {}
     path = args.ngram_lm
     if args.estimate_ngram_lm:
-        words = samples.words_of(
-            checkpoint, torch.cat(checkpoints.documents(checkpoint, "train")), args.remove_bpe
-        )
+        words = samples.words_of(checkpoint, torch.cat(checkpoints.documents(checkpoint, "train")), args.remove_bpe)
         path = ngram_lm.estimate(" ".join(words).split(" </s>"), 4, folder)
     if path:
         ngram = ngram_lm.NGramModel(path)

@@ -15,8 +15,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.memory import saved_bytes
 from benchmarks.runner import Contestant, Options, Section, assert_parity
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.data.chunk_sampling import predicted_chunks
 from fairseq_ms.models.haed import IEM_CRITERION
 from fairseq_ms.models.haed_config import SPACE
@@ -126,7 +126,7 @@ class Steps:
         return f"packed and padded give one loss, within {worst:.1e}"
 
     def bytes_kept(self, loss: Callable[[], Tensor]) -> float:
-        return float(saved_bytes(loss, [*self.model.parameters(), *self.first.parameters()]))
+        return float(saved_bytes(loss, self.model, self.first))
 
 
 class Megabyte:

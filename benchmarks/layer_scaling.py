@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from benchmarks.memory import saved_bytes
 from benchmarks.runner import Contestant, Options, Section, assert_parity
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.modules.layer import LayerConfig, TransformerLayer
 
 NAME = "layer-scaling"
@@ -43,10 +43,7 @@ def sections(options: Options) -> Iterable[Section]:
         yield Section(
             f"bytes one layer keeps for backward, {shape}",
             "bytes",
-            [
-                Contestant(f"{f}x", lambda x=x: saved_bytes(lambda: layer(x), layer.parameters()))
-                for f, x in inputs.items()
-            ],
+            [Contestant(f"{f}x", lambda x=x: saved_bytes(lambda: layer(x), layer)) for f, x in inputs.items()],
             "1x",
             parity,
             measure="value",

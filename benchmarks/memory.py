@@ -1,4 +1,4 @@
-"""How much a forward pass keeps for the backward pass: by autograd's own account and by the process's."""
+"""How much a forward pass keeps for the backward pass: by the process's own account."""
 
 from __future__ import annotations
 
@@ -6,43 +6,12 @@ import ctypes
 import gc
 import multiprocessing
 import os
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class _Saved:
-    """What autograd holds in place of a saved tensor, so that its life is the saved tensor's."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-def saved_bytes(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass of what ``forward`` returns.
-
-    Counted are the storages of all saved tensors that are alive when the forward pass is over, each once
-    however many tensors share it and in full however little of it a tensor shows; parameters are not counted.
-    """
-    alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
-
-    def pack(tensor: Tensor) -> _Saved:
-        # Detached, because the graph would otherwise hold itself.
-        saved = _Saved(tensor.detach())
-        alive.add(saved)
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
-        result = forward()
-    gc.collect()
-    owned = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    storages = {saved.tensor.untyped_storage().data_ptr(): saved.tensor.untyped_storage().nbytes() for saved in alive}
-    del result
-    return sum(size for pointer, size in storages.items() if pointer not in owned)
 
 
 def resident_bytes() -> int:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.memory import saved_bytes
 from benchmarks.runner import Contestant, Options, Section, assert_parity
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.modules.recompute import recomputed
 from fairseq_ms.modules.window_attention import WindowAttention
 from fairseq_ms.modules.window_layout import HeadGroup, Layouts
@@ -114,8 +114,8 @@ def sections(options: Options) -> Iterable[Section]:
             f"bytes kept for backward, T={length}",
             "bytes a token",
             [
-                Contestant("dense masks", lambda d=dense, n=length: saved_bytes(d, ()) / n),
-                Contestant("windows", lambda i=inputs: saved_bytes(i.sparse, ()) / i.length, BYTES_GOALS.get(length)),
+                Contestant("dense masks", lambda d=dense, n=length: saved_bytes(d) / n),
+                Contestant("windows", lambda i=inputs: saved_bytes(i.sparse) / i.length, BYTES_GOALS.get(length)),
             ],
             "dense masks",
             parity,
@@ -149,7 +149,7 @@ def _growth(lengths: tuple[int, ...], options: Options) -> Iterable[Section]:
     yield Section(
         "bytes kept a token by length, windows",
         "bytes a token",
-        [Contestant(f"T={n}", lambda n=n: saved_bytes(everything[n].sparse, ()) / n, 1.001) for n in lengths],
+        [Contestant(f"T={n}", lambda n=n: saved_bytes(everything[n].sparse) / n, 1.001) for n in lengths],
         f"T={shortest}",
         parity,
         measure="value",

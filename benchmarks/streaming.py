@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.memory import saved_bytes
 from benchmarks.peers import Shape, build
 from benchmarks.runner import Contestant, Options, Section, assert_parity
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 
 NAME = "streaming"
 HELP = "streaming models at one window: a training step and what it keeps, beside Hugging Face's TransfoXL"
@@ -140,7 +140,7 @@ class Steps:
         self.output(name).backward()
 
     def kept(self, name: str) -> float:
-        return float(saved_bytes(lambda: self.output(name), self.module(name).parameters()))
+        return float(saved_bytes(lambda: self.output(name), self.module(name)))
 
     def names(self) -> list[str]:
         return ([PEER] if self.peer is not None else []) + list(self.models)

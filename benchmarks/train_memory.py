@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.memory import resident_growth, saved_bytes
+from benchmarks.memory import resident_growth
 from benchmarks.peers import PAPER, TINY, Shape, language_model_loss, random_sample
 from benchmarks.runner import Contestant, Options, Section
 from benchmarks.training import FAIRSEQ, VANILLA, builders, label, training_parity
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 
 NAME = "train-memory"
 HELP = "bytes kept for backward per scored target, by autograd's account and by the process's, against fairseq"
@@ -55,7 +56,7 @@ def sections(options: Options) -> Iterable[Section]:
 
 def _saved(build: Callable[[], nn.Module], shape: Shape) -> float:
     model, sample = build().train(), random_sample(shape, 1)
-    return saved_bytes(lambda: language_model_loss(model, sample), model.parameters()) / sample["ntokens"]
+    return saved_bytes(lambda: language_model_loss(model, sample), model) / sample["ntokens"]
 
 
 def _forward(name: str, shape: Shape) -> tuple[Callable[[], Tensor], Any]:

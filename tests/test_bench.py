@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.memory import resident_growth, saved_bytes
+from benchmarks.memory import resident_growth
 from benchmarks.runner import (
     Contestant,
     Options,
@@ -20,6 +20,7 @@ from benchmarks.runner import (
     run_sections,
     table,
 )
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from tests.helpers.cli import run_cli
 
 MEBIBYTE = 2**20
@@ -42,32 +43,9 @@ def keep_mebibytes(count: int):  # type: ignore[no-untyped-def]
     return lambda: Hiding.apply(x), x
 
 
-def test_saved_bytes_count_every_storage_once_and_no_parameter() -> None:
-    weight = torch.randn(50, 20, requires_grad=True)
-    x = torch.randn(7, 20, requires_grad=True)
-
-    def forward() -> torch.Tensor:
-        # Kept: x (for the gradient of the weight), the result of exp, of which two views are saved; the weight.
-        y = (x @ weight.t()).exp()
-        return (y[:3] * y[3:6]).sum()
-
-    assert saved_bytes(forward, [weight]) == 4 * (7 * 20 + 7 * 50)
-    assert saved_bytes(forward, []) == 4 * (7 * 20 + 7 * 50 + 50 * 20)
-
-
-def test_what_is_freed_before_the_forward_pass_ends_is_not_counted() -> None:
-    x = torch.randn(1000, requires_grad=True)
-
-    def forward() -> torch.Tensor:
-        x.exp().sin().sum()
-        return x.sum()
-
-    assert saved_bytes(forward, []) == 0
-
-
 def test_bytes_hidden_from_autograd_show_in_the_process() -> None:
     forward, _ = keep_mebibytes(64)
-    assert saved_bytes(forward, []) == 0
+    assert saved_bytes(forward) == 0
     # The allocator rounds up, and other pages may be given back or touched meanwhile.
     assert resident_growth(keep_mebibytes, 64) == pytest.approx(64 * MEBIBYTE, abs=8 * MEBIBYTE)
 

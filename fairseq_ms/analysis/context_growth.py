@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fairseq_ms.analysis import context_length, memory_measured, report
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 
 # Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
 MODELS: dict[str, list[str]] = {
@@ -84,7 +85,7 @@ class _Step:
         self.forward().backward()
 
     def kept(self) -> int:
-        return memory_measured.saved_bytes(self.model, self.forward)
+        return saved_bytes(self.forward, self.model)
 
 
 def rows(curves: dict[str, list[Point]]) -> list[list[Any]]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,63 +20,8 @@ from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.layer import TransformerStack
-
-
-class SavedBytes:
-    """Context manager that counts the bytes that autograd keeps of what is computed inside.
-
-    Every storage counts once, however many saved tensors look at it, and as a whole; the parameters of
-    ``module`` do not count. With ``--checkpoint-activations``, the inputs of the layers do.
-
-    Attributes:
-        total: bytes so far
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.total = 0
-        self._seen: dict[int, Tensor] = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> SavedBytes:
-        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in self.module.parameters()}
-        for part in self.module.modules():
-            if isinstance(part, TransformerStack) and part.checkpoint:
-                # Checkpointing holds the inputs in a closure, where no saved-tensor hook sees them.
-                self._handles += [
-                    layer.register_forward_pre_hook(lambda _, inputs: self._count(inputs[0])) for layer in part.layers
-                ]
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
-        for handle in self._handles:
-            handle.remove()
-        self._seen.clear()
-
-    def _keep(self, tensor: Tensor) -> Tensor:
-        self._count(tensor)
-        return tensor
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._parameters or storage.data_ptr() in self._seen:
-            return
-        # Held, so that no other tensor can take its address while counting.
-        self._seen[storage.data_ptr()] = tensor
-        self.total += storage.nbytes()
-
-
-def saved_bytes(module: nn.Module, compute: Callable[[], Any]) -> int:
-    """Bytes kept for the backward pass of what ``compute`` returns."""
-    with SavedBytes(module) as saved, torch.enable_grad():
-        result = compute()
-    del result
-    return saved.total
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[Any, Any]:
@@ -167,7 +112,7 @@ def step_bytes(model: Any, batch: int, tokens: int) -> int:
     few = []
     for samples in range(1, min(batch, 2) + 1):
         sample = training_sample(model, samples, tokens)
-        few.append(saved_bytes(model, lambda sample=sample: training_loss(model, sample)))  # type: ignore[misc]
+        few.append(saved_bytes(lambda sample=sample: training_loss(model, sample), model))  # type: ignore[misc]
     return few[0] + (batch - 1) * (few[-1] - few[0])
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fairseq_ms.analysis import memory_formula, memory_measured, report
 from fairseq_ms.analysis.memory_formula import Sizes
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.models.config import layer_config
 from fairseq_ms.modules.layer import TransformerLayer
 
@@ -33,7 +34,7 @@ def sweep(cfg: Any, sizes: Sizes, lengths: Sequence[int], cpu: bool = False) -> 
                     "tokens": length,
                     "scale": scale,
                     "formula": sum(kept.values()),
-                    "measured": memory_measured.saved_bytes(layer, lambda x=x: layer(x)),
+                    "measured": saved_bytes(lambda x=x: layer(x), layer),
                     "seconds": memory_measured.forward_seconds(layer, x),
                 }
             )

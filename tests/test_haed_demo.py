@@ -17,7 +17,7 @@ DEMO = ROOT / "user_dir_examples" / "haed" / "demo.py"
 def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
     done = run_cli(
         *("python", DEMO, "--seconds", "2", "--decoder-units", "16", "--batch-size", "1", "--tokens", "64"),
-        *("--out", tmp_path / "out"),
+        *("--out", tmp_path / "out", "--eval-one-in", "3"),
     )
     runs = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
     assert set(runs) == {"haed", "haed_iem"}
@@ -29,11 +29,21 @@ def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
     assert all(line.strip().startswith("Return the ") for line in written)
 
 
-@pytest.mark.parametrize("flags", [("--runs", "haed,lstm"), ("--seconds", "0")])
-def test_the_demo_refuses_what_it_does_not_know(flags: tuple[str, ...], tmp_path: Path) -> None:
+KNOWN_RUNS = "--runs must be some of hred,hred_transformer,haed,haed_iem, and --seconds positive"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--runs", "haed,lstm"), KNOWN_RUNS),
+        (("--seconds", "0"), KNOWN_RUNS),
+        (("--eval-one-in", "0"), "--eval-one-in must be at least 1: got 0"),
+    ],
+)
+def test_the_demo_refuses_what_it_does_not_know(flags: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(DEMO), *flags, "--out", str(tmp_path / "out")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "--runs must be some of hred,hred_transformer,haed,haed_iem, and --seconds positive" in done.stderr
+    assert sentence in done.stderr
     assert not (tmp_path / "out").exists()

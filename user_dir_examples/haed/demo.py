@@ -111,11 +111,12 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
 
 
 def bits(checkpoint: Path, data: Path, arguments: argparse.Namespace) -> float:
-    """Bits per token on the test split, or on its first lines."""
+    """Bits per token on the test split, or on one in so many of its batches."""
     printed = command(
         *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", checkpoint, "--gen-subset", arguments.split),
         *("--tokens-per-sample", str(3072 if arguments.pixels else arguments.tokens), "--batch-size", "8"),
         *(["--sample-break-mode", "eos"] if arguments.pixels else []),
+        *("--num-shards", str(arguments.eval_one_in), "--shard-id", "0"),
         *([] if arguments.cuda else ["--cpu"]),
     )
     found = re.search(r"Loss \(base 2\): ([\d.]+)", printed)
@@ -155,6 +156,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--pixels", action="store_true", help="the data are images")
     parser.add_argument("--split", default="test", help="where to evaluate (default: %(default)s)")
+    parser.add_argument(
+        "--eval-one-in", type=int, default=1, metavar="N", help="evaluate one batch in N of it (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cuda", action="store_true", help="use a GPU")
     arguments = parser.parse_args()
@@ -162,6 +166,8 @@ def main() -> None:
     unknown = [run for run in runs if run not in RUNS]
     if unknown or not arguments.seconds > 0:
         parser.error(f"--runs must be some of {','.join(RUNS)}, and --seconds positive: got {arguments.runs!r}")
+    if arguments.eval_one_in < 1:
+        parser.error(f"--eval-one-in must be at least 1: got {arguments.eval_one_in}")
     data = arguments.data or documentation(arguments.out)
     table = {}
     checkpoint = Path()

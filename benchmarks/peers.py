@@ -14,6 +14,9 @@ from fairseq.models.transformer_lm import base_lm_architecture
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor, nn
 
+from fairseq_ms.models.streaming import StreamingLanguageModel
+from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -71,7 +74,10 @@ def build(arch: str, shape: Shape, **flags: Any) -> nn.Module:
         assert hasattr(cfg, name), f"{arch} has no flag {name}"
         setattr(cfg, name, value)
     torch.manual_seed(1)
-    return MODEL_REGISTRY[arch].build_model(cfg, language_modeling(shape))
+    task = language_modeling(shape)
+    if issubclass(MODEL_REGISTRY[arch], StreamingLanguageModel):
+        task = StreamingLanguageModelingTask(task.args, task.source_dictionary)
+    return MODEL_REGISTRY[arch].build_model(cfg, task)
 
 
 def fairseq_lm(shape: Shape) -> nn.Module:

@@ -18,6 +18,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import lr_scheduler
+from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_ms.analysis import memory_measured
@@ -63,6 +64,8 @@ def build_everything(cfg, symbols: int) -> None:
     assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optim.build_optimizer(cfg.optimizer, parameters)
+    if cfg.optimizer._name == "composite":
+        FP16Optimizer.build_optimizer(cfg, parameters)
     cfg.optimization.max_update = cfg.optimization.max_update or 1000
     lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
 

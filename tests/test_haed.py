@@ -209,6 +209,12 @@ def test_every_parameter_is_in_the_group_of_its_part() -> None:
         ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100"),
         ({"separators": "word0 nothing"}, "--separators must be symbols of the dictionary: got 'nothing'"),
         ({"segmentation": "fixed", "separators": "word0"}, "--separators has no meaning with --segmentation fixed"),
+        (
+            {"main": "lstm", "position_embed_dim": 0, "checkpoint_activations": True},
+            "--checkpoint-activations has no meaning without a transformer",
+        ),
+        ({"main": "lstm", "activation_fn": "relu"}, "--activation-fn has no meaning without a transformer"),
+        ({"main": "lstm", "attention_dropout": 0.1}, "--attention-dropout has no meaning without a transformer"),
         ({"separators": " "}, "--separators must name at least one symbol"),
         ({"dropout": 1.0}, "--dropout must be at least 0 and below 1: got 1.0"),
         ({"decoder_layers": 0}, "--decoder-layers must be at least 1: got 0"),

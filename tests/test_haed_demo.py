@@ -15,6 +15,9 @@ DEMO = ROOT / "user_dir_examples" / "haed" / "demo.py"
 
 @pytest.mark.slow
 def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
+    left = tmp_path / "out" / "haed" / "checkpoint_last.pt"
+    left.parent.mkdir(parents=True)
+    left.write_text("of an earlier run, with other settings")
     done = run_cli(
         *("python", DEMO, "--seconds", "2", "--decoder-units", "16", "--batch-size", "1", "--tokens", "64"),
         *("--out", tmp_path / "out", "--eval-one-in", "3"),

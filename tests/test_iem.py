@@ -15,6 +15,7 @@ from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed import IEM_CRITERION, ImplicitEmbeddingModel
+from fairseq_ms.modules.hierarchy import extended
 from fairseq_ms.modules.sampled_softmax import sampled_softmax
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
@@ -157,16 +158,17 @@ class Blocks:
         return self.tokens[number, :-1], self.tokens[number, 1:], None
 
 
-def small_task(symbols: int = 3, blocks: int = 40) -> SimpleNamespace:
+def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleNamespace:
     words = dictionary(symbols)
     data = Blocks(tokens_with_repetitions(blocks, 12, symbols))
 
     class FutureTargets(MonolingualDataset):
         def __getitem__(self, number: int) -> dict:
             source, target, _ = self.dataset[number]
+            source, target = self._maybe_add_bos(source, target)
             return {"id": number, "source": source, "target": target}
 
-    train = FutureTargets(data, data.sizes, words, words, False, False, ["future"])
+    train = FutureTargets(data, data.sizes, words, words, False, False, ["future"], bos)
     return SimpleNamespace(source_dictionary=words, target_dictionary=words, datasets={"train": train})
 
 
@@ -230,6 +232,22 @@ def test_further_batches_are_as_many_random_blocks_of_the_training_data() -> Non
     alone = criterion(task)(model, batch(task, [0, 1]))[2]
     # 2 rows of 11 chunks and 3 times as many; those that spell the positive are fewer than all
     assert alone["negatives"] < logged["negatives"] <= 22 * (4 * 22)
+
+
+def test_random_blocks_begin_as_those_of_a_batch_do() -> None:
+    task = small_task(bos=True)
+    train = task.datasets["train"]
+    rows = {tuple(extended(train[n]["source"][None], train[n]["target"][None], 1)[0].tolist()) for n in range(40)}
+    assert {tuple(row) for row in random_blocks(train, 6, [1, 2, 3], 1).tolist()} <= rows
+
+
+def test_a_row_of_words_of_one_token_has_room() -> None:
+    sizes = {"decoder_layers": 1, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1, "attention_head_dim": 2}
+    sizes |= {"decoder_embed_dim": 8, "position_embed_dim": 2, "encoder_units": 4, "token_embed_dim": 3}
+    model = build("haed", {"criterion": IEM_CRITERION, **sizes}, dictionary(3), positions=12)
+    # The end of a sentence is a word by itself, and the last target is read as well.
+    found = model(torch.full((1, 13), 2), lambda own: own[:0])
+    assert found.rank_N.numel() == 12
 
 
 def test_log_q_is_the_share_among_counted_chunks() -> None:

@@ -209,9 +209,39 @@ class Payload:
         return (print, ("run",))
 
 
+def npz(cut):
+    """A file as ImageNet-32's, without its end."""
+    content = io.BytesIO()
+    np.savez_compressed(content, data=np.arange(4 * TOKENS, dtype=np.uint8).reshape(4, TOKENS))
+    return content.getvalue()[:cut]
+
+
+def damaged_zip():
+    """A zip of one image, in which a byte has changed."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("one.png", png(some_images(1)[0]))
+    data = bytearray(content.getvalue())
+    data[500] ^= 1
+    return bytes(data)
+
+
+def cut_tar():
+    """The beginning of a compressed tar of batches."""
+    content, batch = io.BytesIO(), pickle.dumps({"data": planes(some_images(20))})
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.size = len(batch)
+        tar.addfile(member, io.BytesIO(batch))
+    return content.getvalue()[:30_000]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
+        ("val_data.npz", lambda: npz(-30), "val_data.npz is no npz file"),
+        ("pictures.zip", damaged_zip, "one.png is damaged or incomplete"),
+        ("cifar-10-python.tar.gz", cut_tar, "is damaged or incomplete"),
         ("small.png", lambda: png(some_images(1)[0][:28]), r"small\.png must be 32 x 32 in RGB, but is 32 x 28 in RGB"),
         ("grey.png", lambda: png(some_images(1)[0], "L"), "grey.png must be 32 x 32 in RGB, but is 32 x 32 in L"),
         ("clear.png", lambda: png(some_images(1)[0], "RGBA"), "in RGBA"),

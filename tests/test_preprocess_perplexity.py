@@ -29,13 +29,17 @@ def trained(tmp_path_factory):
     script = ROOT / "preprocess" / "text" / "prepare.py"
     flags = ["--tokenise", "none", "--bpe-merges", "30", "--workers", "1", "--quiet"]
     run_cli("python", script, "--input", folder, "--out", folder / "data", *flags)
+    train(folder, "model")
+    return folder
+
+
+def train(folder, name, *flags):
     command = ["fairseq-train", folder / "data" / "bin", "--task", "language_modeling", "--cpu", "--seed", "1"]
     command += ["--arch", "transformer_lm", "--decoder-layers", "1", "--decoder-embed-dim", "16"]
     command += ["--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2", "--no-epoch-checkpoints"]
     command += ["--optimizer", "adam", "--lr", "0.01", "--max-update", "10", "--batch-size", "4"]
-    command += ["--tokens-per-sample", "90", "--save-dir", folder / "model", "--num-workers", "0"]
-    run_cli(*command, "--disable-validation", "--log-format", "none")
-    return folder
+    command += ["--tokens-per-sample", "90", "--save-dir", folder / name, "--num-workers", "0"]
+    run_cli(*command, "--disable-validation", "--log-format", "none", *flags)
 
 
 def by_fairseq(folder, window, context, mode, *post_process):
@@ -49,13 +53,25 @@ def by_fairseq(folder, window, context, mode, *post_process):
     return float(found.group(1)), float(found.group(2))
 
 
-def ours(folder, tmp_path, *flags):
+def ours(folder, tmp_path, *flags, model="model"):
     """The numbers of `fairseq-ms perplexity`."""
     parser = argparse.ArgumentParser()
     perplexity.add_arguments(parser)
     flags = [str(flag) for flag in ("--cpu", "--json", tmp_path / "out.json", *flags)]
-    assert perplexity.run(parser.parse_args([str(folder / "model" / "checkpoint_last.pt"), *flags])) == 0
+    assert perplexity.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *flags])) == 0
     return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_a_model_of_single_lines_is_evaluated_on_single_lines(trained, tmp_path):
+    # The plugin gives NumPy 2 back what fairseq's break mode eos uses of NumPy 1.
+    train(trained, "lines", "--sample-break-mode", "eos", "--user-dir", USER_DIR)
+    found = ours(trained, tmp_path, model="lines")
+    assert (found["window"], found["stride"]) == (90, 90)
+    same = ours(trained, tmp_path, "--sample-break-mode", "eos", "--context-window", "0", model="lines")
+    assert found["bits_per_target"] == same["bits_per_target"]
+    running = ours(trained, tmp_path, "--sample-break-mode", "none", model="lines")
+    assert running["stride"] == 45
+    assert running["bits_per_target"] != found["bits_per_target"]
 
 
 @pytest.mark.parametrize(("window", "context", "mode"), [(30, 13, "none"), (31, 0, "eos")])

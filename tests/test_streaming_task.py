@@ -15,7 +15,7 @@ from fairseq_ms.data.streams import Corpus
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import train_command, write_corpus
-from tests.registry import Case, random_case
+from tests.registry import Case, build, dictionary, random_case
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
 # float64: another batch size is another order of summation.
@@ -176,6 +176,43 @@ def test_a_checkpoint_carries_the_memory_bit_for_bit_and_loads_safely(arch: str)
     batches_of(task, "train", 1, num_shards=2, shard_id=1)
     task.set_checkpoint_dict(saved)
     assert task.carried[True].memory is None, "another shard's memory was taken"
+    # The same streams over another number of ranks: the one that saved has only some of them now.
+    task._iterators.clear()
+    halves = list(batches_of(task, "train", 1, num_shards=2, shard_id=0))
+    scores = [train(task, sample) for sample in halves]
+    task._iterators.clear()
+    batches_of(task, "train", 1, num_shards=2, shard_id=0)
+    task.set_checkpoint_dict(saved)
+    assert [train(task, sample) for sample in halves[-2:]] == pytest.approx(scores[-2:], rel=EXACT)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_datasets_that_are_read_once_leave_nothing_behind(arch: str) -> None:
+    task, _ = make(arch, 1)
+    list(batches_of(task, "train", 2, disable_iterator_cache=True))
+    assert not task._iterators
+    list(batches_of(task, "train", 2))
+    assert len(task._iterators) == 1
+
+
+def test_lines_of_their_own_train_the_compression_as_well() -> None:
+    flags = {"tokens_per_sample": 4, "mem_len": 2, "compressed_mem_len": 2, "compression_rate": 2}
+    words = dictionary(9)
+    model = build("compressive_transformer", {"decoder_embed_dim": 8, "decoder_attention_heads": 2, **flags}, words)
+    task = StreamingLanguageModelingTask(arguments(sample_break_mode="eos"), words)
+    task.model = model
+    tokens = torch.randint(4, 13, (2, 15))
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": None}, "target": tokens, "ntokens": 30}
+    logged = task.train_step(sample, model, _Criterion(), _Optimizer(), 0)[2]
+    assert float(logged["auxiliary_loss"]) > 0.0
+    assert all(weight.grad.abs().sum() > 0 for weight in model.decoder.compress.parameters())
+
+
+def test_a_stream_is_no_prompt_to_generate_from() -> None:
+    task, _ = make("transformer_xl", 1)
+    sample = next(batches_of(task, "valid", 2))
+    with pytest.raises(ValueError, match="--sample-break-mode must be eos for fairseq-generate"):
+        task.inference_step(None, [task.model], sample)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -211,6 +248,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flags", "sentence"),
     [
         (("--task", "streaming_language_modeling"), "--arch must be a model with a memory"),
+        (("--task", "language_modeling"), "--task must be streaming_language_modeling for a model with a memory"),
         (("--tokens-per-sample", "0"), "--tokens-per-sample must be at least 1: got 0"),
         (("--add-bos-token",), "--add-bos-token must not be set"),
         (("--max-target-positions", "5"), "--max-target-positions must not be set"),
@@ -220,7 +258,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
     flags: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
 ) -> None:
-    arch = "vanilla_lm" if "--task" in flags else "transformer_xl"
+    arch = "vanilla_lm" if "streaming_language_modeling" in flags else "transformer_xl"
     done = run_cli(*train_command(arch, data, tmp_path / "save"), *flags, check=False)
     assert done.returncode != 0
     assert sentence in done.stderr.splitlines()[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.errors import UsageError
+from fairseq_ms.models.streaming import StreamingLanguageModel
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[Any, Any]:
@@ -35,13 +38,21 @@ def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            parser = options.get_training_parser(default_task="language_modeling")
+            parser = options.get_training_parser(default_task=_task_of(flags))
             # The data folder, which is positional, is never looked at.
             args = options.parse_args_and_arch(parser, ["unread", *flags])
     except SystemExit as stop:
         raise UsageError(errors.getvalue().strip().splitlines()[-1].split("error: ")[-1]) from stop
     cfg = convert_namespace_to_omegaconf(args)
     return build_model(cfg, vocabulary, on_meta), cfg
+
+
+def _task_of(flags: Sequence[str]) -> str:
+    """The task that a model of these flags is trained with, unless they name one."""
+    after = dict(itertools.pairwise(flags))
+    given = next((flag.removeprefix("--arch=") for flag in flags if flag.startswith("--arch=")), after.get("--arch"))
+    streaming = issubclass(ARCH_MODEL_REGISTRY.get(given, nn.Module), StreamingLanguageModel)
+    return "streaming_language_modeling" if streaming else "language_modeling"
 
 
 def build_model(cfg: Any, vocabulary: int, on_meta: bool = False) -> Any:

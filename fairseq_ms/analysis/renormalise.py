@@ -62,22 +62,25 @@ def evaluate(path: str, data: str | None, window: int | None, context: int | Non
     """Run fairseq-eval-lm on a checkpoint and return what it was asked, the loss and what was scored.
 
     data: fairseq's data folder (default: the one trained on). window, context: --tokens-per-sample and
-    --context-window (default: as in training, and half of that for models without memory). flags: more of
-    fairseq-eval-lm's. UsageError for files that are missing or do not fit each other.
+    --context-window (default: as in training, and half of that for models without memory that were trained on
+    running text). flags: more of fairseq-eval-lm's; without --sample-break-mode among them, samples end at the
+    ends of lines if they did in training. UsageError for files that are missing or do not fit each other.
     """
     task = _trained_task(path)
     data = data or task.data
     if not (Path(data) / "dict.txt").is_file():
         raise UsageError(f"--data must be a folder that fairseq-preprocess wrote, with dict.txt in it: got {data}")
     window = window or task.tokens_per_sample
+    given_mode = flags[flags.index("--sample-break-mode") + 1] if "--sample-break-mode" in flags else None
+    mode = given_mode or ("eos" if str(task.sample_break_mode) == "eos" else "none")
     if context is None:
-        context = window // 2 if task._name == "language_modeling" else 0
+        context = window // 2 if task._name == "language_modeling" and mode != "eos" else 0
     if not 0 <= context < window:
         raise UsageError(
             f"--context-window must be at least 0 and less than --tokens-per-sample {window}: got {context}"
         )
     # One worker and one shard: every target is scored here, once.
-    given = [data, "--path", path, "--task", task._name, "--num-workers", "0", *flags]
+    given = [data, "--path", path, "--task", task._name, "--num-workers", "0", "--sample-break-mode", mode, *flags]
     given += ["--tokens-per-sample", str(window), "--context-window", str(context)]
     parser = options.get_eval_lm_parser(default_task=task._name)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=given))

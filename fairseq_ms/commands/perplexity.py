@@ -28,7 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, metavar="N", help="windows in a batch")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens in a batch")
-    parser.add_argument("--sample-break-mode", choices=("none", "complete", "complete_doc", "eos"), default="none")
+    parser.add_argument(
+        "--sample-break-mode",
+        choices=("none", "complete", "complete_doc", "eos"),
+        help="default: eos (a line or image by itself, without context) where the model was trained so, else none",
+    )
     parser.add_argument("--fp16", action="store_true", help="half precision")
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
     parser.add_argument("--manifest", type=Path, help="counts of the data (default: manifest.json in or above --data)")
@@ -70,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fairseq_flags(args: argparse.Namespace) -> list[str]:
-    flags = ["--gen-subset", args.gen_subset, "--sample-break-mode", args.sample_break_mode]
+    flags = ["--gen-subset", args.gen_subset]
+    flags += ["--sample-break-mode", args.sample_break_mode] if args.sample_break_mode is not None else []
     for flag, value in (("--batch-size", args.batch_size), ("--max-tokens", args.max_tokens)):
         flags += [flag, str(value)] if value is not None else []
     return flags + [flag for flag, given in (("--fp16", args.fp16), ("--cpu", args.cpu)) if given]

@@ -19,7 +19,7 @@ def random_blocks(dataset: Any, count: int, key: Sequence[int], pad: int) -> Ten
     """
     numbers = np.random.default_rng(list(key)).integers(len(dataset), size=count)
     items = [dataset[int(number)] for number in numbers]
-    rows = [torch.cat([item["source"][:1], item["target"]]) for item in items]
+    rows = [torch.cat([item["source"], item["target"][-1:]]) for item in items]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
 
 

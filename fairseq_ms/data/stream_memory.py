@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,12 +42,10 @@ class CarriedMemory:
         if memory is not None and stream["restart"] is not None:
             memory = memory.forget(stream["restart"].to(memory.pending_BT.device))
         sample["net_input"]["memory"] = memory
-        extra: dict[str, Any] = {}
-        handle = model.register_forward_hook(_recorder(extra))
         try:
-            yield extra
+            with extra_of(model) as extra:
+                yield extra
         finally:
-            handle.remove()
             # The sample may be kept, and is not to keep a memory alive.
             sample["net_input"].pop("memory", None)
         if "memory" in extra:
@@ -93,7 +91,8 @@ class CarriedMemory:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where the checkpoint was written; raises UsageError if the streams are cut differently now.
 
-        The checkpoint holds the memory of the shard that wrote it. The others rebuild theirs.
+        The checkpoint holds the memory of the shard that wrote it. The others rebuild theirs, as do all if the same
+        streams are spread over another number of ranks.
         """
         if saved["finished"]:
             # The next epoch begins without a memory, and may be cut as it likes.
@@ -106,17 +105,27 @@ class CarriedMemory:
                 f"{flags[name]} must be as in the checkpoint to continue its epoch ({then}), or use "
                 f"--reset-dataloader to begin a new one: got {layout[name]}"
             )
-        if saved["shard"] == self.shard and saved["memory"] is not None:
-            self.step, self.memory = saved["step"], Memory.from_state_dict(saved["memory"])
+        if saved["shard"] != self.shard or saved["memory"] is None:
+            return
+        memory = Memory.from_state_dict(saved["memory"])
+        # Over another number of ranks, a shard has another number of the same streams.
+        if memory.batch_size == self.batches.streams:
+            self.step, self.memory = saved["step"], memory
 
 
-def _recorder(extra: dict[str, Any]) -> Callable[..., None]:
-    """A forward hook that copies what a model returns besides its logits."""
+@contextmanager
+def extra_of(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Within, what calls of ``model`` return besides their logits goes into the dictionary that this yields."""
+    extra: dict[str, Any] = {}
 
     def record(module: nn.Module, arguments: Any, output: Any) -> None:
         extra.update(output[1])
 
-    return record
+    handle = model.register_forward_hook(record)
+    try:
+        yield extra
+    finally:
+        handle.remove()
 
 
 class CarriedIterator:

@@ -177,6 +177,13 @@ def validate(cfg: Any, task: Any) -> None:
         cfg.local_ffn_embed_dim is None or cfg.local_ffn_embed_dim >= 1,
         f"--local-ffn-embed-dim must be at least 1: got {cfg.local_ffn_embed_dim}",
     )
+    if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
+        for name in ("activation_fn", "attention_dropout", "activation_dropout", "checkpoint_activations"):
+            value, default = getattr(cfg, name), HAEDConfig.__dataclass_fields__[name].default
+            require(
+                str(value) == str(default),
+                f"{_flag(name)} has no meaning without a transformer, with --main lstm and --decoder lstm: got {value}",
+            )
     heads = speller.get("local_attention_heads", 1)
     require(
         cfg.decoder_units % heads == 0,
@@ -229,9 +236,10 @@ def build_hierarchy(cfg: Any, dictionary: Any) -> Hierarchy:
         encoder = MLPEncoder(vocabulary, pad, cfg.token_embed_dim, encoding, cfg.encoder_units or 256, length)
     else:
         encoder = LSTMEncoder(vocabulary, pad, cfg.token_embed_dim, encoding, cfg.encoder_units or 1024)
-    # The first token is a chunk by itself; a word may be a single token.
+    # The first token is a chunk by itself, a word may be a single token, and the first phase reads one token more,
+    # the last target.
     most = int(cfg.max_target_positions)
-    chunks = most if str(cfg.segmentation) == "words" else 1 + -(-most // length)
+    chunks = 1 + (most if str(cfg.segmentation) == "words" else -(-most // length))
     main: TransformerMain | LSTMMain
     if str(cfg.main) == "transformer":
         config = _layers(cfg, cfg.decoder_embed_dim, sizes["decoder_ffn_embed_dim"], sizes["decoder_attention_heads"])

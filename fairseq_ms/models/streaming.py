@@ -12,6 +12,7 @@ from typing import Any, Optional, Protocol
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import Tensor, nn
 
@@ -306,7 +307,15 @@ class StreamingLanguageModel(LanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
-        """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one."""
+        """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one.
+
+        Raises UsageError under fairseq's own task, which would begin every block without a memory.
+        """
+        require(
+            type(task) is not LanguageModelingTask,
+            "--task must be streaming_language_modeling for a model with a memory (transformer_xl, "
+            "compressive_transformer or transformer_ql): got language_modeling",
+        )
         given = getattr(getattr(task, "args", None) or getattr(task, "cfg", None), "tokens_per_sample", None)
         if given is not None:
             cfg.tokens_per_sample = given

@@ -1,5 +1,6 @@
 """``transformer_ql``: Transformer-XL at several scales, whose context grows quadratically (Figures 1 and 2)."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, Strea
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.memory import LayerRun
 from fairseq_ms.modules.multiscale_memory import ScaleOutput, compress, scale_lengths
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -171,6 +174,11 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
         )
         require(cfg.output_layers >= 0, f"--output-layers must be at least 0: got {cfg.output_layers}")
         require(0.0 <= cfg.droppath < 1.0, f"--droppath must be at least 0 and below 1: got {cfg.droppath}")
+        if not cfg.decoder_normalize_before:
+            logger.warning(
+                "while the memory is empty, the coarse scales normalise rows of zeros, with gradients of 1e10: set "
+                "--decoder-normalize-before, as the paper does, or at least --clip-norm"
+            )
 
 
 _SHORT = {"tokens_per_sample": 8, "mem_len": 8, "droppath": 0.3}

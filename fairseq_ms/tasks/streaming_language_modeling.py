@@ -17,7 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory
+from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.streaming import StreamingLanguageModel
@@ -191,7 +191,9 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 skip_remainder_batch=skip_remainder_batch,
                 reuse_dataloader=True,
             )
-            cached = self._iterators[key] = iterator, CarriedMemory(batches, reach, shard_id)
+            cached = iterator, CarriedMemory(batches, reach, shard_id)
+            if not disable_iterator_cache:
+                self._iterators[key] = cached
         iterator, self.carried[training] = cached
         return iterator
 
@@ -214,9 +216,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
     def train_step(  # type: ignore[no-untyped-def]
         self, sample, model, criterion, optimizer, update_num, ignore_grad=False
     ):
-        """As fairseq's, with the streams' memory and the loss that it may add."""
-        if "stream" not in sample:
-            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        """As fairseq's, with the streams' memory and the loss that the model may add."""
         model.train()
         model.set_num_updates(update_num)
         with torch.autograd.profiler.record_function("forward"), self._carry(True, sample, model) as extra:
@@ -236,14 +236,25 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def valid_step(self, sample, model, criterion):  # type: ignore[no-untyped-def]
         """As fairseq's, with the streams' memory."""
-        if "stream" not in sample:
-            return super().valid_step(sample, model, criterion)
         model.eval()
         with self._carry(False, sample, model), torch.no_grad():
             return criterion(model, sample)
 
+    def inference_step(  # type: ignore[no-untyped-def]
+        self, generator, models, sample, prefix_tokens=None, constraints=None
+    ):
+        """As fairseq's; raises UsageError for batches of a corpus, whose rows are no prompts."""
+        if "stream" in sample:
+            raise UsageError(
+                "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
+            )
+        return super().inference_step(generator, models, sample, prefix_tokens, constraints)
+
     def _carry(self, training: bool, sample: Any, model: nn.Module) -> Any:
+        """A context in which the model is called, with the memory of the sample's streams where it has any."""
         assert self.model is not None
+        if "stream" not in sample:
+            return extra_of(model)
         return self.carried[training].around(sample, model, self.model)
 
     def eval_lm_dataloader(  # type: ignore[no-untyped-def, override]

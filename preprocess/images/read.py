@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from preprocess.pipeline.sources import TextFile, matches, text_files
+from preprocess.pipeline.sources import TextFile, contents, matches, text_files
 
 # Pillow tells of every chunk of every PNG once somebody has turned logging up.
 logging.getLogger("PIL").setLevel(logging.WARNING)
@@ -88,32 +90,35 @@ def _checked(data: object, name: str) -> np.ndarray:
 
 
 def _npz(file: TextFile) -> object:
+    content = io.BytesIO(contents(file))
     try:
         # allow_pickle stays False: an array of objects is refused, not run.
-        with np.load(io.BytesIO(file.stream.read()), allow_pickle=False) as arrays:
+        with np.load(content, allow_pickle=False) as arrays:
             return arrays["data"]
-    except (KeyError, ValueError, OSError, EOFError) as error:
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{file.name} is no npz file with an array 'data' ({error}).") from None
 
 
 def _pickled(file: TextFile) -> object:
+    content = io.BytesIO(contents(file))
     try:
-        batch = _ArraysOnly(io.BytesIO(file.stream.read()), encoding="bytes").load()
+        batch = _ArraysOnly(content, encoding="bytes").load()
     except (pickle.UnpicklingError, ValueError, EOFError, TypeError, AttributeError, IndexError, KeyError) as error:
         raise ValueError(f"{file.name} is no pickled batch of images ({error}).") from None
     return batch.get("data", batch.get(b"data")) if isinstance(batch, dict) else None
 
 
 def _binary(file: TextFile) -> np.ndarray:
-    content = np.frombuffer(file.stream.read(), dtype=np.uint8)
+    content = np.frombuffer(contents(file), dtype=np.uint8)
     if content.size == 0 or content.size % (TOKENS + 1):
         raise ValueError(f"{file.name}: {content.size:,} bytes are no whole number of labelled 32 x 32 images.")
     return content.reshape(-1, TOKENS + 1)[:, 1:]
 
 
 def _picture(file: TextFile) -> np.ndarray:
+    content = io.BytesIO(contents(file))
     try:
-        with Image.open(io.BytesIO(file.stream.read())) as picture:
+        with Image.open(content) as picture:
             picture.load()
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise ValueError(f"{file.name} is no readable image ({error}).") from None

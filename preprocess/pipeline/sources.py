@@ -111,6 +111,12 @@ def _damage_named(name: str) -> Iterator[None]:
         raise ValueError(f"--input {name} is damaged or incomplete ({error}).") from None
 
 
+def contents(file: TextFile) -> bytes:
+    """All bytes of a file; ValueError names one that is damaged."""
+    with _damage_named(file.name):
+        return file.stream.read()
+
+
 def _raw_lines(file: TextFile) -> Iterator[bytes]:
     with _damage_named(file.name):
         yield from file.stream

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,8 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
         # fairseq counts the time of the checkpoint that training starts from, so a second phase has what is left.
         hours = str(until / 3600)
         units = ("--decoder-units", str(arguments.decoder_units))
+        # What an earlier run left there was trained for another time, or in another way.
+        shutil.rmtree(folder, ignore_errors=True)
         command("fairseq-train", *flags, *units, "--save-dir", folder, "--stop-time-hours", hours, *more, show=" loss=")
         return folder / "checkpoint_last.pt"
 

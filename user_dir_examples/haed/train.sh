@@ -7,9 +7,9 @@
 #   train.sh pixels_haed data-bin/imagenet-32 --small
 #
 # NAME is a file of config/ without .yaml: characters_* or pixels_*, each with hred, hred_transformer and haed (Table 1,
-# Figures 2 and 3 with model.encoder_units=N and model.decoder_units=N), iem and then finetune (Figure 4). The paper
-# trains for a time and does not say how many updates that was. Checkpoints are written to checkpoints/NAME, and
-# *_finetune begins with what *_iem left there.
+# Figures 2 and 3 with model.encoder_units=N and model.decoder_units=N), iem and then finetune against end_to_end
+# (Figure 4). The paper trains for a time and does not say how many updates that was. Checkpoints are written to
+# checkpoints/NAME, and *_finetune begins with what *_iem left there.
 # --small keeps the parts of the model but makes encoder and decoder narrow and the main transformer two layers, and
 # takes 60 updates of 4 x 256 symbols (of one image, for pixels): minutes on a laptop. The loss begins near log2 of the
 # number of symbols; that of characters falls by 3 or 4 bits, that of pixels by a tenth, and that of *_iem, which begins

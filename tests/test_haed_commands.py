@@ -164,6 +164,7 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
             ("hred_transformer", "hred_on__transformer"),
             ("iem", "haed_on__iem"),
             ("finetune", "haed_on__iem"),
+            ("end_to_end", "haed_on__iem"),
         )
     ],
 )
@@ -185,5 +186,15 @@ def test_every_ready_configuration_is_compared_with_a_preset() -> None:
     assert names == {
         f"{data}_{kind}"
         for data in ("characters", "pixels")
-        for kind in ("haed", "hred", "hred_transformer", "iem", "finetune")
+        for kind in ("haed", "hred", "hred_transformer", "iem", "finetune", "end_to_end")
     }
+
+
+@pytest.mark.parametrize("data", ["characters", "pixels"])
+def test_the_baseline_differs_from_the_second_phase_in_where_it_begins_alone(data: str) -> None:
+    second, baseline = (
+        yaml.safe_load((CONFIGS / f"{data}_{kind}.yaml").read_text()) for kind in ("finetune", "end_to_end")
+    )
+    assert second["checkpoint"].pop("finetune_from_model") == "???"
+    assert second["checkpoint"].pop("save_dir") != baseline["checkpoint"].pop("save_dir")
+    assert second == baseline

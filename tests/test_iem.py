@@ -75,7 +75,7 @@ def naive_loss(
                 others += 1
                 against = score(query, candidate)
                 total = total + against.exp()
-                if against > own:
+                if against >= own:
                     better.add(tuple(candidate))
             loss = loss - (own - total.log())
             ranks.append(len(better))
@@ -133,6 +133,13 @@ def test_a_negative_that_spells_the_positive_is_no_negative() -> None:
     assert once.negatives_N.tolist() == often.negatives_N.tolist() == [7]
     more = sampled_softmax(query, torch.tensor([1]), encoding, torch.tensor([3, 1, 5]))
     assert more.loss > once.loss
+
+
+def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
+    found = sampled_softmax(
+        torch.randn(3, 4), torch.tensor([0, 1, 1]), torch.zeros(5, 4), torch.tensor([1, 2, 3, 0, 1])
+    )
+    assert found.rank_N.tolist() == [3, 3, 3]
 
 
 def test_the_first_phase_has_no_decoder() -> None:

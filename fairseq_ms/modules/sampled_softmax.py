@@ -15,7 +15,8 @@ class SampledSoftmax:
 
     Attributes:
         loss: sum over the N positives of -log p, in nats.
-        rank_N: how many of the different candidates score higher than the positive.
+        rank_N: how many of the different candidates score no lower than the positive, which therefore is ahead of
+            none when all encodings are the same.
         negatives_N: how many negatives there were, repetitions counted, those that spell the positive not.
     """
 
@@ -48,7 +49,8 @@ def sampled_softmax(
         score_NU = score_NU - log_q_U
     with torch.no_grad():
         own_N1 = score_NU.gather(1, positive_N.unsqueeze(1))
-        rank_N = ((score_NU > own_N1) & (counts_U > 0)).sum(dim=1)
+        ahead_NU = (score_NU >= own_N1) & (counts_U > 0)
+        rank_N = ahead_NU.scatter_(1, positive_N.unsqueeze(1), False).sum(dim=1)
         negatives_N = counts_U.sum() - counts_U[positive_N]
         weight_NU = counts_U.to(score_NU.dtype).log().repeat(positive_N.numel(), 1)
         weight_NU.scatter_(1, positive_N.unsqueeze(1), 0.0)

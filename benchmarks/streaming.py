@@ -1,6 +1,6 @@
 """What the streaming models cost, against each other and against Hugging Face's TransfoXL where it is installed.
 
-The peer is in transformers up to 4.35: ``pip install transformers==4.35.2``.
+The peer is in transformers up to 4.35: ``pip install --no-deps --target FOLDER -r requirements/transfo-xl.txt``.
 """
 
 from __future__ import annotations

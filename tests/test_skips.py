@@ -8,9 +8,9 @@ import pytest
 
 from tests.helpers.cli import ROOT
 
-UNLISTED = "import pytest\n@pytest.mark.skip(reason='no time today')\ndef test_a(): assert False\n"
-LISTED = "import pytest\n@pytest.mark.skip(reason='needs a CUDA device')\ndef test_a(): assert False\n"
-WHOLE_FILE = "import pytest\npytest.importorskip('a_package_that_is_not_there')\n"
+WHOLE_FILE = "import pytest\npytest.importorskip('a_package_that_is_not_there', reason='no time today')\n"
+UNLISTED = WHOLE_FILE.replace("pytest.i", "def test_a(): pytest.i")
+LISTED = UNLISTED.replace("no time today", "needs a CUDA device")
 
 
 @pytest.mark.parametrize(

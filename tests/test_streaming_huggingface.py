@@ -1,19 +1,14 @@
 """``transformer_xl`` and Hugging Face's TransfoXL with the same weights give the same."""
 
-import importlib.util
-import os
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import ROOT
+from tests.helpers.cli import ROOT, run_cli
 
-# The last series of releases that has the model; it wants older packages than ours beside it.
-PEER = "transformers==4.35.2"
+BUNDLED = Path(sys.prefix) / "transfo-xl"
 
 COMPARE = """
 import torch
@@ -54,27 +49,18 @@ for seed, before in ((1, True), (2, False)):
 
 
 @pytest.fixture(scope="session")
-def python_with_peer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter that has the peer, installed beside this environment where it is missing from it."""
-    if importlib.util.find_spec("transformers") is not None:
-        return sys.executable
-    if not os.environ.get("CI"):
-        pytest.skip(f"needs Hugging Face's TransfoXL: pip install {PEER}, or set CI to install it for this test")
-    folder = tmp_path_factory.mktemp("peer")
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # Torch and fairseq come from the environment of the tests.
-    (folder / "lib" / version / "site-packages" / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", PEER], check=True)
-    return str(python)
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the peer: the one that `make test` fills, or one that is filled here."""
+    if (BUNDLED / ".installed").is_file():
+        return BUNDLED
+    folder = tmp_path_factory.mktemp("transfo-xl")
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
+    subprocess.run([*command, "-r", str(ROOT / "requirements" / "transfo-xl.txt")], check=True)
+    return folder
 
 
 @pytest.mark.slow
-def test_transformer_xl_equals_hugging_face_s_in_outputs_and_gradients(python_with_peer: str, tmp_path: Path) -> None:
-    script = tmp_path / "compare.py"
-    script.write_text(COMPARE)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python_with_peer, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_transformer_xl_equals_hugging_face_s_in_outputs_and_gradients(peer: Path, tmp_path: Path) -> None:
+    (tmp_path / "compare.py").write_text(COMPARE)
+    done = run_cli("python", tmp_path / "compare.py", env={"PYTHONPATH": str(peer)})
     assert done.stdout.split() == ["equal", "True", "equal", "False"]

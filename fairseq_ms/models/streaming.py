@@ -1,4 +1,4 @@
-"""What the streaming models share: segments, a memory that is passed in and out, and cached decoding.
+"""What the streaming models share: segments, and a memory that is passed in and out.
 
 A stream is cut into segments of ``tokens_per_sample`` tokens, counted from the stream's beginning. Within a
 segment attention is causal; at its end the memory moves on. A call may bring any number of tokens.
@@ -7,7 +7,7 @@ segment attention is causal; at its end the memory moves on. A call may bring an
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -20,13 +20,14 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.models.base import Decoder, LanguageModel
 from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
 from fairseq_ms.models.decoding import Decoding
+from fairseq_ms.models.streaming_decoding import Continuation, StreamState
 from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.layer import TransformerLayer
 from fairseq_ms.modules.memory import CachedPast, LayerRun, Memory
 from fairseq_ms.modules.recompute import dropout
 from fairseq_ms.modules.relative_attention import RelativeAttention, sinusoids
-from fairseq_ms.modules.state import DecodingState, is_identity
+from fairseq_ms.modules.state import DecodingState
 
 # What fairseq's generator takes for "no limit": a stream has no last position.
 _NO_LIMIT = 10**6
@@ -52,56 +53,6 @@ class StreamingConfig(LanguageModelConfig):
         },
     )
     tokens_per_sample: Optional[int] = II("task.tokens_per_sample")  # type: ignore[assignment]
-
-
-class SegmentRun(Protocol):
-    """A model at work on one segment."""
-
-    length: int
-
-    def reorder(self, order: Tensor) -> None: ...
-
-
-class StreamState(DecodingState):
-    """The state of a cached decoding: the memory at the last boundary and the segment in progress.
-
-    Going back starts again from ``start``, the memory the decoding began with, so it is always exact.
-    """
-
-    def __init__(self, decoder: "StreamingDecoder", start: Memory) -> None:
-        self.decoder = decoder
-        self.start = start
-        self.distances: dict[str, Tensor] = {}
-        self._restart()
-
-    def _restart(self) -> None:
-        self.states = self.start.states
-        self.run: SegmentRun | None = None
-        self.tokens_BT = self.start.pending_BT[:, :0]
-        if self.start.pending_BT.size(1):
-            self.decoder.feed(self.start.pending_BT, self)
-            self.tokens_BT = self.tokens_BT[:, :0]
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        return self.tokens_BT.size(1)
-
-    def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.start.batch_size):
-            return
-        self.start = self.start.reorder(order)
-        self.states = {name: state.index_select(0, order) for name, state in self.states.items()}
-        self.tokens_BT = self.tokens_BT.index_select(0, order)
-        if self.run is not None:
-            self.run.reorder(order)
-
-    def truncate(self, length: int) -> None:
-        if length == self.length:
-            return
-        tokens_BT = self.tokens_BT[:, :length]
-        self._restart()
-        if length:
-            self.decoder.feed(tokens_BT, self)
 
 
 class StreamingDecoder(Decoder):
@@ -254,7 +205,7 @@ class StreamingDecoder(Decoder):
     def new_decoding(self, memory: Any) -> Decoding:
         if memory is None:
             return Decoding(self)
-        return Decoding(_Continuation(self, self._checked(memory, memory.pending_BT)))
+        return Decoding(Continuation(self, self._checked(memory, memory.pending_BT)))
 
     def max_positions(self) -> int:
         """No limit: a stream is as long as it likes."""
@@ -276,28 +227,6 @@ class StreamingDecoder(Decoder):
                 f"got {found} of {memory.batch_size}"
             )
         return memory.to(self.biases)
-
-
-class _Continuation:
-    """A decoder whose new states continue a memory."""
-
-    def __init__(self, decoder: StreamingDecoder, memory: Memory) -> None:
-        self.decoder = decoder
-        self.memory = memory
-
-    def max_positions(self) -> int:
-        return self.decoder.max_positions()
-
-    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        if batch_size != self.memory.batch_size:
-            raise UsageError(f"memory: must be of {batch_size} streams, got {self.memory.batch_size}")
-        return StreamState(self.decoder, self.memory)
-
-    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
-        return self.decoder.features(tokens_BT, state)
-
-    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
-        return self.decoder.step(tokens_B1, state)
 
 
 class StreamingLanguageModel(LanguageModel):

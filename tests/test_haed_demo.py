@@ -17,7 +17,8 @@ DEMO = ROOT / "user_dir_examples" / "haed" / "demo.py"
 def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
     left = tmp_path / "out" / "haed" / "checkpoint_last.pt"
     left.parent.mkdir(parents=True)
-    left.write_text("of an earlier run, with other settings")
+    left.write_text("of an earlier demo, with other settings")
+    (left.parent / ".made-by-haed-demo").touch()
     done = run_cli(
         *("python", DEMO, "--seconds", "2", "--decoder-units", "16", "--batch-size", "1", "--tokens", "64"),
         *("--out", tmp_path / "out", "--eval-one-in", "3"),
@@ -30,6 +31,16 @@ def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
     written = done.stdout.split("goes on from 'Return the ':")[1].strip().splitlines()
     assert len(written) == 2
     assert all(line.strip().startswith("Return the ") for line in written)
+
+
+def test_the_demo_leaves_folders_of_others_alone(tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "haed" / "checkpoint_last.pt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("a week of training")
+    done = run_cli("python", DEMO, "--out", tmp_path / "out", check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(f"{mine.parent} is not of its making")
+    assert mine.read_text() == "a week of training"
 
 
 KNOWN_RUNS = "--runs must be some of hred,hred_transformer,haed,haed_iem, and --seconds positive"

@@ -216,3 +216,17 @@ def test_droppath_keeps_the_coarser_scales_as_often_as_section_2_3_says(scales: 
 def test_a_flag_that_breaks_a_rule_is_named_in_one_sentence(arch: str, flags: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         build(arch, {"tokens_per_sample": 8, **flags}, dictionary(5))
+
+
+def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:  # type: ignore[no-untyped-def]
+    sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 8, "mem_len": 8}
+    said, largest = {}, {}
+    for before in (False, True):
+        caplog.clear()
+        model = build("transformer_ql", {**sizes, "decoder_normalize_before": before}, dictionary(9))
+        said[before] = "set --decoder-normalize-before" in caplog.text
+        model.decoder.stream(torch.randint(4, 13, (2, 8)), None)[0].pow(2).sum().backward()
+        largest[before] = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    assert said == {False: True, True: False}
+    # Why: without a single token in them, the coarse scales' rows are zeros.
+    assert largest[False] > 1e4 > 1e2 > largest[True]

@@ -58,21 +58,22 @@ def count_targets(batches: Iterable[dict[str, Any]], dictionary: Any, scored: Sc
         yield batch
 
 
-def evaluate(path: str, data: str | None, window: int | None, context: int | None, flags: list[str]) -> dict[str, Any]:
+def evaluate(
+    path: str, data: str | None, window: int | None, context: int | None, mode: str | None, flags: list[str]
+) -> dict[str, Any]:
     """Run fairseq-eval-lm on a checkpoint and return what it was asked, the loss and what was scored.
 
     data: fairseq's data folder (default: the one trained on). window, context: --tokens-per-sample and
-    --context-window (default: as in training, and half of that for models without memory that were trained on
-    running text). flags: more of fairseq-eval-lm's; without --sample-break-mode among them, samples end at the
-    ends of lines if they did in training. UsageError for files that are missing or do not fit each other.
+    --context-window (default: as in training, and half of that for models without memory, of running text). mode:
+    --sample-break-mode (default: eos if trained so, else none). flags: more of fairseq-eval-lm's. UsageError for
+    files that are missing or do not fit each other.
     """
     task = _trained_task(path)
     data = data or task.data
     if not (Path(data) / "dict.txt").is_file():
         raise UsageError(f"--data must be a folder that fairseq-preprocess wrote, with dict.txt in it: got {data}")
     window = window or task.tokens_per_sample
-    given_mode = flags[flags.index("--sample-break-mode") + 1] if "--sample-break-mode" in flags else None
-    mode = given_mode or ("eos" if str(task.sample_break_mode) == "eos" else "none")
+    mode = mode or ("eos" if str(task.sample_break_mode) == "eos" else "none")
     if context is None:
         context = window // 2 if task._name == "language_modeling" and mode != "eos" else 0
     if not 0 <= context < window:

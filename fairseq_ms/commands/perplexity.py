@@ -54,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     logging.getLogger("fairseq_cli").setLevel(logging.WARNING)
     found = renormalise.evaluate(
-        args.checkpoint, args.data, args.tokens_per_sample, args.context_window, _fairseq_flags(args)
+        args.checkpoint,
+        args.data,
+        args.tokens_per_sample,
+        args.context_window,
+        args.sample_break_mode,
+        _fairseq_flags(args),
     )
     manifest = args.manifest or _manifest_beside(Path(found["data"]))
     counts = renormalise.split_counts(manifest, args.gen_subset, found["scored"].targets) if manifest else {}
@@ -75,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _fairseq_flags(args: argparse.Namespace) -> list[str]:
     flags = ["--gen-subset", args.gen_subset]
-    flags += ["--sample-break-mode", args.sample_break_mode] if args.sample_break_mode is not None else []
     for flag, value in (("--batch-size", args.batch_size), ("--max-tokens", args.max_tokens)):
         flags += [flag, str(value)] if value is not None else []
     return flags + [flag for flag, given in (("--fp16", args.fp16), ("--cpu", args.cpu)) if given]

@@ -176,7 +176,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
         require(0.0 <= cfg.droppath < 1.0, f"--droppath must be at least 0 and below 1: got {cfg.droppath}")
         if not cfg.decoder_normalize_before:
             logger.warning(
-                "while the memory is empty, the coarse scales normalise rows of zeros, with gradients of 1e10: set "
+                "while the memory is empty, the coarse scales normalise rows of zeros, with very large gradients: set "
                 "--decoder-normalize-before, as the paper does, or at least --clip-norm"
             )
 

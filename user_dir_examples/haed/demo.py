@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "fairseq_ms"
 sys.path.insert(0, str(ROOT))
 
+# Tells folders of earlier demos, which may be trained over, from a user's own.
+MARK = ".made-by-haed-demo"
 TRANSFORMER = ["--decoder-layers", "3", "--decoder-ffn-embed-dim", "712"]
 LSTM_ENCODER = ["--encoder-units", "256"]
 RUNS: dict[str, tuple[str, list[str]]] = {
@@ -80,6 +82,20 @@ def documentation(folder: Path) -> Path:
     return folder / "characters" / "bin"
 
 
+def empty_folders(out: Path, runs: list[str]) -> None:
+    """Empty folders for these runs: fairseq would go on from the checkpoints of an earlier demo."""
+    folders = [out / run for run in (*runs, *(f"{run}_first" for run in runs if run == "haed_iem"))]
+    for folder in folders:
+        if folder.exists() and not (folder / MARK).is_file():
+            raise SystemExit(
+                f"demo.py: error: --out must be a folder for the demo alone: {folder} is not of its making"
+            )
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / MARK).touch()
+
+
 def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.Namespace) -> Path:
     """Train one model for that long and return its checkpoint."""
     title, model = RUNS[run]
@@ -98,8 +114,6 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
         # fairseq counts the time of the checkpoint that training starts from, so a second phase has what is left.
         hours = str(until / 3600)
         units = ("--decoder-units", str(arguments.decoder_units))
-        # What an earlier run left there was trained for another time, or in another way.
-        shutil.rmtree(folder, ignore_errors=True)
         command("fairseq-train", *flags, *units, "--save-dir", folder, "--stop-time-hours", hours, *more, show=" loss=")
         return folder / "checkpoint_last.pt"
 
@@ -171,6 +185,7 @@ def main() -> None:
         parser.error(f"--runs must be some of {','.join(RUNS)}, and --seconds positive: got {arguments.runs!r}")
     if arguments.eval_one_in < 1:
         parser.error(f"--eval-one-in must be at least 1: got {arguments.eval_one_in}")
+    empty_folders(arguments.out, runs)
     data = arguments.data or documentation(arguments.out)
     table = {}
     checkpoint = Path()

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.data.chunk_sampling import predicted_chunks
-from fairseq_ms.models.haed import IEM_CRITERION
-from fairseq_ms.models.haed_config import SPACE
-from fairseq_ms.models.presets import PRESETS
+from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.models.haed.config import SPACE
+from fairseq_ms.models.haed.model import IEM_CRITERION
 
 NAME = "haed"
 HELP = "haed: packed against padded decoder, first phase against end to end, generation against other models"

@@ -14,7 +14,7 @@ from fairseq.models.transformer_lm import base_lm_architecture
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor, nn
 
-from fairseq_ms.models.streaming import StreamingLanguageModel
+from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 
 

@@ -43,11 +43,12 @@ def register() -> None:
 
     Raises ImportError with one sentence saying what to run when fairseq is missing or cannot be imported.
     """
-    from fairseq_ms import compat, errors
+    from fairseq_ms import errors
+    from fairseq_ms.host import compat
 
     compat.prepare()
     errors.install_hook()
-    importlib.import_module(f"{__name__}.data.context_window").install()
+    importlib.import_module(f"{__name__}.host.context_window").install()
     for kind in ("criterions", "tasks", "models"):
         package = importlib.import_module(f"{__name__}.{kind}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):

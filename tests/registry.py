@@ -12,7 +12,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
-from fairseq_ms.models.base import LanguageModel
+from fairseq_ms.lm.base import LanguageModel
 
 POSITIONS = 64
 

@@ -15,7 +15,7 @@ from fairseq.data import data_utils
 from torch import Tensor
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.base import Decoder
+from fairseq_ms.lm.base import Decoder
 
 
 @dataclass

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.streaming import StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder
-from fairseq_ms.models.streaming import StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.models.transformer_ql import TransformerQLDecoder
 from fairseq_ms.models.transformer_xl import TransformerXLDecoder
-from fairseq_ms.modules.memory import Memory
+from fairseq_ms.modules.streaming.memory import Memory
 
 
 @dataclass(frozen=True)

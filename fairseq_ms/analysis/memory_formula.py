@@ -20,8 +20,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq_ms.analysis import memory_measured, memory_paper
 from fairseq_ms.analysis.memory_rows import Row
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.scales import parse_counts
-from fairseq_ms.modules.window_layout import HeadGroup, Layouts
+from fairseq_ms.lm.scales import parse_counts
+from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
 
 @dataclass(frozen=True)

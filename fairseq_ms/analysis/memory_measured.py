@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.streaming import StreamingLanguageModel
+from fairseq_ms.lm.streaming import StreamingLanguageModel
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[Any, Any]:

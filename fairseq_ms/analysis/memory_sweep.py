@@ -11,8 +11,8 @@ import torch
 from fairseq_ms.analysis import memory_formula, memory_measured, report
 from fairseq_ms.analysis.memory_formula import Sizes
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.models.config import layer_config
-from fairseq_ms.modules.layer import TransformerLayer
+from fairseq_ms.lm.config import layer_config
+from fairseq_ms.modules.transformer import TransformerLayer
 
 SCALES = (1, 4, 16, 64)
 

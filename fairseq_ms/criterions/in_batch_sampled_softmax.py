@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.hierarchy import Hierarchy, extended
+from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy, extended
 
 # Rows of tokens in which chunks are counted at a time.
 _COUNTED_AT_ONCE = 64

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ms.modules.hierarchy import Hierarchy
+from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy
 
 
 def random_blocks(dataset: Any, count: int, key: Sequence[int], pad: int) -> Tensor:

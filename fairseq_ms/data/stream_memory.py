@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.memory import Memory
+from fairseq_ms.modules.streaming.memory import Memory
 
 
 class CarriedMemory:

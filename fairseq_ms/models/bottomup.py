@@ -12,16 +12,16 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models.base import Decoder, LanguageModel
-from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.models.presets import register_presets
-from fairseq_ms.models.scales import Scale, parse_counts
-from fairseq_ms.modules.aggregation import AggregationAttention
-from fairseq_ms.modules.blocks import UnfinishedBlock
+from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.lm.registry import register_presets
+from fairseq_ms.lm.scales import Scale, parse_counts
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.layer import LayerConfig, TransformerLayer, TransformerStack
+from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
+from fairseq_ms.modules.multiscale.aggregation import AggregationAttention
+from fairseq_ms.modules.multiscale.blocks import UnfinishedBlock
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
+from fairseq_ms.modules.transformer import LayerConfig, TransformerLayer, TransformerStack
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """``coarse_lm``: a language model over k-grams that predicts the next one's bag of words (Section 6.2).
 
-The k-grams are right-aligned blocks (``modules/blocks.py``): block i ends with position ik and predicts the k
-tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
+The k-grams are right-aligned blocks (``modules/multiscale/blocks.py``): block i ends with position ik and predicts the
+k tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
 distribution, so it is exactly normalised and everything fairseq does with a language model works.
 """
 
@@ -12,15 +12,15 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor
 
-from fairseq_ms.models.base import Decoder, LanguageModel
-from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.models.presets import register_presets
-from fairseq_ms.models.scales import Scale, parse_counts
-from fairseq_ms.modules.blocks import RecentTokens, right_aligned
+from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.lm.registry import register_presets
+from fairseq_ms.lm.scales import Scale, parse_counts
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.layer import TransformerStack
+from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
+from fairseq_ms.modules.multiscale.blocks import RecentTokens, right_aligned
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
+from fairseq_ms.modules.transformer import TransformerStack
 
 
 @dataclass

@@ -7,19 +7,19 @@ import torch
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models import streaming_sizes as sizes
-from fairseq_ms.models.config import require
-from fairseq_ms.models.presets import register_presets
+from fairseq_ms.lm.config import require
+from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.models.transformer_xl import (
     StackRun,
     TransformerXLConfig,
     TransformerXLDecoder,
     TransformerXLLanguageModel,
 )
-from fairseq_ms.modules.compression import falling_out, reconstruction_loss
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.memory import shift
 from fairseq_ms.modules.pooling import Downsample
+from fairseq_ms.modules.streaming.compression import falling_out, reconstruction_loss
+from fairseq_ms.modules.streaming.memory import shift
+from fairseq_ms.presets import streaming_sizes as sizes
 
 
 @dataclass

@@ -12,16 +12,16 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.base import Decoder, LanguageModel
-from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.models.presets import register_presets
-from fairseq_ms.models.scales import parse_counts, parse_windows
+from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.lm.registry import register_presets
+from fairseq_ms.lm.scales import parse_counts, parse_windows
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.layer import TransformerStack
-from fairseq_ms.modules.local_attention import LocalAttention
+from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, StackState, reorder_all
+from fairseq_ms.modules.multiscale.local_attention import LocalAttention
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, StackState, reorder_all
-from fairseq_ms.modules.window_layout import HeadGroup, Layouts
+from fairseq_ms.modules.transformer import TransformerStack
+from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
 
 @dataclass

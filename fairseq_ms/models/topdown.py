@@ -1,7 +1,7 @@
 """``multiscale_topdown``: from coarse to fine (Section 3.2, Figure 1a, Listing 1).
 
 Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
-what the coarser one gave. Blocks are right-aligned (``modules/blocks.py``), so every position is predicted.
+what the coarser one gave. Blocks are right-aligned (``modules/multiscale/blocks.py``), so every position is predicted.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models.base import Decoder, LanguageModel
-from fairseq_ms.models.config import LanguageModelConfig, layer_config
-from fairseq_ms.models.presets import register_presets
-from fairseq_ms.models.scales import Scale, parse_counts
-from fairseq_ms.modules.blocks import RecentTokens, right_aligned
+from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config
+from fairseq_ms.lm.registry import register_presets
+from fairseq_ms.lm.scales import Scale, parse_counts
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.fusion import Fusion
-from fairseq_ms.modules.layer import LayerConfig, TransformerStack
+from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, KeyValueCache, is_identity
+from fairseq_ms.modules.multiscale.blocks import RecentTokens, right_aligned
+from fairseq_ms.modules.multiscale.fusion import Fusion
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, is_identity
+from fairseq_ms.modules.transformer import LayerConfig, TransformerStack
 
 
 @dataclass

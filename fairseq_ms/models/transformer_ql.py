@@ -9,14 +9,14 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models import streaming_sizes as sizes
-from fairseq_ms.models.config import require
-from fairseq_ms.models.presets import register_presets
-from fairseq_ms.models.scales import parse_counts
-from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
+from fairseq_ms.lm.config import require
+from fairseq_ms.lm.registry import register_presets
+from fairseq_ms.lm.scales import parse_counts
+from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.memory import LayerRun
-from fairseq_ms.modules.multiscale_memory import ScaleOutput, compress, scale_lengths
+from fairseq_ms.modules.streaming.memory import LayerRun
+from fairseq_ms.modules.streaming.scales import ScaleOutput, compress, scale_lengths
+from fairseq_ms.presets import streaming_sizes as sizes
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Any
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.models import streaming_sizes as sizes
-from fairseq_ms.models.config import require
-from fairseq_ms.models.presets import register_presets
-from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
+from fairseq_ms.lm.config import require
+from fairseq_ms.lm.registry import register_presets
+from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.memory import LayerRun
+from fairseq_ms.modules.streaming.memory import LayerRun
+from fairseq_ms.presets import streaming_sizes as sizes
 
 
 @dataclass

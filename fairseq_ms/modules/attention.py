@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.modules.linear import Linear
-from fairseq_ms.modules.norm import norm_linear
-from fairseq_ms.modules.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
-from fairseq_ms.modules.state import KeyValueCache
+from fairseq_ms.modules.kv_cache import KeyValueCache
+from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
 _QUERY_CHUNK = 64

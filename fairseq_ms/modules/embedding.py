@@ -6,7 +6,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_ms.modules.recompute import dropout
+from fairseq_ms.ops.recompute import dropout
 
 
 class TokenEmbedding(nn.Module):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.activation import ACTIVATIONS, ActivationDropout
-from fairseq_ms.modules.linear import Linear
-from fairseq_ms.modules.norm import norm_linear
-from fairseq_ms.modules.recompute import pointwise_linear
+from fairseq_ms.ops.activation import ACTIVATIONS, ActivationDropout
+from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.recompute import pointwise_linear
 
 
 class FeedForward(nn.Module):

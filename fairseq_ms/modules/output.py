@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_ms.modules.linear import Linear, PackedWeight, pack, packed_linear
+from fairseq_ms.ops.linear import Linear, PackedWeight, pack, packed_linear
 
 
 class TiedOutput(nn.Module):

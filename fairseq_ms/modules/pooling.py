@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.linear import Linear
+from fairseq_ms.ops.linear import Linear
 
 DOWNSAMPLERS = ("avg", "max", "conv")
 

@@ -20,7 +20,7 @@ from torch import nn
 from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.streaming import StreamingLanguageModel
+from fairseq_ms.lm.streaming import StreamingLanguageModel
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 import fairseq_ms  # noqa: F401  (registers the models)
-from fairseq_ms.models.presets import PRESETS
+from fairseq_ms.lm.registry import PRESETS
 
 MODELS = ("vanilla_lm", "retina_lm", "multiscale_topdown", "multiscale_bottomup", "coarse_lm")
 # Written even where a preset leaves them at their defaults, so that a file says what it trains.

@@ -9,7 +9,7 @@ change the presets' tables in ``fairseq_ms/models``, then run, with the plugin i
 from pathlib import Path
 
 import fairseq_ms  # noqa: F401  (registers the models)
-from fairseq_ms.models.presets import PRESETS
+from fairseq_ms.lm.registry import PRESETS
 
 MODELS = ("transformer_xl", "compressive_transformer", "transformer_ql")
 CONFIG = Path(__file__).parent / "config"

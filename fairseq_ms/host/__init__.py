@@ -1,0 +1,1 @@
+"""Everything that importing the plugin changes elsewhere."""

@@ -1,0 +1,1 @@
+"""What carries a language model inside fairseq."""

@@ -1,0 +1,180 @@
+"""What every language model here is: a decoder and a model in fairseq's sense."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
+from torch import Tensor, nn
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.config import LanguageModelConfig, validate
+from fairseq_ms.lm.decoding import Decoding, PromptReader
+from fairseq_ms.lm.vocabulary import adaptive_softmax, initialise, word_embedding
+from fairseq_ms.modules.embedding import TokenEmbedding
+from fairseq_ms.modules.kv_cache import DecodingState
+from fairseq_ms.modules.output import TiedOutput, untied_output
+
+_STATE = "fairseq_ms"
+
+
+class Decoder(FairseqIncrementalDecoder):
+    """fairseq's decoder protocol over a language model that maps tokens to features.
+
+    A subclass builds its layers on ``self.embed`` and implements ``features``, ``step`` and ``new_state``.
+
+    Args:
+        cfg: the model's flags
+        dictionary: the target dictionary
+        embed: word and position embeddings
+    """
+
+    def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
+        super().__init__(dictionary)
+        self.embed = embed
+        self.positions = int(cfg.max_target_positions or cfg.tokens_per_sample)
+        self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
+        self.project: nn.Module | None = None
+        if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
+            self.project = TiedOutput(embed.words)  # type: ignore[arg-type]
+        elif self.adaptive_softmax is None:
+            self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
+
+    @abstractmethod
+    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
+        """Features (B, T, D) of all positions at once; given a fresh state, leave it as after these tokens."""
+
+    @abstractmethod
+    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
+        """Features (B, 1, D) of one more token of every row; the state moves on by it."""
+
+    @abstractmethod
+    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
+        """The state before the first token, with room for about ``capacity`` of them."""
+
+    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        """Features (B, T, D) and the memory after them; only streaming models have one."""
+        if memory is not None:
+            raise UsageError(f"memory: {type(self).__name__} has no memory, so it must be None")
+        return self.features(tokens_BT), None
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, Tensor] | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        src_lengths: Tensor | None = None,
+        memory: Any = None,
+        features_only: bool = False,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits (B, T, V), and ``extra`` with the new memory of a streaming model.
+
+        With ``incremental_state``, only those at the last position, (B, 1, V), computed from what the state
+        has cached; ``encoder_out`` is then what ``PromptReader`` says of the prompts. Padding is on the right;
+        since no position sees a later one, ``src_lengths`` changes nothing. With adaptive softmax, features
+        (B, T, D) stand in for the logits, as in fairseq's own models.
+        """
+        if incremental_state is not None:
+            decoding = incremental_state.get(_STATE)
+            if decoding is None:
+                decoding = incremental_state[_STATE] = self.new_decoding(memory)
+            x_BTD = decoding.last_features(prev_output_tokens, encoder_out)
+        else:
+            x_BTD, memory = self.features_with_memory(prev_output_tokens, memory)
+        extra = {"attn": None, "memory": memory}
+        return (x_BTD if features_only else self.output_layer(x_BTD)), extra
+
+    def new_decoding(self, memory: Any) -> Decoding:
+        """The start of a cached decoding; streaming models start from a memory."""
+        if memory is not None:
+            raise UsageError(f"memory: {type(self).__name__} has no memory, so it must be None")
+        return Decoding(self)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Any = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As ``forward``, without the projection to the vocabulary."""
+        return self.forward(prev_output_tokens, encoder_out, incremental_state, features_only=True)
+
+    def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
+        """(B, T, D) -> (B, T, V); with adaptive softmax the features themselves."""
+        return features if self.project is None else self.project(features)
+
+    def max_positions(self) -> int:
+        """Longest sequence the position embedding covers."""
+        return self.positions
+
+    def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
+        """fairseq's hook of beam search: row i becomes what row ``new_order[i]`` was."""
+        decoding = incremental_state.get(_STATE)
+        if decoding is not None:
+            decoding.reorder(new_order)
+
+    def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
+        """As ``reorder_incremental_state_scripting``."""
+        self.reorder_incremental_state_scripting(incremental_state, new_order)
+
+    def like(self) -> Tensor:
+        """A parameter, for the type and device of new buffers."""
+        return next(self.parameters())
+
+
+class LanguageModel(FairseqLanguageModel):
+    """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
+
+    A subclass names its decoder and checks its flags; it is registered with its config dataclass.
+    """
+
+    decoder_class: ClassVar[type[Decoder]]
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder)
+        self.encoder = PromptReader(decoder.dictionary.pad())
+
+    def forward(  # type: ignore[override]
+        self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Any = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model."""
+        return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory)
+
+    @classmethod
+    def validate(cls, cfg: Any, task: Any) -> None:
+        """Raise ``UsageError`` on flags that do not fit together; subclasses add their own rules."""
+        validate(cfg, task)
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
+        """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
+        if getattr(cfg, "max_target_positions", None) is None:
+            cfg.max_target_positions = cfg.tokens_per_sample
+        cls.validate(cfg, task)
+        embed = TokenEmbedding(
+            word_embedding(cfg, task.source_dictionary),
+            int(cfg.max_target_positions) if cls.has_position_embedding(cfg) else None,
+            cfg.decoder_embed_dim,
+            cfg.dropout,
+            str(cfg.recompute) == "pointwise",
+        )
+        decoder = cls.decoder_class(cfg, task.target_dictionary, embed)
+        initialise(decoder, cfg.init_std)
+        return cls(decoder)
+
+    @classmethod
+    def has_position_embedding(cls, cfg: Any) -> bool:
+        """Whether learned positions are added to the word embeddings."""
+        return True
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
+        """As fairseq's, with one sentence for a checkpoint that another architecture wrote."""
+        try:
+            return super().load_state_dict(state_dict, strict, model_cfg, args)
+        except RuntimeError as error:
+            if "state_dict" not in str(error) and "size mismatch" not in str(error):
+                raise
+            first = str(error).split("\n\t")[1] if "\n\t" in str(error) else str(error)
+            raise UsageError(
+                f"the checkpoint does not fit this {type(self).__name__}: its --arch or sizes differ ({first.strip()})"
+            ) from error

@@ -1,0 +1,138 @@
+"""The flags that every language model has, and what must hold between them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.modules.transformer import LayerConfig
+from fairseq_ms.ops.activation import ACTIVATIONS
+
+
+@dataclass
+class LanguageModelConfig(FairseqDataclass):
+    """Flags of every language model; names and meanings are fairseq's where fairseq has them."""
+
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
+        default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(default=0.1, metadata={"help": "dropout probability for attention weights"})
+    activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
+    decoder_embed_dim: int = field(default=768, metadata={"help": "model dimension"})
+    decoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward blocks"})
+    decoder_attention_heads: int = field(default=12, metadata={"help": "number of attention heads"})
+    share_decoder_input_output_embed: bool = field(
+        default=False, metadata={"help": "share decoder input and output embeddings"}
+    )
+    adaptive_input: bool = field(default=False, metadata={"help": "if set, uses adaptive input"})
+    adaptive_input_factor: float = field(default=4, metadata={"help": "adaptive input factor"})
+    adaptive_input_cutoff: Optional[str] = field(
+        default=None, metadata={"help": "comma separated list of adaptive input cutoff points"}
+    )
+    adaptive_softmax_cutoff: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
+        },
+    )
+    adaptive_softmax_dropout: float = field(
+        default=0, metadata={"help": "sets adaptive softmax dropout for the tail projections"}
+    )
+    adaptive_softmax_factor: float = field(default=4, metadata={"help": "adaptive softmax factor"})
+    tie_adaptive_weights: bool = field(
+        default=False, metadata={"help": "if set, ties the weights of adaptive softmax and adaptive input"}
+    )
+    tie_adaptive_proj: bool = field(
+        default=False,
+        metadata={"help": "if set, ties the projection weights of adaptive softmax and adaptive input"},
+    )
+    init_std: float = field(
+        default=0.02, metadata={"help": "standard deviation of the normal distribution weights start from"}
+    )
+    checkpoint_activations: bool = field(
+        default=False,
+        metadata={"help": "keep only the input of every layer, and run the layer again in backward"},
+    )
+    recompute: ChoiceEnum(["pointwise", "none"]) = field(  # type: ignore[valid-type]
+        default="pointwise",
+        metadata={
+            "help": "what to compute again in backward instead of keeping it: layer norm, activation, "
+            "dropout masks and scores of attention with dropout (pointwise), or nothing (none)"
+        },
+    )
+    add_bos_token: bool = II("task.add_bos_token")
+    tokens_per_sample: int = II("task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``UsageError(message)`` unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
+
+
+def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
+    """The pre-LN layers that the flags ask for."""
+    settings = {
+        "dim": cfg.decoder_embed_dim,
+        "ffn_dim": cfg.decoder_ffn_embed_dim,
+        "heads": cfg.decoder_attention_heads,
+        "dropout": cfg.dropout,
+        "attention_dropout": cfg.attention_dropout,
+        "activation_dropout": cfg.activation_dropout,
+        "activation": str(cfg.activation_fn),
+        "recompute": str(cfg.recompute) == "pointwise",
+        "checkpoint": cfg.checkpoint_activations,
+    }
+    return LayerConfig(**{**settings, **changes})
+
+
+def validate(cfg: Any, task: Any) -> None:
+    """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
+    positions = int(cfg.max_target_positions)
+    require(
+        cfg.tokens_per_sample <= positions,
+        f"--tokens-per-sample must not exceed --max-target-positions {positions}: got {cfg.tokens_per_sample}",
+    )
+    dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+    require(
+        heads > 0 and dim % heads == 0,
+        f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}",
+    )
+    for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
+        value = getattr(cfg, flag)
+        name = "--" + flag.replace("_", "-")
+        require(0.0 <= value < 1.0, f"{name} must be at least 0 and below 1: got {value}")
+    require(
+        not (cfg.adaptive_input and cfg.share_decoder_input_output_embed),
+        "--share-decoder-input-output-embed cannot be used with --adaptive-input: use --tie-adaptive-weights",
+    )
+    require(
+        not (cfg.adaptive_softmax_cutoff and cfg.share_decoder_input_output_embed),
+        "--share-decoder-input-output-embed cannot be used with --adaptive-softmax-cutoff "
+        f"{cfg.adaptive_softmax_cutoff}: use --adaptive-input and --tie-adaptive-weights",
+    )
+    require(
+        not cfg.share_decoder_input_output_embed or len(task.source_dictionary) == len(task.target_dictionary),
+        "--share-decoder-input-output-embed needs source and target dictionaries of one size: got "
+        f"{len(task.source_dictionary)} and {len(task.target_dictionary)}",
+    )
+    require(
+        not cfg.adaptive_input or bool(cfg.adaptive_input_cutoff),
+        "--adaptive-input needs --adaptive-input-cutoff: got none",
+    )
+    if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
+        flag = "--tie-adaptive-weights" if cfg.tie_adaptive_weights else "--tie-adaptive-proj"
+        require(
+            cfg.adaptive_input and cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff,
+            f"{flag} needs --adaptive-input and --adaptive-input-cutoff equal to --adaptive-softmax-cutoff: "
+            f"got {cfg.adaptive_input_cutoff} and {cfg.adaptive_softmax_cutoff}",
+        )
+        require(
+            cfg.adaptive_input_factor == cfg.adaptive_softmax_factor,
+            f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
+            f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
+        )

@@ -1,0 +1,283 @@
+"""What the streaming models share: segments, and a memory that is passed in and out.
+
+A stream is cut into segments of ``tokens_per_sample`` tokens, counted from the stream's beginning. Within a
+segment attention is causal; at its end the memory moves on. A call may bring any number of tokens.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from fairseq.dataclass import ChoiceEnum
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from omegaconf import II
+from torch import Tensor, nn
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.lm.decoding import Decoding
+from fairseq_ms.lm.streaming_decoding import Continuation, StreamState
+from fairseq_ms.modules.embedding import TokenEmbedding
+from fairseq_ms.modules.kv_cache import DecodingState
+from fairseq_ms.modules.streaming.memory import CachedPast, LayerRun, Memory
+from fairseq_ms.modules.streaming.relative_attention import RelativeAttention, sinusoids
+from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.ops.activation import ACTIVATIONS
+from fairseq_ms.ops.recompute import dropout
+
+# What fairseq's generator takes for "no limit": a stream has no last position.
+_NO_LIMIT = 10**6
+
+
+@dataclass
+class StreamingConfig(LanguageModelConfig):
+    """Flags of every streaming model."""
+
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
+        default="relu", metadata={"help": "activation function of the feed-forward blocks"}
+    )
+    decoder_normalize_before: bool = field(
+        default=False, metadata={"help": "apply layernorm before each decoder block"}
+    )
+    mem_len: int = field(
+        default=16, metadata={"help": "number of states before the segment that every layer remembers"}
+    )
+    proj_init_std: float = field(
+        default=0.01,
+        metadata={
+            "help": "standard deviation of the normal distribution projections of adaptive input and softmax start from"
+        },
+    )
+    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")  # type: ignore[assignment]
+
+
+class StreamingDecoder(Decoder):
+    """fairseq's decoder protocol over a model that works segment by segment.
+
+    A subclass builds its layers with ``make_layer`` and implements ``memory_lengths``, ``begin``, ``advance``
+    and ``finish``.
+    """
+
+    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
+        super().__init__(cfg, dictionary, embed)
+        self.segment_len = int(cfg.tokens_per_sample)
+        self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
+        self.scale = math.sqrt(cfg.decoder_embed_dim)
+        heads = cfg.decoder_attention_heads
+        # The biases u and w, shared by the attention of all layers.
+        self.biases = nn.Parameter(torch.empty(2, heads, cfg.decoder_embed_dim // heads))
+
+    def make_layer(self) -> TransformerLayer:
+        """One Transformer-XL layer."""
+        layers = self.layers_cfg
+        attention = RelativeAttention(layers.dim, layers.heads, self.biases, layers.attention_dropout)
+        return TransformerLayer(layers, attention)
+
+    @abstractmethod
+    def memory_lengths(self) -> dict[str, int]:
+        """The names of the memory's states and how many positions each has."""
+
+    @abstractmethod
+    def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> Any:
+        """A run over the segment that follows these states.
+
+        With ``distances``, where projected sinusoids are kept between segments, the segment may come in pieces.
+        """
+
+    @abstractmethod
+    def advance(self, run: Any, x_BTD: Tensor) -> Tensor:
+        """Outputs (B, T, D) for the next embedded tokens (B, T, D) of the segment."""
+
+    @abstractmethod
+    def finish(self, run: Any) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The states after a whole segment, and a loss of the memory's own to train on, if there is one."""
+
+    @abstractmethod
+    def memory_reach(self) -> int:
+        """How many segments back a segment's outputs can depend on, at most."""
+
+    def layer_run(
+        self,
+        name: str,
+        layer: Any,
+        memory_BMD: Tensor,
+        segment: int,
+        positions_PD: Tensor,
+        distances: dict[str, Tensor] | None,
+    ) -> LayerRun:
+        """A layer's run over a segment of at most ``segment`` positions."""
+        past = None
+        if distances is not None:
+            if name not in distances:
+                distances[name] = layer.attention.distances(positions_PD)
+            past = CachedPast.of_memory(layer, memory_BMD, segment, distances[name])
+        return LayerRun(layer, memory_BMD, positions_PD, past, self.layers_cfg.checkpoint)
+
+    def sinusoids(self, keys: int) -> Tensor:
+        """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
+        return self.drop(sinusoids(keys, self.layers_cfg.dim, self.biases))
+
+    def drop(self, x: Tensor) -> Tensor:
+        """The model's dropout."""
+        return dropout(x, self.layers_cfg.dropout, self.training, self.layers_cfg.recompute)
+
+    def new_memory(self, batch_size: int) -> Memory:
+        """The memory of B streams before their first tokens: zeros (Figures 2 and 3, line 3)."""
+        like, dim = self.biases, self.layers_cfg.dim
+        states = {name: like.new_zeros(batch_size, length, dim) for name, length in self.memory_lengths().items()}
+        pending = torch.zeros(batch_size, 0, dtype=torch.long, device=like.device)
+        return Memory({name: state.detach() for name, state in states.items()}, pending)
+
+    def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
+        """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss or None."""
+        memory = self._checked(memory, tokens_BT)
+        states, known = memory.states, memory.pending_BT.size(1)
+        tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
+        outputs, losses = [], []
+        whole = tokens_BT.size(1) - tokens_BT.size(1) % self.segment_len
+        for start in range(0, tokens_BT.size(1), self.segment_len):
+            run = self.begin(states)
+            outputs.append(self.advance(run, self._embed(tokens_BT[:, start : start + self.segment_len])))
+            if start < whole:
+                states, loss = self.finish(run)
+                losses += [loss] if loss is not None else []
+        x_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        loss = torch.stack(losses).mean() if losses else None
+        return self.drop(x_BTD[:, known:]), Memory(states, tokens_BT[:, whole:]), loss
+
+    def feed(self, tokens_BT: Tensor, state: StreamState) -> Tensor:
+        """Features (B, T, D) of tokens that follow a decoding state, which moves on by them."""
+        outputs, start = [], 0
+        while start < tokens_BT.size(1):
+            left = tokens_BT.size(1) - start
+            run = state.run
+            if run is None:
+                run = self.begin(state.states, None if left >= self.segment_len else state.distances)
+            count = min(left, self.segment_len - run.length)
+            outputs.append(self.advance(run, self._embed(tokens_BT[:, start : start + count])))
+            start += count
+            if run.length == self.segment_len:
+                state.states, _ = self.finish(run)
+                run = None
+            state.run = run
+        state.tokens_BT = torch.cat([state.tokens_BT, tokens_BT], dim=1)
+        return torch.cat(outputs, dim=1)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, Tensor] | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        src_lengths: Tensor | None = None,
+        memory: Any = None,
+        features_only: bool = False,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As the base's; ``extra["auxiliary_loss"]`` is what the memory adds to a training loss, or None."""
+        if incremental_state is not None:
+            return super().forward(
+                prev_output_tokens, encoder_out, incremental_state, src_lengths, memory, features_only
+            )
+        x_BTD, memory, loss = self.stream(prev_output_tokens, memory)
+        extra = {"attn": None, "memory": memory, "auxiliary_loss": loss}
+        return (x_BTD if features_only else self.output_layer(x_BTD)), extra
+
+    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        x_BTD, memory, _ = self.stream(tokens_BT, memory)
+        return x_BTD, memory
+
+    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
+        if state is None:
+            return self.stream(tokens_BT, None)[0]
+        assert isinstance(state, StreamState)
+        return self.feed(tokens_BT, state)
+
+    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
+        assert isinstance(state, StreamState)
+        return self.feed(tokens_B1, state)
+
+    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
+        return StreamState(self, self.new_memory(batch_size))
+
+    def new_decoding(self, memory: Any) -> Decoding:
+        if memory is None:
+            return Decoding(self)
+        return Decoding(Continuation(self, self._checked(memory, memory.pending_BT)))
+
+    def max_positions(self) -> int:
+        """No limit: a stream is as long as it likes."""
+        return _NO_LIMIT
+
+    def _embed(self, tokens_BT: Tensor) -> Tensor:
+        return self.embed(tokens_BT) * self.scale
+
+    def _checked(self, memory: Any, tokens_BT: Tensor) -> Memory:
+        """The memory, or a new one; raises UsageError if it is not one of this model and batch."""
+        if memory is None:
+            return self.new_memory(tokens_BT.size(0))
+        if not isinstance(memory, Memory):
+            raise UsageError(f"memory: must be None or the extra['memory'] of a call before, got {type(memory)}")
+        found = {name: state.size(1) for name, state in memory.states.items()}
+        if found != self.memory_lengths() or memory.batch_size != tokens_BT.size(0):
+            raise UsageError(
+                f"memory: must hold {self.memory_lengths()} states of {tokens_BT.size(0)} streams, "
+                f"got {found} of {memory.batch_size}"
+            )
+        return memory.to(self.biases)
+
+
+class StreamingLanguageModel(LanguageModel):
+    """A language model with a memory; ``extra["memory"]`` of a call continues the stream in the next."""
+
+    decoder: StreamingDecoder
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
+        """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one.
+
+        Raises UsageError under fairseq's own task, which would begin every block without a memory.
+        """
+        require(
+            type(task) is not LanguageModelingTask,
+            "--task must be streaming_language_modeling for a model with a memory (transformer_xl, "
+            "compressive_transformer or transformer_ql): got language_modeling",
+        )
+        given = getattr(getattr(task, "args", None) or getattr(task, "cfg", None), "tokens_per_sample", None)
+        if given is not None:
+            cfg.tokens_per_sample = given
+        require(
+            cfg.tokens_per_sample is not None and cfg.tokens_per_sample >= 1,
+            f"--tokens-per-sample must be at least 1, the length of a segment: got {cfg.tokens_per_sample}",
+        )
+        # There are no position embeddings that it could exceed.
+        cfg.max_target_positions = cfg.tokens_per_sample
+        model = super().build_model(cfg, task)
+        nn.init.normal_(model.decoder.biases, std=cfg.init_std)
+        for module in model.modules():
+            if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+                _initialise_adaptive(module, cfg.init_std, cfg.proj_init_std)
+        return model
+
+    @classmethod
+    def validate(cls, cfg: Any, task: Any) -> None:
+        super().validate(cfg, task)
+        require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
+        require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
+
+    @classmethod
+    def has_position_embedding(cls, cfg: Any) -> bool:
+        return False
+
+
+def _initialise_adaptive(module: nn.Module, std: float, projection_std: float) -> None:
+    """fairseq's adaptive embeddings and projections, started as Transformer-XL starts its own."""
+    for part in module.modules():
+        if isinstance(part, nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+            if part.padding_idx is not None:
+                nn.init.zeros_(part.weight[part.padding_idx])
+        elif isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=projection_std)

@@ -1,0 +1,1 @@
+"""Chunks, and the parts of HAED and HRED."""

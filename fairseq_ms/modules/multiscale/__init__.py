@@ -1,0 +1,1 @@
+"""Layers of the multi-scale models."""

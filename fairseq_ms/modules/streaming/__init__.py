@@ -1,0 +1,1 @@
+"""Layers and memories of the streaming models."""

@@ -1,0 +1,47 @@
+"""The Compressive Transformer's compression of memories that fall out, and what it is trained on (Rae et al.)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_ms.modules.attention import merge_heads, split_heads
+from fairseq_ms.modules.streaming.relative_attention import RelativeAttention
+from fairseq_ms.modules.transformer import TransformerLayer
+
+
+def reconstruction_loss(
+    layer: TransformerLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
+) -> Tensor:
+    """How differently the layer's heads read the compressed memory and the memory it was made of.
+
+    The mean squared difference of what attention by content alone (no positions, no biases) brings back from
+    either. Only ``compressed`` passes a gradient on: everything else is detached, the layer's weights included.
+    """
+    segment_BTD, old_BMD = segment_BTD.detach(), old_BMD.detach()
+    return F.mse_loss(_read(layer, segment_BTD, compressed_BCD), _read(layer, segment_BTD, old_BMD))
+
+
+def _read(layer: TransformerLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
+    """Attention by content from the segment to a memory, (B, T, D), with weights that are not trained."""
+    attention, norm = layer.attention, layer.attention_norm
+    assert isinstance(attention, RelativeAttention)
+    weight_ED = attention.qkv.weight.detach()
+    heads, inner = attention.heads, weight_ED.size(0) // 3
+    if layer.normalize_before:
+        scale, offset = norm.weight.detach(), norm.bias.detach()
+        segment_BTD, memory_BMD = (
+            F.layer_norm(x, norm.normalized_shape, scale, offset, norm.eps) for x in (segment_BTD, memory_BMD)
+        )
+    q = split_heads(F.linear(segment_BTD, weight_ED[:inner]), heads)
+    k, v = (split_heads(part, heads) for part in F.linear(memory_BMD, weight_ED[inner:]).split(inner, dim=-1))
+    return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
+
+def falling_out(memory_BMD: Tensor, segment_BTD: Tensor) -> Tensor:
+    """The states (B, T, D) that leave the memory when a segment of T states moves in."""
+    length = segment_BTD.size(1)
+    if memory_BMD.size(1) >= length:
+        return memory_BMD[:, :length].detach()
+    return torch.cat([memory_BMD, segment_BTD], dim=1)[:, :length].detach()

@@ -1,0 +1,146 @@
+"""Attention through windows over blocks of tokens, forward and backward, at a cost linear in the number of tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_ms.modules.attention import ChunkedAttention, attend
+from fairseq_ms.ops.recompute import draw_seed
+from fairseq_ms.ops.window_layout import HeadGroup, Layout
+
+# Positions whose scores are in memory at a time: as few as a core's cache holds, as many as make a matrix product
+# worth its call. Twice or half as many take 5 to 10 % longer on a CPU.
+_PIECE = 512
+
+
+class WindowAttention:
+    """All head groups' attention as a function of the projections, keeping nothing else for backward.
+
+    An ``OwnBackward``, a few query blocks of one group in one row of the batch at a time.
+
+    Args:
+        groups, layouts: the head groups and their layouts
+        head_dim: H
+        dropout: probability of dropping an attention weight
+    """
+
+    def __init__(self, groups: Sequence[HeadGroup], layouts: Sequence[Layout], head_dim: int, dropout: float) -> None:
+        self.groups = groups
+        self.layouts = layouts
+        self.head_dim = head_dim
+        self.dropout = dropout
+        self.seed = draw_seed() if dropout > 0.0 else 0
+
+    def __call__(self, fine: Tensor, *coarse: Tensor) -> Tensor:
+        """Queries of all groups with keys and values of the first (B, T, D + 2 * N * H), the others' -> (B, T, D)."""
+        batch_size, length, _ = fine.shape
+        fine = self._pad(fine)
+        out = fine.new_empty(batch_size, fine.size(1), self._columns()[-1].stop)
+        with torch.autocast(fine.device.type, enabled=False):
+            for number, pair in enumerate(self._pairs(fine, coarse, length)):
+                for row in range(batch_size):
+                    q, result = self._queries(number, fine[row]), self._queries(number, out[row])
+                    if pair.size(1) == 0:
+                        result.zero_()
+                        continue
+                    for piece, attention in self._pieces(number, row, q):
+                        attention.forward(q[piece], *self._keys(number, pair[row], piece), out=result[piece])
+        return out[:, :length]
+
+    def backward(self, grad: Tensor, fine: Tensor, *coarse: Tensor) -> tuple[Tensor, list[Tensor]]:
+        batch_size, length, _ = fine.shape
+        fine, grad = self._pad(fine), self._pad(grad.to(fine.dtype))
+        out, grad_fine, grad_coarse = torch.empty_like(grad), torch.empty_like(fine), []
+        with torch.autocast(fine.device.type, enabled=False):
+            for number, pair in enumerate(self._pairs(fine, coarse, length)):
+                if number == 0:
+                    grad_keys = grad_fine[:, :length, out.size(-1) :].zero_()
+                else:
+                    grad_keys = torch.zeros_like(coarse[number - 1])
+                    grad_coarse.append(grad_keys)
+                for row in range(batch_size):
+                    q, grad_q, result, grad_result = (
+                        self._queries(number, part[row]) for part in (fine, grad_fine, out, grad)
+                    )
+                    if pair.size(1) == 0:
+                        result.zero_()
+                        grad_q.zero_()
+                        continue
+                    for piece, attention in self._pieces(number, row, q):
+                        k, v = self._keys(number, pair[row], piece)
+                        grad_q[piece], *grads = attention.backward(
+                            grad_result[piece], q[piece], k, v, out=result[piece]
+                        )
+                        self.layouts[number].add_slices(grad_keys[row], piece.start, grads)
+        return out[:, :length], [grad_fine[:, :length], *grad_coarse]
+
+    def _pad(self, x_BTD: Tensor) -> Tensor:
+        """As many positions as the query blocks of every group need."""
+        padding = max(layout.blocks * layout.query_block for layout in self.layouts) - x_BTD.size(1)
+        return F.pad(x_BTD, (0, 0, 0, padding)) if padding else x_BTD
+
+    def _columns(self) -> list[slice]:
+        """The columns of every group's queries and results."""
+        ends = list(itertools.accumulate((group.heads * self.head_dim for group in self.groups), initial=0))
+        return [slice(*ends[number : number + 2]) for number in range(len(self.groups))]
+
+    def _pairs(self, fine: Tensor, coarse: Sequence[Tensor], length: int) -> list[Tensor]:
+        """Keys and values of every group, (B, C, 2 * N * H)."""
+        return [fine[:, :length, self._columns()[-1].stop :], *coarse]
+
+    def _queries(self, number: int, x_TD: Tensor) -> Tensor:
+        """A view (blocks, N, Q, H) of a group's columns of one row (T, ...)."""
+        layout = self.layouts[number]
+        own = x_TD[: layout.blocks * layout.query_block, self._columns()[number]]
+        return own.view(layout.blocks, layout.query_block, -1, self.head_dim).transpose(1, 2)
+
+    def _keys(self, number: int, pair_CD: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+        """Views (blocks, N, S, H) of the keys and the values of some blocks in overlapping slices of one row."""
+        slices = self.layouts[number].slices(pair_CD, piece.start, piece.stop - piece.start)
+        k, v = slices.unflatten(1, (2, -1, self.head_dim)).transpose(-1, -2).unbind(1)
+        return k, v
+
+    def _pieces(self, number: int, row: int, q: Tensor) -> Iterator[tuple[slice, ChunkedAttention]]:
+        """Some of the blocks of q (blocks, N, Q, H) at a time, each with seeds that are the same ones in backward."""
+        layout = self.layouts[number]
+        bias = layout.bias(q.dtype)
+        step = max(1, _PIECE // layout.query_block)
+        for start in range(0, layout.blocks, step):
+            piece = slice(start, min(start + step, layout.blocks))
+            # A piece has a few dozen chunks of queries at most, each with a seed of its own.
+            seed = self.seed + (number << 40) + (row << 24) + (start << 8)
+            sighted = None if layout.sighted is None else layout.sighted[piece]
+            yield piece, ChunkedAttention(bias[piece], False, self.dropout, seed, sighted)
+
+    def by_autograd(self, fine: Tensor, *coarse: Tensor) -> Tensor:
+        """The same of torch's own attention, which keeps more and runs on every device."""
+        heads = []
+        for group, layout, q_BTD, pair_BCD in zip(self.groups, self.layouts, *self._split(fine, coarse)):
+            if pair_BCD.size(1) == 0:
+                # Zeros that still lead back to all parameters: distributed training waits for every gradient.
+                heads.append(q_BTD * 0.0 + pair_BCD.sum())
+                continue
+            k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).unbind(2)
+            y = attend(
+                layout.fold_queries(q_BTD.unflatten(-1, (group.heads, self.head_dim))),
+                layout.slice_keys(k),
+                layout.slice_keys(v),
+                bias=layout.bias(q_BTD.dtype),
+                dropout=self.dropout,
+                recompute=False,
+            )
+            if layout.sighted is not None:
+                y = y * layout.sighted.to(y.dtype)
+            heads.append(layout.unfold_queries(y, q_BTD.size(0)))
+        return torch.cat(heads, dim=-1)
+
+    def _split(self, fine: Tensor, coarse: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The queries of every group and its keys and values."""
+        widths = [group.heads * self.head_dim for group in self.groups]
+        *queries, pair = fine.split([*widths, 2 * widths[0]], dim=-1)
+        return queries, [pair, *coarse]

@@ -1,0 +1,151 @@
+"""How windows over blocks of tokens are laid out, so that attention through them costs as much as they are wide.
+
+A group of heads looks at one scale k through a window near:far. Its keys are blocks of k tokens; block j is
+visible at query t iff it is finished, j k + k - 1 <= t, and its start lies in the window, near <= t - j k < far
+(Section 3.4, Figure 1e). Queries are processed in blocks of Q, each against the constant number S of keys that
+any of its queries can see::
+
+    Q = 4, scale 1x, window 0:3          keys 0 1 2 3 4 5 6 7
+        query block 0 (t = 0..3)         [-2..3] two of them before the first token: hidden
+        query block 1 (t = 4..7)             [2 3 4 5 6 7]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_ms.ops.masks import Blocks
+
+# Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
+_QUERY_BLOCK, _NARROW_BLOCK = 64, 32
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """The heads of one scale: ``heads`` of them see blocks of ``factor`` tokens through near:far."""
+
+    factor: int
+    near: int
+    far: int
+    heads: int
+
+    @property
+    def mask(self) -> Blocks:
+        return Blocks(self.factor, self.near, self.far)
+
+    def first_visible(self, query: int) -> int:
+        """The first block that the window does not leave behind, which may lie before the first token."""
+        return (query - self.far) // self.factor + 1
+
+    def last_visible(self, query: int) -> int:
+        """The last block that is finished and not too near."""
+        return (query - max(self.near, self.factor - 1)) // self.factor
+
+
+class Layout:
+    """How the queries of T tokens are laid out against the keys of one head group, the same for every layer.
+
+    Args:
+        group: the heads
+        length: number of tokens T
+        query_block: Q, a multiple of the group's scale
+        device: where the mask is built
+    """
+
+    def __init__(self, group: HeadGroup, length: int, query_block: int, device: torch.device) -> None:
+        self.length = length
+        self.keys = length // group.factor
+        first, last = group.first_visible(0), group.last_visible(query_block - 1)
+        span = last - first + 1
+        # Where the window of a query block is wider than all there is, one slice holds every key.
+        self.sliced = span < self.keys
+        self.query_block = query_block if self.sliced else length
+        self.blocks = -(-length // self.query_block)
+        self.span = span if self.sliced else self.keys
+        self.step = self.query_block // group.factor if self.sliced else self.span
+        self.pad_left = -first if self.sliced else 0
+        self.pad_right = max(0, (self.blocks - 1) * self.step + self.span - self.pad_left - self.keys)
+        number = torch.arange(self.blocks, device=device)[:, None, None, None]
+        queries = number * self.query_block + torch.arange(self.query_block, device=device)[:, None]
+        keys = number * self.step - self.pad_left + torch.arange(self.span, device=device)
+        # (blocks, 1, Q, S)
+        visible = group.mask.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
+        sighted = visible.any(-1, keepdim=True)
+        # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
+        self.sighted = None if bool(sighted.all()) else sighted
+        self.visible = visible | ~sighted
+        self._bias: Tensor | None = None
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """The mask as an additive bias (blocks, 1, Q, S)."""
+        if self._bias is None or self._bias.dtype != dtype:
+            zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._bias = zeros.masked_fill_(~self.visible, -torch.inf)
+        return self._bias
+
+    def fold_queries(self, q_BTNH: Tensor) -> Tensor:
+        """(B, T, N, H) -> (blocks, B * N, Q, H)."""
+        padding = self.blocks * self.query_block - self.length
+        q = F.pad(q_BTNH, (0, 0, 0, 0, 0, padding)) if padding else q_BTNH
+        return q.unflatten(1, (self.blocks, self.query_block)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+    def slice_keys(self, k_BCNH: Tensor) -> Tensor:
+        """(B, C, N, H) -> (blocks, B * N, S, H), every block the keys it can see."""
+        k = F.pad(k_BCNH, (0, 0, 0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCNH
+        # (B, C', N, H) -> (B, blocks, N, H, S)
+        slices = k.unfold(1, self.span, self.step)
+        # The last keys may be too near for every query: they are in no slice.
+        return slices[:, : self.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
+
+    def slices(self, k_CD: Tensor, first: int, count: int) -> Tensor:
+        """The keys that ``count`` blocks from ``first`` on can see, (count, D, S), zero before the first token."""
+        before, inside, behind = self._rows(k_CD.size(0), first, count)
+        padded = F.pad(k_CD[inside], (0, 0, before, behind)) if before or behind else k_CD[inside]
+        return padded.unfold(0, self.span, self.step)
+
+    def add_slices(self, sums_CD: Tensor, first: int, grads: Sequence[Tensor]) -> None:
+        """The transpose of ``slices``: a key's gradient is the sum over the blocks that can see it.
+
+        Adds to ``sums`` the gradients of keys and values, (count, N, S, H) each, of the blocks from ``first`` on.
+        """
+        count, heads, _, head_dim = grads[0].shape
+        # With room for whole steps behind the last slice.
+        own = sums_CD.new_zeros((count - 1 - -self.span // self.step) * self.step, sums_CD.size(1))
+        for offset in range(0, self.span, self.step):
+            into = own[offset : offset + count * self.step].view(count, self.step, len(grads), heads, head_dim)
+            for number, grad in enumerate(grads):
+                part = grad[:, :, offset : offset + self.step].transpose(1, 2)
+                into[:, : part.size(1), number] += part
+        before, inside, _ = self._rows(sums_CD.size(0), first, count)
+        sums_CD[inside] += own[before : before + inside.stop - inside.start]
+
+    def _rows(self, keys: int, first: int, count: int) -> tuple[int, slice, int]:
+        """The rows of keys in the slices of some blocks: how many before the first key, which, how many behind."""
+        start = first * self.step - self.pad_left
+        total = (count - 1) * self.step + self.span
+        inside = slice(min(max(start, 0), keys), min(max(start + total, 0), keys))
+        before = min(max(-start, 0), total)
+        return before, inside, total - before - (inside.stop - inside.start)
+
+    def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
+        """(blocks, B * N, Q, H) -> (B, T, N * H)."""
+        y = y.unflatten(1, (batch_size, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2).flatten(2)
+        return y[:, : self.length]
+
+
+class Layouts:
+    """The layouts of all head groups for sequences of one length: the ``mask`` of ``LocalAttention``."""
+
+    def __init__(self, groups: Sequence[HeadGroup], length: int, device: torch.device) -> None:
+        self.groups = [Layout(group, length, _query_block(group), device) for group in groups]
+
+
+def _query_block(group: HeadGroup) -> int:
+    """Q, a multiple of the scale; a narrow window wastes fewer scores on a short block."""
+    least = _QUERY_BLOCK if group.far - group.near > _NARROW_BLOCK else _NARROW_BLOCK
+    return group.factor * -(-least // group.factor)

@@ -1,0 +1,240 @@
+"""NumPy's removed names, wrong or missing packages, and messages of other libraries."""
+
+import logging
+import re
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_ms.host import compat, quiet
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.corpus import train_command, write_corpus
+
+BUNDLED_NUMPY = Path(sys.prefix) / "numpy-1.26"
+
+
+@pytest.fixture(scope="session")
+def numpy_1_26(tmp_path_factory) -> Path:
+    """A folder holding NumPy 1.26, the oldest that is supported, to be put in front of the installed one."""
+    if BUNDLED_NUMPY.is_dir():
+        return BUNDLED_NUMPY
+    folder = tmp_path_factory.mktemp("numpy-1.26")
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
+    subprocess.run([*command, "numpy==1.26.4"], check=True)
+    return folder
+
+
+def write_package(folder: Path, name: str, files: dict[str, str]) -> None:
+    """A package with the given sources, __init__.py among them if it is to have one."""
+    for path, source in files.items():
+        target = folder / name / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source, encoding="utf-8")
+
+
+def test_the_name_that_fairseq_uses_is_back_under_this_numpy():
+    assert np.dtype(np.compat.long) == np.dtype(int)
+
+
+def test_numpy_without_compat_gets_it_and_numpy_with_it_keeps_its_own(monkeypatch):
+    monkeypatch.delattr(np, "compat")
+    compat.restore_numpy_names()
+    restored = np.compat
+    assert restored.long is int
+    compat.restore_numpy_names()
+    assert np.compat is restored
+
+
+BLOCKS = """
+import warnings
+warnings.simplefilter("error")
+import numpy as np
+warnings.resetwarnings()
+import torch
+import fairseq_ms
+from fairseq.data import TokenBlockDataset
+sentences = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+blocks = TokenBlockDataset(sentences, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
+print(np.__version__, [block.tolist() for block in blocks])
+"""
+
+
+def test_blocks_of_sentences_work_under_numpy_2():
+    version, _, blocks = run_cli("python", "-c", BLOCKS).stdout.partition(" ")
+    assert version.startswith("2.")
+    assert blocks == "[[4, 5, 2], [6, 2]]\n"
+
+
+def test_blocks_of_sentences_work_under_numpy_1_26(numpy_1_26):
+    done = run_cli("python", "-c", BLOCKS, env={"PYTHONPATH": str(numpy_1_26)})
+    version, _, blocks = done.stdout.partition(" ")
+    assert version.startswith("1.26.")
+    assert blocks == "[[4, 5, 2], [6, 2]]\n"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("version", ["2", "1.26"])
+def test_training_evaluation_and_sampling_work_without_a_warning_on_the_screen(version, data, tmp_path, request):
+    env = {} if version == "2" else {"PYTHONPATH": str(request.getfixturevalue("numpy_1_26"))}
+    used = run_cli("python", "-c", "import numpy; print(numpy.__version__)", env=env).stdout
+    assert used.startswith(f"{version}.")
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    load = ["--user-dir", USER_DIR, "--path", checkpoint, "--cpu"]
+    screens = [
+        run_cli(*train_command("retina_lm", data, tmp_path), env=env),
+        run_cli("fairseq-eval-lm", data, *load, "--tokens-per-sample", "24", "--context-window", "9", env=env),
+        run_cli(
+            *("fairseq-interactive", data, *load, "--task", "language_modeling", "--tokens-per-sample", "24"),
+            *("--sampling", "--beam", "1", "--max-len-b", "9"),
+            input="word1 word2\n",
+            env=env,
+        ),
+    ]
+    perplexity = re.search(r"Perplexity: ([0-9.]+)", screens[1].stdout + screens[1].stderr)
+    assert perplexity is not None
+    assert 1 < float(perplexity[1]) < 1000
+    assert re.search(r"^H-0\t-?[0-9.]+\tword1 word2", screens[2].stdout, flags=re.MULTILINE)
+    for done in screens:
+        assert re.findall(r".*[Ww]arning.*", done.stdout + done.stderr) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'fairseq'\", name='fairseq')", "which is missing"),
+        ("raise ValueError('mutable default <class x> for field y is not allowed')", "mutable default"),
+        ("import a_package_that_is_not_there", "a_package_that_is_not_there"),
+    ],
+    ids=["missing", "not for this Python", "half installed"],
+)
+@pytest.mark.parametrize("command", [["python", "-c", "import fairseq_ms"], ["fairseq-ms", "probe"]])
+def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp_path, source, reason, command):
+    write_package(tmp_path, "fairseq", {"__init__.py": source})
+    if command[0] == "fairseq-ms":
+        # Any command that needs the models will do: the sentence comes from the dispatcher.
+        program = (
+            "import sys; sys.argv = ['fairseq-ms', 'probe']\n"
+            "import fairseq_ms.cli as cli\n"
+            "class Probe: NAME = 'probe'; add_arguments = staticmethod(lambda parser: None)\n"
+            "sys.modules['probe_command'] = Probe\n"
+            "cli.find_commands = lambda: {'probe': cli.Command('probe', 'h', 'probe_command')}\n"
+            "sys.exit(cli.main(['probe']))"
+        )
+        done = run_cli("python", "-c", program, env={"PYTHONPATH": str(tmp_path)}, check=False)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("fairseq-ms: ")
+    else:
+        done = run_cli(*command, env={"PYTHONPATH": str(tmp_path)}, check=False)
+        assert done.returncode == 1
+        assert done.stderr.count("Traceback") == 1
+    sentence = done.stderr.splitlines()[-1]
+    assert reason in sentence
+    assert f"run: {'' if 'missing' in reason else 'pip uninstall fairseq && '}{compat.INSTALL_FAIRSEQ}" in sentence
+
+
+@pytest.mark.parametrize("version", ["2.5.1+cu121", "1.13.0"])
+def test_an_old_torch_gets_one_sentence(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=version))
+    with pytest.raises(ImportError, match=rf"torch >= 2\.6.*{version.partition('+')[0]}.*run: pip install"):
+        compat.check_torch()
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "3.0.0a0+git12"])
+def test_a_new_enough_torch_passes(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=version))
+    compat.check_torch()
+
+
+WRONG_APEX = {
+    "imports": {"__init__.py": "class Session: pass\n"},
+    "raises ImportError": {"__init__.py": "from a_web_framework import Session\n"},
+    "raises TypeError": {"__init__.py": "raise TypeError('Class advice impossible in Python3.')\n"},
+    "namespace": {"web/__init__.py": "\n"},
+}
+USE_ADAM = (
+    "import fairseq_ms, fairseq_ms.host.compat\n"
+    "fairseq_ms.register()\n"
+    "from fairseq.optim.fused_adam import get_fused_adam_class\n"
+    "from fairseq.modules.layer_norm import LayerNorm, has_fused_layernorm\n"
+    "print(get_fused_adam_class(), has_fused_layernorm, LayerNorm(3))\n"
+)
+
+
+@pytest.mark.parametrize("kind", WRONG_APEX)
+def test_a_wrong_apex_gets_one_warning_and_is_not_used(tmp_path, kind):
+    write_package(tmp_path, "apex", WRONG_APEX[kind])
+    done = run_cli("python", "-c", USE_ADAM, env={"PYTHONPATH": str(tmp_path)})
+    assert done.stdout.startswith("None False LayerNorm(")
+    assert done.stderr.count("`apex` is not NVIDIA's") == 1
+    assert "pip uninstall apex" in done.stderr
+    assert "github.com/NVIDIA/apex" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["imports", "raises ImportError", "namespace"])
+def test_a_fairseq_command_beside_a_wrong_apex_warns_and_works(tmp_path, kind):
+    write_package(tmp_path, "apex", WRONG_APEX[kind])
+    done = run_cli(
+        "fairseq-train", "--user-dir", "fairseq_ms", "--help", cwd=compat.__file__.rpartition("fairseq_ms")[0],
+        env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stderr.count("`apex` is not NVIDIA's") == 1
+
+
+def test_nvidia_apex_is_used_without_a_word(tmp_path):
+    write_package(
+        tmp_path,
+        "apex",
+        {
+            "__init__.py": "",
+            "optimizers/__init__.py": "from .fused_adam import FusedAdam\n",
+            "optimizers/fused_adam.py": "import torch\nclass FusedAdam(torch.optim.Optimizer): pass\n",
+            "multi_tensor_apply/__init__.py": "class multi_tensor_applier: available = True\n",
+            "normalization/__init__.py": "import torch\nclass FusedLayerNorm(torch.nn.LayerNorm): pass\n",
+        },
+    )
+    done = run_cli("python", "-c", USE_ADAM, env={"PYTHONPATH": str(tmp_path)})
+    assert done.stderr == ""
+    assert "FusedAdamV2" in done.stdout
+    assert " True " in done.stdout
+
+
+def test_importing_the_package_prints_nothing_and_leaves_logging_as_it_was():
+    program = (
+        "import logging, fairseq_ms\n"
+        "print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING)\n"
+    )
+    done = run_cli("python", "-c", program)
+    assert done.stderr == ""
+    assert done.stdout == "[] True\n"
+
+
+def test_logging_configured_meanwhile_is_undone_and_the_callers_handlers_stay():
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    with quiet.logging_untouched():
+        logging.basicConfig(level=logging.DEBUG)
+        root.setLevel(logging.DEBUG)
+        root.addHandler(logging.StreamHandler())
+    assert root.handlers == handlers
+    assert root.level == level
+
+
+def test_known_messages_are_silent_and_others_are_not():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        quiet.silence_known_warnings()
+        warnings.warn("\nThe version_base parameter is not specified.\nPlease specify", UserWarning, stacklevel=1)
+        warnings.warn("`torch.cuda.amp.autocast(args...)` is deprecated. Use", FutureWarning, stacklevel=1)
+        warnings.warn("the version_base parameter was wrong", UserWarning, stacklevel=1)
+        warnings.warn("`torch.cuda.amp.other(args...)` is deprecated.", FutureWarning, stacklevel=1)
+    assert [str(warning.message)[:20] for warning in seen] == ["the version_base par", "`torch.cuda.amp.othe"]

@@ -1,0 +1,200 @@
+"""The two phases of haed, as a user runs them."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fairseq_ms.lm.registry import PRESETS
+from tests.helpers.cli import ROOT, USER_DIR, run_cli
+from tests.helpers.corpus import write_corpus
+from tests.registry import build, dictionary
+
+CONFIGS = ROOT / "user_dir_examples" / "haed" / "config"
+SMALL = {
+    "encoder_units": 9,
+    "decoder_embed_dim": 16,
+    "position_embed_dim": 6,
+    "decoder_layers": 1,
+    "decoder_ffn_embed_dim": 24,
+    "decoder_attention_heads": 2,
+    "attention_head_dim": 4,
+    "decoder_units": 12,
+    "separators": "word0",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("chunks"))
+
+
+def hydra_train(config: str, data: Path, save: Path, *overrides: str) -> dict[int, dict[str, str]]:
+    """Train a small model with one of the ready configurations; what was logged, by update."""
+    small = [f"++model.{name}={value}" for name, value in SMALL.items()]
+    done = run_cli(
+        *("fairseq-hydra-train", "--config-dir", CONFIGS, "--config-name", config, *small, *overrides),
+        *(f"task.data={data}", "task.tokens_per_sample=24", f"common.user_dir={USER_DIR}", "common.cpu=true"),
+        *("common.log_format=json", "common.log_interval=1", "dataset.batch_size=4", "dataset.num_workers=0"),
+        *(f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/hydra"),
+    )
+    log = done.stdout + done.stderr
+    (save / "log.txt").write_text(log)
+    records = [json.loads(line) for line in re.findall(r"\[train_inner\]\[INFO\] - (\{.*\})", log)]
+    return {int(record["num_updates"]): record for record in records}
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def warmup(updates: int, *groups: str) -> list[str]:
+    return [f"optimizer.groups.{group}.lr_scheduler.warmup_updates={updates}" for group in groups]
+
+
+def cosine(done: float, highest: float, lowest: float) -> float:
+    """The rate when this share of the updates behind the warm-up is done; the paper's ends at 0.05 of the highest."""
+    assert lowest == pytest.approx(0.05 * highest)
+    return lowest + (highest - lowest) * (1 + math.cos(math.pi * done)) / 2
+
+
+def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "iem", tmp_path / "finetune"
+    logged = hydra_train("characters_iem", data, first, "optimization.max_update=12", *warmup(2, "encoder", "main"))
+    last = logged[11]
+    assert float(last["lr_encoder"]) == pytest.approx(cosine(0.9, 0.002, 0.0001), rel=1e-3)
+    assert float(last["lr_main"]) == pytest.approx(cosine(0.9, 0.00035, 0.0000175), rel=1e-3)
+    assert "lr_decoder" not in last
+    assert 0.0 <= float(last["top1"]) <= float(last["top5"]) <= 100.0
+    assert float(last["negatives"]) > 20.0
+    assert {name.split(".")[0] for name in saved(first)} == {"hierarchy", "query"}
+
+    logged = hydra_train(
+        *("characters_finetune", data, second, "optimization.max_update=4"),
+        *(f"checkpoint.finetune_from_model={first}/checkpoint_last.pt", "optimization.clip_norm=1.0"),
+        *warmup(1, "encoder", "main", "decoder"),
+    )
+    assert float(logged[3]["lr_decoder"]) == pytest.approx(cosine(2 / 3, 0.002, 0.0001), rel=1e-3)
+    assert float(logged[3]["lr_main"]) == pytest.approx(cosine(2 / 3, 0.00035, 0.0000175), rel=1e-3)
+    log = (second / "log.txt").read_text()
+    assert re.search(r"from the first phase: hierarchy.encoder \(5 tensors\), hierarchy.main .* loaded; new: ", log)
+    assert re.search(r"new: speller.embed \(1 tensors\), speller.lstm .*, project", log)
+    before, after = saved(first), saved(second)
+    moved = {}
+    for name, value in before.items():
+        if name.startswith("hierarchy."):
+            change = float((after[f"decoder.{name}"] - value).abs().max())
+            # Adam moves no weight by much more than the learning rate an update.
+            assert change < 4 * 0.002 * 1.5, f"{name} did not come from the first phase"
+            moved[name.split(".")[1]] = max(change, moved.get(name.split(".")[1], 0.0))
+    assert min(moved.values()) > 0.0
+    assert moved["main"] < moved["encoder"], "the main model has the lower rate"
+
+    refused = run_cli(
+        *(
+            "fairseq-eval-lm",
+            data,
+            "--user-dir",
+            USER_DIR,
+            "--cpu",
+            "--path",
+            first / "checkpoint_last.pt",
+            "--tokens-per-sample",
+            "24",
+        ),
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert refused.stderr.strip().splitlines()[-1].startswith("fairseq-eval-lm: error: --path must be a model with")
+
+
+def test_a_first_phase_that_is_stopped_and_resumed_repeats_itself_bit_by_bit(data: Path, tmp_path: Path) -> None:
+    def train(folder: Path, updates: int) -> str:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+        done = run_cli(
+            *("fairseq-train", data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "haed", *flags),
+            *("--criterion", "in_batch_sampled_softmax", "--negative-batches", "2", "--log-q-correction", "unigram"),
+            *("--log-q-blocks", "40", "--dropout", "0.1", "--tokens-per-sample", "24", "--batch-size", "4", "--cpu"),
+            *("--optimizer", "adam", "--lr", "0.01", "--max-update", str(updates), "--save-dir", folder),
+            *("--num-workers", "0", "--disable-validation", "--log-format", "json", "--log-interval", "1"),
+        )
+        return done.stdout + done.stderr
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = train(whole, 9)
+    train(broken, 5)
+    resumed = train(broken, 9)
+    first, second = saved(whole), saved(broken)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    losses = [re.findall(r'"loss": "([\d.]+)".*?"num_updates": "(\d+)"', log) for log in (expected, resumed)]
+    assert losses[1]
+    assert set(losses[1]) <= set(losses[0])
+
+
+def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(caplog) -> None:  # type: ignore[no-untyped-def]
+    flags = {**SMALL, "criterion": "cross_entropy"}
+    first = build("haed", {**flags, "criterion": "in_batch_sampled_softmax"}, dictionary(4))
+    model = build("haed", flags, dictionary(4))
+    decoder = {name: value.clone() for name, value in model.state_dict().items() if "hierarchy" not in name}
+    with caplog.at_level("INFO"):
+        model.load_state_dict(first.state_dict(), strict=True)
+    for name, value in first.state_dict().items():
+        if name.startswith("hierarchy."):
+            assert torch.equal(model.state_dict()[f"decoder.{name}"], value)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in decoder.items())
+    assert "query.weight (1 tensors), query.bias (1 tensors)" in caplog.text
+    # A checkpoint of the second phase is loaded as it is.
+    again = build("haed", flags, dictionary(4))
+    again.load_state_dict(model.state_dict(), strict=True)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("config", "arch"),
+    [
+        (f"{data}_{kind}", arch.replace("_on_", f"_{name}"))
+        for data, name in (("characters", "wt103"), ("pixels", "imagenet32"))
+        for kind, arch in (
+            ("haed", "haed_on_"),
+            ("hred", "hred_on_"),
+            ("hred_transformer", "hred_on__transformer"),
+            ("iem", "haed_on__iem"),
+            ("finetune", "haed_on__iem"),
+            ("end_to_end", "haed_on__iem"),
+        )
+    ],
+)
+def test_ready_configurations_carry_the_values_of_the_presets(config: str, arch: str) -> None:
+    settings = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    model, preset = PRESETS[arch]
+    flags = dict(settings["model"])
+    assert flags.pop("_name") == model
+    criterion = settings["criterion"]["_name"]
+    words = dictionary(5)
+    from_yaml = build(model, {**flags, "criterion": criterion}, words, positions=12)
+    from_preset = build(model, {**preset, "criterion": criterion}, words, positions=12)
+    shapes = [{name: tuple(value.shape) for name, value in m.state_dict().items()} for m in (from_yaml, from_preset)]
+    assert shapes[0] == shapes[1]
+
+
+def test_every_ready_configuration_is_compared_with_a_preset() -> None:
+    names = {path.stem for path in CONFIGS.glob("*.yaml")}
+    assert names == {
+        f"{data}_{kind}"
+        for data in ("characters", "pixels")
+        for kind in ("haed", "hred", "hred_transformer", "iem", "finetune", "end_to_end")
+    }
+
+
+@pytest.mark.parametrize("data", ["characters", "pixels"])
+def test_the_baseline_differs_from_the_second_phase_in_where_it_begins_alone(data: str) -> None:
+    second, baseline = (
+        yaml.safe_load((CONFIGS / f"{data}_{kind}.yaml").read_text()) for kind in ("finetune", "end_to_end")
+    )
+    assert second["checkpoint"].pop("finetune_from_model") == "???"
+    assert second["checkpoint"].pop("save_dir") != baseline["checkpoint"].pop("save_dir")
+    assert second == baseline

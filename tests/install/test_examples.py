@@ -1,0 +1,213 @@
+"""Every script and configuration under user_dir_examples/, found by glob and read by the real commands."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import criterions, optim, options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import lr_scheduler
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
+
+from fairseq_ms.analysis import memory_measured
+from fairseq_ms.cli import find_commands
+from tests.helpers.cli import ROOT, USER_DIR, run_cli
+
+EXAMPLES = ROOT / "user_dir_examples"
+CONFIGS = sorted(EXAMPLES.glob("**/*.yaml"))
+SHELL = sorted(EXAMPLES.glob("**/*.sh"))
+PYTHON = sorted(EXAMPLES.glob("**/*.py"))
+# Larger than the greatest cutoff of an adaptive softmax.
+VOCABULARY = 270_000
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(EXAMPLES))
+
+
+def test_there_is_something_to_find():
+    assert len(CONFIGS) > 50
+    assert len(SHELL) >= 5
+    assert len(PYTHON) >= 5
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(path):
+    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), OmegaConf.load(path))
+    add_defaults(cfg)
+    # What the file leaves to the caller, and nothing else.
+    left = {"task.data", "optimization.max_update", "checkpoint.finetune_from_model"}
+    assert OmegaConf.missing_keys(OmegaConf.load(path)) <= left
+    assert str(cfg.checkpoint.save_dir).endswith(path.stem)
+    build_everything(cfg, 300 if "haed" in path.parts else VOCABULARY)
+
+
+def build_everything(cfg, symbols: int) -> None:
+    cfg.task.data = "unread"
+    if OmegaConf.is_missing(cfg.checkpoint, "finetune_from_model"):
+        cfg.checkpoint.finetune_from_model = "unread"
+    OmegaConf.resolve(cfg)
+    model = memory_measured.build_model(cfg, symbols, on_meta=True)
+    task = argparse.Namespace(target_dictionary=memory_measured._dictionary(300), source_dictionary=None)
+    assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = optim.build_optimizer(cfg.optimizer, parameters)
+    if cfg.optimizer._name == "composite":
+        FP16Optimizer.build_optimizer(cfg, parameters)
+    cfg.optimization.max_update = cfg.optimization.max_update or 1000
+    lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in CONFIGS}), ids=name)
+def test_the_hydra_command_reads_a_configuration_of_every_folder(folder, tmp_path):
+    config = sorted(folder.glob("*.yaml"))[0].stem
+    command = ["fairseq-hydra-train", "--config-dir", folder, "--config-name", config, "--cfg", "job"]
+    done = run_cli(*command, f"common.user_dir={USER_DIR}", "task.data=here", cwd=tmp_path)
+    assert OmegaConf.create(done.stdout).task.data == "here"
+
+
+def comment_lines(path: Path) -> list[str]:
+    """The lines of a shell script's first block of comments."""
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return [line.removeprefix("#") for line in lines[:end]]
+
+
+def invocations(path: Path) -> list[list[str]]:
+    """The examples in a script's first comment: lines such as ``train.sh ARCH data --fp16`` without placeholders."""
+    found = []
+    for line in comment_lines(path):
+        match = re.fullmatch(rf" {{3}}{re.escape(path.name)} (.+)", line)
+        if match and not re.search(r"\b[A-Z_]{3,}\b|\[", match[1]):
+            found.append(shlex.split(match[1]))
+    return found
+
+
+def recorded(path: Path, arguments: list[str], folder: Path) -> list[list[str]]:
+    """The commands that a script runs, each as its arguments; fairseq-ms user-dir alone is really answered."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for program in ("fairseq-train", "fairseq-eval-lm", "fairseq-hydra-train", "fairseq-ms", "torchrun", "srun"):
+        recorder = programs / program
+        recorder.write_text(
+            f"#!{sys.executable}\nimport json, sys\n"
+            f"if sys.argv[1:] == ['user-dir']:\n    print({str(USER_DIR)!r})\nelse:\n"
+            f"    print(json.dumps([{program!r}, *sys.argv[1:]]), file=open({str(folder / 'log')!r}, 'a'))\n"
+        )
+        recorder.chmod(0o755)
+    log = folder / "log"
+    log.write_text("")
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run(["bash", path, *arguments], env=environment, cwd=folder, check=True, timeout=60)
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def parse(command: list[str]) -> None:
+    """Read the flags of a command as it would itself, down to building the model it is about to train."""
+    program, *arguments = command
+    if program == "fairseq-train":
+        parser = options.get_training_parser(default_task="language_modeling")
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+        memory_measured.build_model(cfg, VOCABULARY, on_meta=True)
+    elif program == "fairseq-eval-lm":
+        options.parse_args_and_arch(options.get_eval_lm_parser("language_modeling"), arguments)
+    elif program == "fairseq-hydra-train":
+        cfg = OmegaConf.create(run_cli(program, *arguments, "--cfg", "job").stdout)
+        assert OmegaConf.missing_keys(cfg) == set()
+        cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), cfg)
+        add_defaults(cfg)
+        build_everything(cfg, 300)
+    else:
+        assert program == "fairseq-ms", program
+        parse_ours(arguments)
+
+
+def parse_ours(arguments: list[str]) -> None:
+    module = importlib.import_module(find_commands()[arguments[0]].module)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    module.add_arguments(parser)
+    _, unknown = parser.parse_known_args(arguments[1:])
+    if getattr(module, "TAKES_FAIRSEQ_FLAGS", False) and unknown:
+        memory_measured.build(unknown, 100, on_meta=True)
+    else:
+        assert unknown == []
+
+
+@pytest.mark.parametrize("path", SHELL, ids=name)
+def test_the_examples_of_a_shell_script_run_commands_that_parse(path, tmp_path):
+    examples = invocations(path)
+    assert examples, f"the first comment of {name(path)} must give an example of its use"
+    for arguments in examples:
+        commands = recorded(path, arguments, tmp_path)
+        assert commands
+        for command in commands:
+            parse(command)
+
+
+@pytest.mark.parametrize("path", SHELL, ids=name)
+def test_a_shell_script_without_arguments_prints_its_usage(path):
+    done = subprocess.run(["bash", path], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")
+    assert os.access(path, os.X_OK)
+
+
+def test_a_wrong_flag_in_a_script_would_be_found(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text('#!/usr/bin/env bash\n#   train.sh x\nfairseq-train data --arch retina_lm --no-such-flag "$1"\n')
+    ((program, *arguments),) = recorded(script, invocations(script)[0], tmp_path)
+    with pytest.raises(SystemExit):
+        parse([program, *arguments])
+
+
+# Scripts without flags, and where they are run.
+WITHOUT_FLAGS = {
+    "demo/run.py": "tests/install/test_demo.py",
+    "demo/analysis.py": "tests/install/test_examples.py",
+    "multiscale_lm/write_configs.py": "tests/presets/test_multiscale.py",
+}
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path):
+    text = path.read_text(encoding="utf-8")
+    if "__main__" not in text:
+        compile(text, str(path), "exec")  # a part of another script
+    elif "argparse" in text:
+        assert "usage: " in run_cli("python", path, "--help").stdout
+    else:
+        test = ROOT / WITHOUT_FLAGS.get(name(path), "tests/presets/test_transformer_ql.py")
+        assert path.name.removesuffix(".py") in test.read_text(encoding="utf-8")
+
+
+def demo_analysis():
+    spec = importlib.util.spec_from_file_location("demo_analysis", EXAMPLES / "demo" / "analysis.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_demos_analyses_parse_and_leave_no_capital_unfilled(tmp_path):
+    module = demo_analysis()
+    for _, command, title, figure in module.ANALYSES:
+        words = module.arguments(command, title, figure, tmp_path, tmp_path)
+        parse_ours(words)
+        assert not any(word.isupper() for word in words)
+
+
+def test_the_demos_analyses_without_a_trained_demo_say_what_to_run_first(tmp_path):
+    done = run_cli("python", EXAMPLES / "demo" / "analysis.py", tmp_path, check=False)
+    assert done.returncode == 1
+    assert "run make demo first" in done.stderr

@@ -1,0 +1,277 @@
+"""The plugin as a user installs and names it: wheel, `--user-dir` in every spelling, registration, settings."""
+
+import argparse
+import ast
+import configparser
+import email
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+
+import fairseq_ms
+from tests.helpers.cli import ROOT, USER_DIR, run_cli
+
+REGISTRIES = {
+    "register_model": MODEL_REGISTRY,
+    "register_task": TASK_REGISTRY,
+    "register_criterion": CRITERION_REGISTRY,
+}
+
+
+def registrations() -> list[tuple[str, str, str]]:
+    """(decorator, name, module) of everything that our source files ask fairseq to register."""
+    found = []
+    for path in sorted(USER_DIR.rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+                continue
+            if node.func.id in REGISTRIES and isinstance(node.args[0], ast.Constant):
+                found.append((node.func.id, node.args[0].value, module))
+    return found
+
+
+def test_something_registers():
+    assert {decorator for decorator, _, _ in registrations()} >= {"register_model"}
+
+
+@pytest.mark.parametrize(("decorator", "name", "module"), registrations())
+def test_every_registered_name_belongs_to_our_class(decorator, name, module):
+    # fairseq silently keeps the older class when a model's name is taken.
+    assert REGISTRIES[decorator][name].__module__ == module
+
+
+def our_archs() -> list[str]:
+    return sorted(arch for arch, model in ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_ms."))
+
+
+@pytest.mark.parametrize("name", [name for kind, name, _ in registrations() if kind == "register_model"])
+def test_every_setting_of_a_model_is_a_flag_that_starts_at_its_default(name):
+    config = MODEL_DATACLASS_REGISTRY[name]()
+    parser = argparse.ArgumentParser(argument_default=None)
+    gen_parser_from_dataclass(parser, config)
+    for action in parser._actions:
+        # A bool that starts at True would become a flag that switches it off under the name of switching it on.
+        assert not (isinstance(action, argparse._StoreFalseAction)), action.option_strings
+        if action.dest != "help":
+            assert action.help, f"{action.option_strings} has no help"
+
+
+# What a program sees after it has loaded a user directory, in the spelling that is put in.
+SEEN = """
+import argparse, sys
+{before}
+from fairseq import utils
+for spelling in {spellings!r}:
+    utils.import_user_module(argparse.Namespace(user_dir=spelling))
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
+for registry in (ARCH_MODEL_REGISTRY, MODEL_REGISTRY, TASK_REGISTRY, CRITERION_REGISTRY):
+    print(sorted(name for name, thing in registry.items() if thing.__module__.startswith("fairseq_ms.")))
+print([name for name in sys.modules if name.endswith(".compat") and "fairseq_ms" in name])
+"""
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory) -> Path:
+    """A symlink to the package, under the package's own name, somewhere else."""
+    link = tmp_path_factory.mktemp("elsewhere") / "fairseq_ms"
+    link.symlink_to(USER_DIR, target_is_directory=True)
+    return link
+
+
+@pytest.mark.parametrize("way", ["relative", "absolute", "symlink", "imported before", "imported, then symlink"])
+def test_every_spelling_of_the_user_dir_registers_everything_once(way, link):
+    spellings = {
+        "relative": ["fairseq_ms", "./fairseq_ms/"],
+        "absolute": [str(USER_DIR)],
+        "symlink": [str(link), str(link)],
+        "imported before": [str(USER_DIR), "fairseq_ms"],
+        "imported, then symlink": [str(link), str(USER_DIR)],
+    }[way]
+    before = "import fairseq_ms" if "imported" in way else ""
+    # Without the source tree on the path, unless the case is that the package was imported from it.
+    path = str(ROOT) if before else ""
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN.format(before=before, spellings=spellings)],
+        cwd=ROOT if way != "symlink" else link.parent.parent,
+        env={"PATH": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    archs, models, tasks, criterions, compat = (ast.literal_eval(line) for line in done.stdout.splitlines()[-5:])
+    names = {kind: sorted(name for k, name, _ in registrations() if k == kind) for kind in REGISTRIES}
+    assert archs == our_archs()
+    assert models == names["register_model"]
+    assert tasks == names["register_task"]
+    assert criterions == names["register_criterion"]
+    assert compat == ["fairseq_ms.host.compat"]
+
+
+def test_a_link_under_another_name_gets_one_sentence(tmp_path):
+    (tmp_path / "my_plugin").symlink_to(USER_DIR, target_is_directory=True)
+    done = run_cli("fairseq-train", "--user-dir", tmp_path / "my_plugin", "--help", check=False)
+    assert done.returncode != 0
+    assert "must be called fairseq_ms" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel built from a copy of the sources, so that nothing is left behind in them."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("fairseq_ms", "tests", "preprocess", "user_dir_examples"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", "dist", "."]
+    subprocess.run(build, cwd=folder, check=True, timeout=300)
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in USER_DIR.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert inside == sources
+
+
+def test_the_wheel_has_the_command_and_leaves_the_installed_fairseq_alone(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+    parser = configparser.ConfigParser()
+    parser.read_string(archive.read(entry_points).decode())
+    assert dict(parser["console_scripts"]) == {"fairseq-ms": "fairseq_ms.cli:main"}
+    (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    fields = email.message_from_bytes(archive.read(metadata))
+    assert fields["Version"] == fairseq_ms.__version__
+    assert set(fields["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
+    assert set(fields.get_all("Provides-Extra")) >= {"fairseq", "analysis", "dev"}
+    always = [requirement for requirement in fields.get_all("Requires-Dist") if "extra ==" not in requirement]
+    assert any(requirement.startswith("torch>=2.6") for requirement in always)
+    assert not any("fairseq" in requirement for requirement in always)
+
+
+def test_an_installed_copy_is_a_user_dir_from_anywhere(wheel, tmp_path):
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    zipfile.ZipFile(wheel).extractall(site)
+    path = {"PYTHONPATH": str(site)}
+    user_dir = run_cli("fairseq-ms", "user-dir", cwd=elsewhere, env=path).stdout.strip()
+    assert user_dir == str(site / "fairseq_ms")
+    # The complaint about an unknown architecture lists those that are known.
+    done = run_cli("fairseq-train", "--user-dir", user_dir, "--arch", "?", cwd=elsewhere, env=path, check=False)
+    assert done.returncode == 2
+    for arch in our_archs():
+        assert f"'{arch}'" in done.stderr
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make, with which the Makefile is run")
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """The Makefile and what it reads, in a folder of their own."""
+    for name in ("Makefile", "setup.py", "fairseq_ms/version.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    return tmp_path
+
+
+def make(clone, *arguments, **variables):
+    """One call of make, which must not take itself for a part of the `make test` that these tests may run in."""
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=clone,
+        env={**{name: value for name, value in os.environ.items() if name not in outer}, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["env", "test", "lint", "demo", "demo-haed"])
+def test_every_target_of_the_makefile_sets_the_environment_up_by_itself(target, clone):
+    done = make(clone, target, f"PYTHON={clone}/absent/python3")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    sentence, *make_itself = done.stderr.splitlines()
+    assert sentence.startswith(f"fairseq_ms: PYTHON={clone}/absent/python3 must be a Python 3.10-3.12")
+    assert len(make_itself) == 1
+    assert not (clone / ".venv").exists()
+
+
+# Stands for the script that builds the environment: notes that it was called, and fails or succeeds.
+FAKE_SETUP = """#!/bin/sh
+echo built >> calls
+rm -rf "$1"
+[ -z "$FAIL" ] || exit 1
+mkdir -p "$1/bin"
+printf '#!/bin/sh\\necho plugin >> calls\\n' > "$1/bin/python"
+chmod +x "$1/bin/python"
+"""
+
+
+@needs_make
+def test_the_environment_is_built_again_only_after_a_failure_or_a_change_of_the_pins(clone):
+    script = clone / "requirements" / "make_env.sh"
+    script.write_text(FAKE_SETUP, encoding="utf-8")
+
+    def calls(**variables):
+        """What one `make env` calls."""
+        (clone / "calls").write_text("", encoding="utf-8")
+        failed = make(clone, "env", **variables).returncode != 0
+        return ["failed"] * failed + (clone / "calls").read_text(encoding="utf-8").split()
+
+    def change(path):
+        """Make everything older than the file at this path."""
+        for other in [*clone.rglob("*.txt"), *clone.rglob("*.py"), *(clone / ".venv").glob(".*-installed")]:
+            os.utime(other, (time.time() - 60, time.time() - 60))
+        os.utime(path)
+
+    assert calls(FAIL="1") == ["failed", "built"]
+    assert calls() == ["built", "plugin"]
+    assert calls() == []
+    change(clone / "setup.py")
+    assert calls() == ["plugin"]
+    assert calls() == []
+    # Those of kenlm and of the peer concern `make test` alone.
+    for_tests = {clone / "requirements" / name for name in ("ngram.txt", "transfo-xl.txt")}
+    for pins in sorted(set((clone / "requirements").glob("*.txt")) - for_tests):
+        change(pins)
+        assert calls(FAIL="1") == ["failed", "built"]
+        assert calls() == ["built", "plugin"]
+        assert calls() == []
+
+
+@needs_make
+@pytest.mark.parametrize("remover", ["make_env.sh", "clean"])
+def test_a_foreign_environment_is_never_removed(remover, clone):
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / "precious").write_text("mine", encoding="utf-8")
+    done = make(clone, "clean" if remover == "clean" else "env", f"PYTHON={sys.executable}")
+    if remover == "make_env.sh":
+        assert done.returncode != 0
+        assert "was not made by this Makefile" in done.stderr
+    assert (clone / ".venv" / "precious").read_text(encoding="utf-8") == "mine"

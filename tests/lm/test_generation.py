@@ -1,0 +1,136 @@
+"""fairseq's own generator, with our caches and without them, gives the same."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import FairseqDecoder, FairseqLanguageModel
+from fairseq.search import BeamSearch, Sampling, Search
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_ms.lm.decoding import Decoding
+from tests.registry import GENERATORS, Case, random_case, setting
+
+MAX_NEW_TOKENS = 12
+
+
+class _NaiveDecoder(FairseqDecoder):
+    """The same model without any state: fairseq then runs over the whole prefix at every step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model.decoder.dictionary)
+        self.model = model
+
+    def forward(self, tokens, encoder_out=None):  # type: ignore[no-untyped-def]
+        return self.model(tokens)[0], None
+
+    def max_positions(self) -> int:
+        return self.model.max_positions()
+
+    def get_normalized_probs(self, output, log_probs, sample=None):  # type: ignore[no-untyped-def]
+        return self.model.get_normalized_probs(output, log_probs, sample)
+
+
+def naive_twin(model: torch.nn.Module) -> FairseqLanguageModel:
+    return FairseqLanguageModel(_NaiveDecoder(model))
+
+
+def ragged_prompts(case: Case, rows: int) -> torch.Tensor:
+    """Prompts of several lengths, padded on the right, each beginning with the end-of-sentence symbol."""
+    words = case.dictionary
+    lengths = [case.rng.randint(1, 7) for _ in range(rows)]
+    prompts = torch.full((rows, 1 + max(lengths)), words.pad())
+    prompts[:, 0] = words.eos()
+    for row, length in enumerate(lengths):
+        prompts[row, 1 : 1 + length] = case.tokens(1, length)[0]
+    return prompts
+
+
+def generate(
+    model: torch.nn.Module, case: Case, prompts: torch.Tensor, beam: int, search: type[Search] = BeamSearch
+) -> list:
+    generator = SequenceGenerator(
+        [model],
+        case.dictionary,
+        beam_size=beam,
+        max_len_a=0,
+        max_len_b=prompts.size(1) + MAX_NEW_TOKENS,
+        search_strategy=search(case.dictionary),
+    )
+    sample = {"net_input": {"src_tokens": prompts}, "id": torch.arange(prompts.size(0))}
+    return generator.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=case.dictionary.eos())
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    prompts = ragged_prompts(case, rows=3)
+    beam = setting(arch, "BEAM", case.rng.choice([1, 2, 4]))
+    cached = generate(case.model, case, prompts, beam)
+    naive = generate(naive_twin(case.model), case, prompts, beam)
+    for cached_row, naive_row in zip(cached, naive):
+        assert len(cached_row) == len(naive_row)
+        for one, other in zip(cached_row, naive_row):
+            assert one["tokens"].tolist() == other["tokens"].tolist()
+            torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_sampling_after_ragged_prompts_draws_what_it_draws_without_caches(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    prompts = ragged_prompts(case, rows=3)
+    drawn = []
+    for model in (case.model, naive_twin(case.model)):
+        torch.manual_seed(seed)
+        rows = generate(model, case, prompts, beam=2, search=Sampling)
+        drawn.append([hypothesis["tokens"].tolist() for row in rows for hypothesis in row])
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_the_shared_part_of_the_prompts_is_run_over_once_and_not_once_a_sample(arch: str, monkeypatch) -> None:
+    case = random_case(arch, 0)
+    prompts = torch.cat([torch.full((2, 1), case.dictionary.eos()), case.tokens(2, 6)], dim=1)
+    shapes = []
+    features = type(case.model.decoder).features
+
+    def spy(self, tokens, *args, **kwargs):  # type: ignore[no-untyped-def]
+        shapes.append(tuple(tokens.shape))
+        return features(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(type(case.model.decoder), "features", spy)
+    generate(case.model, case, prompts, beam=3, search=Sampling)
+    assert shapes == [(2, 7)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_packed_weights_change_nothing(arch: str, seed: int) -> None:
+    case = random_case(arch, seed)
+    packed = copy.deepcopy(case.model)
+    packed.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1)))
+    tokens = case.tokens(3, case.lengths())
+    with torch.no_grad():
+        # oneDNN sums in another order, and up to three layers with large weights pass that on: relative as well.
+        torch.testing.assert_close(packed(tokens)[0], case.model(tokens)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None:
+    case = random_case("retina_lm", 3)
+    tokens = case.tokens(2, 9)
+    wrong = {"prompts": torch.cat([tokens[:, :4], case.tokens(2, 5).flip(0)], dim=1), "rows": torch.arange(2)}
+    wrong["prompts"][:, 4] = (tokens[:, 4] - 3) % 9 + 4
+    decoding = Decoding(case.model.decoder)
+    with torch.no_grad():
+        for end in range(1, 10):
+            features = decoding.last_features(tokens[:, :end], wrong)
+            full = case.model(tokens[:, :end])[0][:, -1:]
+            torch.testing.assert_close(case.model.decoder.output_layer(features), full, rtol=0.0, atol=1e-5)
+
+
+def test_settings_of_all_architectures_are_known() -> None:
+    for arch in GENERATORS:
+        assert setting(arch, "TASK", "language_modeling") in {"language_modeling", "streaming_language_modeling"}

@@ -1,0 +1,242 @@
+"""haed and hred against their definition, read one token at a time."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from fairseq.models import MODEL_REGISTRY
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.models.haed.model import HAED, HRED
+from fairseq_ms.modules.hierarchical.chunks import Packing, unique_chunks
+from fairseq_ms.modules.hierarchical.segmentation import Segmentation
+from fairseq_ms.ops.lstm import LSTM
+from tests.configs import haed as configs
+from tests.naive import hierarchical as naive
+from tests.registry import build, dictionary
+
+PARTS = list(itertools.product(["mlp", "lstm"], ["transformer", "lstm"], ["lstm", "transformer"], ["words", "fixed"]))
+
+
+def small_model(seed: int, **wanted: str) -> tuple[HAED, random.Random]:
+    """A random model in float64 with the parts that are wanted."""
+    rng = random.Random(seed)
+    while True:
+        flags = configs.random_flags(rng)
+        if all(flags[name] == value for name, value in wanted.items()):
+            break
+    torch.manual_seed(seed)
+    model = build("haed", {**flags, "init_std": 0.5}, dictionary(7)).double()
+    assert isinstance(model, HAED)
+    return model, rng
+
+
+def ragged_tokens(rng: random.Random, rows: int, longest: int) -> tuple[torch.Tensor, list[int]]:
+    """Random rows of different lengths, padded on the right, the first without padding."""
+    lengths = [longest] + [rng.randint(1, longest) for _ in range(rows - 1)]
+    tokens = torch.randint(4, 11, (rows, longest))
+    tokens[torch.rand(tokens.shape) < 0.2] = 2
+    for row, length in enumerate(lengths):
+        tokens[row, length:] = 1
+    return tokens, lengths
+
+
+def test_the_names_are_ours() -> None:
+    assert MODEL_REGISTRY["haed"] is HAED
+    assert MODEL_REGISTRY["hred"] is HRED
+
+
+@pytest.mark.parametrize("kind", ["words", "fixed"])
+@pytest.mark.parametrize("longest", [1, 2, 3, 12])
+def test_chunks_end_where_a_loop_over_the_past_says(kind: str, longest: int) -> None:
+    separators = (4, 2) if kind == "words" else ()
+    segmentation = Segmentation(kind, longest, separators, 9)
+    rng = random.Random(longest)
+    for _ in range(20):
+        tokens, lengths = ragged_tokens(rng, 3, rng.randint(1, 40))
+        tokens.clamp_(max=8)
+        ends = segmentation.ends(tokens, tokens != 1)
+        place = torch.full((3,), -1)
+        for step in range(tokens.shape[1]):
+            ended, place = segmentation.advance(place, tokens[:, step])
+            inside = torch.tensor([step < length for length in lengths])
+            assert torch.equal(ended & inside, ends[:, step])
+        for row, length in enumerate(lengths):
+            chunks, _ = naive.segment(tokens[row, :length].tolist(), kind, longest, set(separators))
+            expected = torch.zeros(tokens.shape[1], dtype=torch.bool)
+            expected[torch.tensor([len(chunk) for chunk in chunks]).cumsum(0) - 1] = True
+            assert torch.equal(ends[row], expected)
+
+
+def test_padding_in_the_middle_of_a_row_counts_for_nothing() -> None:
+    segmentation = Segmentation("words", 3, (4,), 9)
+    tokens = torch.tensor([[2, 5, 6, 4, 7, 8, 5, 6, 4]])
+    holed = torch.tensor([[2, 5, 1, 6, 4, 1, 1, 7, 8, 5, 6, 4]])
+    ends, holed_ends = segmentation.ends(tokens, tokens != 1), segmentation.ends(holed, holed != 1)
+    assert torch.equal(holed_ends[holed != 1], ends[0])
+    assert not holed_ends[holed == 1].any()
+
+
+@pytest.mark.parametrize("parts", PARTS, ids="-".join)
+def test_logits_and_gradients_equal_those_of_the_naive_model(parts: tuple[str, ...]) -> None:
+    encoder, main, decoder, segmentation = parts
+    for seed in range(3):
+        model, rng = small_model(seed, encoder=encoder, main=main, decoder=decoder, segmentation=segmentation)
+        tokens, lengths = ragged_tokens(rng, 3, rng.randint(2, 13))
+        weights = torch.randn(3, tokens.shape[1], 11, dtype=torch.double)
+        fast = model(tokens)[0]
+        slow = [naive.logits(model.decoder, tokens[row, :length].tolist()) for row, length in enumerate(lengths)]
+        parameters = list(model.parameters())
+        of_fast = torch.zeros((), dtype=torch.double)
+        of_slow = torch.zeros((), dtype=torch.double)
+        for row, length in enumerate(lengths):
+            # float64 with a few hundred additions a number
+            torch.testing.assert_close(fast[row, :length], slow[row], rtol=1e-10, atol=1e-11)
+            of_fast = of_fast + (fast[row, :length] * weights[row, :length]).sum()
+            of_slow = of_slow + (slow[row] * weights[row, :length]).sum()
+        fast_gradients = torch.autograd.grad(of_fast, parameters, allow_unused=True)
+        slow_gradients = torch.autograd.grad(of_slow, parameters, allow_unused=True)
+        for (name, parameter), ours, theirs in zip(
+            model.named_parameters(), fast_gradients, slow_gradients, strict=True
+        ):
+            assert ours is not None, f"{name} has no gradient, which distributed training does not allow"
+            expected = torch.zeros_like(parameter) if theirs is None else theirs
+            torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def packed_sequences(lengths: torch.Tensor) -> tuple[Packing, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A packing with, for every token in reading order, its sequence, its step and its packed row."""
+    packing = Packing.of(lengths)
+    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    step = torch.cat([torch.arange(int(length)) for length in lengths])
+    return packing, sequence, step, packing.step_major(sequence, step)
+
+
+@pytest.mark.parametrize("context_dim", [0, 5])
+def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
+    lengths = torch.tensor([3, 1, 7, 3, 2])
+    packing, sequence, step, packed = packed_sequences(lengths)
+    total = int(lengths.sum())
+    assert sorted(packed.tolist()) == list(range(total))
+    assert sum(packing.batch_sizes) == total
+    lstm = LSTM(4, context_dim, 6).double()
+    table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
+    context = torch.randn(5, context_dim, dtype=torch.double, requires_grad=True)
+    symbols = torch.randint(0, 9, (total,))
+    symbol_P = torch.empty_like(packed).index_copy_(0, packed, symbols)
+    slot_P = torch.empty_like(packed).index_copy_(0, packed, torch.arange(total))
+    hidden, cell = lstm(table, symbol_P, context if context_dim else None, packing, slot_P, total + 2)
+    assert not hidden[total:].any()
+
+    padded = torch.zeros(5, 7, 4 + context_dim, dtype=torch.double)
+    padded = padded.index_put((sequence, step), torch.cat([table[symbols], context[sequence]], dim=1))
+    in_torch, (_, last) = lstm.cell(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False))
+    expected = pad_packed_sequence(in_torch, batch_first=True)[0][sequence, step]
+    torch.testing.assert_close(hidden[:total], expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(cell[packing.step_major(torch.arange(5), lengths - 1)], last[0], rtol=1e-12, atol=1e-13)
+
+    weights = torch.randn_like(expected)
+    wanted = [table, *([context] if context_dim else []), *lstm.parameters()]
+    ours = torch.autograd.grad((hidden[:total] * weights).sum(), wanted)
+    theirs = torch.autograd.grad((expected * weights).sum(), wanted)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
+    lengths = torch.tensor([40, 31])
+    packing, _, _, packed = packed_sequences(lengths)
+    # A large input with open gates lets the cell of a common LSTM grow by almost one a step.
+    table = torch.full((1, 1), 30.0)
+    largest = {}
+    for capped in (False, True):
+        torch.manual_seed(0)
+        lstm = LSTM(1, 0, 4, capped)
+        with torch.no_grad():
+            lstm.cell.weight_ih_l0.fill_(1.0)
+            _, cell = lstm(table, torch.zeros_like(packed), None, packing, packed, packed.numel())
+        largest[capped] = float(cell.abs().max())
+    assert largest[False] > 5.0
+    assert largest[True] <= 1.0
+
+
+def test_equal_chunks_are_encoded_once() -> None:
+    model, _ = small_model(3, encoder="mlp", segmentation="words")
+    encoder = model.decoder.hierarchy.encoder
+    seen = []
+    encoder.first.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
+    longest = model.decoder.hierarchy.segmentation.max_length
+    chunks = torch.full((6, longest), 1)
+    chunks[:, 0] = torch.tensor([5, 6, 5, 5, 6, 7])
+    together = encoder(chunks)
+    assert seen == [3]
+    for number in range(6):
+        torch.testing.assert_close(together[number], encoder(chunks[number : number + 1])[0])
+    assert unique_chunks(chunks)[2].tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 100, 60_000])
+@pytest.mark.parametrize("length", [1, 4, 12, 20])
+def test_unique_chunks_are_those_of_torch_unique_by_rows(vocabulary: int, length: int) -> None:
+    some = torch.randint(0, vocabulary, (50, length))
+    # Repetitions, and chunks that differ in their last token alone.
+    other = some.clone()
+    other[:, -1] = torch.randint(0, vocabulary, (50,))
+    tokens = torch.cat([some, some[torch.randint(0, 50, (70,))], other])
+    expected = torch.unique(tokens, dim=0, return_inverse=True, return_counts=True)
+    for ours, theirs in zip(unique_chunks(tokens), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_every_parameter_is_in_the_group_of_its_part() -> None:
+    model, _ = small_model(0)
+    for name, parameter in model.named_parameters():
+        part = {"encoder": "encoder", "main": "main"}.get(name.split(".")[2], "decoder")
+        assert parameter.param_group == part, name
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"max_segment_len": 0}, "--max-segment-len must be at least 1: got 0"),
+        ({"main_units": 9}, "--main-units has no meaning with --main transformer: got 9"),
+        ({"main": "lstm", "decoder_layers": 3}, "--decoder-layers has no meaning with --main lstm: got 3"),
+        ({"local_layers": 2}, "--local-layers has no meaning with --decoder lstm: got 2"),
+        ({"local_ffn_embed_dim": 8}, "--local-ffn-embed-dim has no meaning with --decoder lstm: got 8"),
+        ({"decoder": "transformer", "decoder_units": 12}, "--local-attention-heads must divide --decoder-units 12"),
+        ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100"),
+        ({"separators": "word0 nothing"}, "--separators must be symbols of the dictionary: got 'nothing'"),
+        ({"segmentation": "fixed", "separators": "word0"}, "--separators has no meaning with --segmentation fixed"),
+        (
+            {"main": "lstm", "position_embed_dim": 0, "checkpoint_activations": True},
+            "--checkpoint-activations has no meaning without a transformer",
+        ),
+        ({"main": "lstm", "activation_fn": "relu"}, "--activation-fn has no meaning without a transformer"),
+        ({"main": "lstm", "attention_dropout": 0.1}, "--attention-dropout has no meaning without a transformer"),
+        ({"separators": " "}, "--separators must name at least one symbol"),
+        ({"dropout": 1.0}, "--dropout must be at least 0 and below 1: got 1.0"),
+        ({"decoder_layers": 0}, "--decoder-layers must be at least 1: got 0"),
+        ({"max_target_positions": 32}, "--tokens-per-sample must not exceed the model's --max-target-positions 32"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
+    assert str(refused.value).startswith(sentence)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_papers_model_has_the_papers_sizes() -> None:
+    model = build("haed", {"criterion": "cross_entropy", "decoder_units": 1024}, dictionary(200))
+    hierarchy = model.decoder.hierarchy
+    assert [tuple(layer.weight.shape) for layer in (hierarchy.encoder.first, hierarchy.encoder.second)] == [
+        (256, 120),
+        (256, 256),
+    ]
+    assert hierarchy.main.positions.weight.shape[1] == 100
+    attention = hierarchy.main.stack.layers[0].attention
+    assert (len(hierarchy.main.stack.layers), attention.heads, attention.qkv.weight.shape) == (6, 8, (768, 356))
+    assert hierarchy.main.stack.layers[0].ffn.up.weight.shape == (1424, 356)
+    assert model.decoder.speller.lstm.cell.weight_ih_l0.shape == (4 * 1024, 10 + 356)

@@ -1,0 +1,325 @@
+"""The first phase: in-batch sampled softmax over chunks."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.data import MonolingualDataset
+from torch import multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
+from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
+from fairseq_ms.errors import UsageError
+from fairseq_ms.models.haed.model import IEM_CRITERION, ImplicitEmbeddingModel
+from fairseq_ms.modules.hierarchical.hierarchy import extended
+from fairseq_ms.modules.hierarchical.sampled_softmax import sampled_softmax
+from tests.configs import haed as configs
+from tests.naive import hierarchical as naive
+from tests.registry import build, dictionary
+
+
+def first_phase(seed: int, symbols: int = 3, **wanted: object) -> ImplicitEmbeddingModel:
+    """A random model of the first phase in float64; few symbols, so that chunks repeat."""
+    rng = random.Random(seed)
+    flags = {**configs.random_flags(rng), "separators": None, "segmentation": "words", "max_segment_len": 2}
+    flags |= {"decoder": "lstm", "local_layers": None, "local_attention_heads": None, "local_ffn_embed_dim": None}
+    torch.manual_seed(seed)
+    model = build("haed", {**flags, "init_std": 0.5, **wanted, "criterion": IEM_CRITERION}, dictionary(symbols))
+    assert isinstance(model, ImplicitEmbeddingModel)
+    return model.double()
+
+
+def tokens_with_repetitions(rows: int, length: int, symbols: int = 3) -> torch.Tensor:
+    tokens = torch.randint(4, 4 + symbols, (rows, length))
+    tokens[torch.rand(tokens.shape) < 0.3] = 2
+    return tokens
+
+
+def chunks_of(model: ImplicitEmbeddingModel, row: torch.Tensor) -> list[list[int]]:
+    segmentation = model.hierarchy.segmentation
+    separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
+    return naive.segment([t for t in row.tolist() if t != 1], segmentation.kind, segmentation.max_length, separators)[0]
+
+
+def naive_loss(
+    model: ImplicitEmbeddingModel,
+    tokens_BT: torch.Tensor,
+    further: list[list[int]],
+    log_q: dict[tuple[int, ...], float] | None = None,
+) -> tuple[torch.Tensor, list[int], list[int]]:
+    """Loss, ranks and numbers of negatives by a loop over positives and a loop over the list of candidates."""
+    rows = [chunks_of(model, row) for row in tokens_BT]
+    candidates = [chunk for chunks in rows for chunk in chunks[1:]] + further
+    longest = model.hierarchy.segmentation.max_length
+
+    def score(query: torch.Tensor, chunk: list[int]) -> torch.Tensor:
+        found = query @ naive.encode(model.hierarchy.encoder, chunk, longest)
+        return found - log_q[tuple(chunk)] if log_q is not None else found
+
+    loss = torch.zeros((), dtype=torch.double)
+    ranks, negatives = [], []
+    for chunks in rows:
+        encodings = [naive.encode(model.hierarchy.encoder, chunk, longest) for chunk in chunks]
+        for number in range(1, len(chunks)):
+            query = model.query(naive.main_output(model.hierarchy.main, encodings[:number]))
+            own = score(query, chunks[number])
+            total, better = own.exp(), set()
+            others = 0
+            for candidate in candidates:
+                if candidate == chunks[number]:
+                    continue
+                others += 1
+                against = score(query, candidate)
+                total = total + against.exp()
+                if against >= own:
+                    better.add(tuple(candidate))
+            loss = loss - (own - total.log())
+            ranks.append(len(better))
+            negatives.append(others)
+    return loss, ranks, negatives
+
+
+def padded(chunks: list[list[int]], longest: int) -> torch.Tensor:
+    return torch.tensor([chunk + [1] * (longest - len(chunk)) for chunk in chunks]).view(-1, longest)
+
+
+def test_the_criterion_is_ours() -> None:
+    assert CRITERION_REGISTRY[IEM_CRITERION] is InBatchSampledSoftmax
+
+
+@pytest.mark.parametrize("corrected", [False, True], ids=["plain", "log-q"])
+@pytest.mark.parametrize("seed", range(6))
+def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corrected: bool) -> None:
+    model = first_phase(seed)
+    tokens = tokens_with_repetitions(3, 11)
+    tokens[1, 7:] = 1
+    further = [chunk for row in tokens_with_repetitions(4, 9) for chunk in chunks_of(model, row)[1:]]
+    own = [chunk for row in tokens for chunk in chunks_of(model, row)[1:]]
+    assert len({tuple(chunk) for chunk in own + further}) < len(own + further), "there are duplicates to be masked"
+    log_q = {tuple(chunk): float(torch.rand(()).log()) for chunk in own + further} if corrected else None
+
+    def negatives(own_NL: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(own_NL, padded(own, 2)), "the positives come in reading order"
+        return padded(further, 2)
+
+    def of_chunks(distinct_UL: torch.Tensor) -> torch.Tensor:
+        assert log_q is not None
+        keys = [tuple(t for t in chunk if t != 1) for chunk in distinct_UL.tolist()]
+        return torch.tensor([log_q.get(key, 0.0) for key in keys], dtype=torch.double)
+
+    found = model(tokens, negatives, of_chunks if corrected else None)
+    loss, ranks, counts = naive_loss(model, tokens, further, log_q)
+    torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=1e-12)
+    assert found.rank_N.tolist() == ranks
+    assert found.negatives_N.tolist() == counts
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(found.loss, parameters, allow_unused=True)
+    theirs = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for (name, parameter), one, other in zip(model.named_parameters(), ours, theirs, strict=True):
+        assert one is not None, f"{name} has no gradient, which distributed training does not allow"
+        expected = torch.zeros_like(parameter) if other is None else other
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_negative_that_spells_the_positive_is_no_negative() -> None:
+    query, encoding = torch.randn(1, 4), torch.randn(3, 4)
+    once = sampled_softmax(query, torch.tensor([1]), encoding, torch.tensor([2, 1, 5]))
+    often = sampled_softmax(query, torch.tensor([1]), encoding, torch.tensor([2, 7, 5]))
+    assert torch.equal(once.loss, often.loss)
+    assert once.negatives_N.tolist() == often.negatives_N.tolist() == [7]
+    more = sampled_softmax(query, torch.tensor([1]), encoding, torch.tensor([3, 1, 5]))
+    assert more.loss > once.loss
+
+
+def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
+    found = sampled_softmax(
+        torch.randn(3, 4), torch.tensor([0, 1, 1]), torch.zeros(5, 4), torch.tensor([1, 2, 3, 0, 1])
+    )
+    assert found.rank_N.tolist() == [3, 3, 3]
+
+
+def test_the_first_phase_has_no_decoder() -> None:
+    model = first_phase(0)
+    names = {name.split(".")[0] for name in model.state_dict()}
+    assert names == {"hierarchy", "query"}
+    assert {parameter.param_group for parameter in model.parameters()} == {"encoder", "main"}
+    with pytest.raises(UsageError, match="has none yet"):
+        model.prepare_for_inference_(None)
+
+
+class Blocks:
+    """What a ``TokenBlockDataset`` gives: source and target of each block."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+        self.sizes = [tokens.shape[1] - 1] * tokens.shape[0]
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return self.tokens[number, :-1], self.tokens[number, 1:], None
+
+
+def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleNamespace:
+    words = dictionary(symbols)
+    data = Blocks(tokens_with_repetitions(blocks, 12, symbols))
+
+    class FutureTargets(MonolingualDataset):
+        def __getitem__(self, number: int) -> dict:
+            source, target, _ = self.dataset[number]
+            source, target = self._maybe_add_bos(source, target)
+            return {"id": number, "source": source, "target": target}
+
+    train = FutureTargets(data, data.sizes, words, words, False, False, ["future"], bos)
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words, datasets={"train": train})
+
+
+def criterion(task: SimpleNamespace, **flags: object) -> InBatchSampledSoftmax:
+    known = {
+        "negative_batches": 0,
+        "log_q_correction": "none",
+        "log_q_blocks": 9,
+        "gather_negatives": False,
+        "seed": 5,
+    }
+    return InBatchSampledSoftmax(task, **{**known, **flags})
+
+
+def batch(task: SimpleNamespace, numbers: list[int]) -> dict:
+    train = task.datasets["train"]
+    return train.collater([train[number] for number in numbers])
+
+
+def test_all_targets_are_predicted_the_last_one_included() -> None:
+    task = small_task()
+    model = first_phase(1, segmentation="fixed", max_segment_len=1)
+    sample = batch(task, [3, 7])
+    _, size, logged = criterion(task)(model, sample)
+    # Chunks of one token: every target is a chunk.
+    assert size == sample["ntokens"] == logged["sample_size"]
+
+
+def test_negatives_are_a_function_of_seed_update_and_batch() -> None:
+    task = small_task()
+    model = first_phase(1)
+    sample = batch(task, [3, 7])
+
+    def drawn(update: int, sample: dict = sample, seed: int = 5) -> torch.Tensor:
+        model.train().set_num_updates(update)
+        found = criterion(task, negative_batches=3, seed=seed)._drawn(
+            model, model.hierarchy, sample, torch.zeros(1, 2, dtype=torch.long)
+        )
+        return found
+
+    first = drawn(8)
+    assert torch.equal(first, drawn(8))
+    for other in (drawn(9), drawn(8, batch(task, [3, 8])), drawn(8, seed=6)):
+        assert not torch.equal(first, other)
+    model.eval()
+    with torch.no_grad():
+        scores = [float(criterion(task, negative_batches=3)(model, sample)[0]) for _ in range(2)]
+        model.set_num_updates(400)
+        scores.append(float(criterion(task, negative_batches=3)(model, sample)[0]))
+    assert len(set(scores)) == 1, "validation draws the same negatives every time"
+
+
+def test_further_batches_are_as_many_random_blocks_of_the_training_data() -> None:
+    task = small_task()
+    blocks = random_blocks(task.datasets["train"], 6, [1, 2, 3], 1)
+    rows = {tuple(row) for row in task.datasets["train"].dataset.tokens.tolist()}
+    assert blocks.shape == (6, 12)
+    assert all(tuple(row) in rows for row in blocks.tolist())
+    model = first_phase(1, segmentation="fixed", max_segment_len=1)
+    logged = criterion(task, negative_batches=3)(model, batch(task, [0, 1]))[2]
+    alone = criterion(task)(model, batch(task, [0, 1]))[2]
+    # 2 rows of 11 chunks and 3 times as many; those that spell the positive are fewer than all
+    assert alone["negatives"] < logged["negatives"] <= 22 * (4 * 22)
+
+
+def test_random_blocks_begin_as_those_of_a_batch_do() -> None:
+    task = small_task(bos=True)
+    train = task.datasets["train"]
+    rows = {tuple(extended(train[n]["source"][None], train[n]["target"][None], 1)[0].tolist()) for n in range(40)}
+    assert {tuple(row) for row in random_blocks(train, 6, [1, 2, 3], 1).tolist()} <= rows
+
+
+def test_a_row_of_words_of_one_token_has_room() -> None:
+    sizes = {"decoder_layers": 1, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1, "attention_head_dim": 2}
+    sizes |= {"decoder_embed_dim": 8, "position_embed_dim": 2, "encoder_units": 4, "token_embed_dim": 3}
+    model = build("haed", {"criterion": IEM_CRITERION, **sizes}, dictionary(3), positions=12)
+    # The end of a sentence is a word by itself, and the last target is read as well.
+    found = model(torch.full((1, 13), 2), lambda own: own[:0])
+    assert found.rank_N.numel() == 12
+
+
+def test_log_q_is_the_share_among_counted_chunks() -> None:
+    model = first_phase(1, segmentation="fixed", max_segment_len=2)
+    frequencies = ChunkFrequencies(
+        model.hierarchy, [torch.tensor([[2, 4, 5, 4, 5]]), torch.tensor([[2, 4, 5, 6, 6, 4]])]
+    )
+    found = frequencies.log_q(torch.tensor([[4, 5], [6, 6], [6, 4]])).exp()
+    # 3 times [4 5] and once [6 6]; the last token is an unfinished chunk. Every count is raised by one, for 2 seen
+    # chunks and one never seen.
+    torch.testing.assert_close(found, torch.tensor([4 / 7, 2 / 7, 1 / 7]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"negative_batches": -1}, "--negative-batches must be at least 0: got -1"),
+        ({"log_q_blocks": 0}, "--log-q-blocks must be at least 1: got 0"),
+    ],
+)
+def test_flags_out_of_range_are_refused(flags: dict, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        criterion(small_task(), **flags)
+
+
+def test_a_model_without_this_phase_is_refused() -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match="first phase of haed and hred only: got a Linear"):
+        criterion(task)(torch.nn.Linear(2, 2), batch(task, [0]))
+
+
+def _one_process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    for gather in (True, False):
+        torch.manual_seed(3)
+        task = small_task()
+        inner = first_phase(2)
+        model = DistributedDataParallel(inner)
+        # fairseq's wrapper hands attributes of the module through.
+        model.hierarchy, model.update = inner.hierarchy, 0
+        # The processes have different numbers of candidates.
+        sample = batch(task, [[1, 2, 3], [4]][rank])
+        loss, _, logged = criterion(task, gather_negatives=gather)(model, sample)
+        loss.backward()
+        # Averaged by DDP, so half of the sum.
+        gradients = [parameter.grad * 2 for parameter in inner.parameters()]
+        torch.save((gradients, loss.detach(), int(logged["negatives"])), f"{folder}/{gather}{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_give_the_gradient_of_the_joint_batch(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    task = small_task()
+    model = first_phase(2)
+    loss, _, logged = criterion(task)(model, batch(task, [1, 2, 3, 4]))
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    multiprocessing.spawn(_one_process, (str(tmp_path),), nprocs=2)
+    for gather in (True, False):
+        found = [torch.load(tmp_path / f"{gather}{rank}.pt", weights_only=True) for rank in range(2)]
+        same_loss = torch.isclose(found[0][1] + found[1][1], loss, rtol=1e-12, atol=0.0)
+        assert bool(same_loss) == gather, "each process sees all candidates, if asked to"
+        assert (found[0][2] + found[1][2] == int(logged["negatives"])) == gather
+        if gather:
+            for one, other, joint in zip(found[0][0], found[1][0], expected, strict=True):
+                assert torch.equal(one, other)
+                torch.testing.assert_close(one, joint, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,254 @@
+"""The multi-scale models against their definition, and the rules of their flags."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
+from fairseq_ms.errors import UsageError
+from fairseq_ms.modules.multiscale.fusion import Fusion
+from fairseq_ms.modules.pooling import Downsample
+from fairseq_ms.ops.recompute import recomputed
+from tests.naive import multiscale as naive
+from tests.registry import Case, build, dictionary, random_case
+
+SEEDS = range(12)
+
+
+def case_in_double(arch: str, seed: int) -> Case:
+    case = random_case(arch, seed)
+    case.model.double()
+    return case
+
+
+def naive_features(case: Case, tokens_T: Tensor) -> Tensor:
+    decoder = case.model.decoder
+    if case.arch == "multiscale_topdown":
+        return naive.topdown_features(tokens_T, decoder, case.flags["activation_fn"])
+    if case.arch == "multiscale_bottomup":
+        return naive.bottomup_features(tokens_T, decoder)
+    return naive.coarse_features(tokens_T, decoder).repeat_interleave(decoder.factor, dim=0)[: tokens_T.numel()]
+
+
+def gradients(case: Case, features: Tensor, direction: Tensor) -> dict[str, Tensor]:
+    case.model.zero_grad()
+    (features * direction).sum().backward()
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in case.model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("arch", ["multiscale_topdown", "multiscale_bottomup", "coarse_lm"])
+def test_features_and_gradients_equal_the_definition_written_position_by_position(arch: str, seed: int) -> None:
+    case = case_in_double(arch, seed)
+    tokens = case.tokens(1, case.rng.randint(1, 19))
+    fast = case.model.decoder.features(tokens)[0]
+    slow = naive_features(case, tokens[0])
+    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
+    direction = torch.randn_like(fast)
+    expected = gradients(case, slow, direction)
+    for name, gradient in gradients(case, fast, direction).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("arch", ["multiscale_topdown", "multiscale_bottomup", "coarse_lm"])
+def test_recomputing_in_backward_changes_no_gradient(arch: str) -> None:
+    flags = random_case(arch, 3).flags
+    results = []
+    for recompute in ("pointwise", "none"):
+        torch.manual_seed(5)
+        model = build(arch, {**flags, "recompute": recompute, "dropout": 0.0, "attention_dropout": 0.0}, dictionary(9))
+        model.double().train()
+        tokens = torch.randint(4, 13, (2, 17), generator=torch.Generator().manual_seed(1))
+        model(tokens)[0].logsumexp(-1).sum().backward()
+        results.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(gradient, results[1][name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("pool", ["avg", "max"])
+def test_the_fusion_keeps_its_two_inputs_and_nothing_else_for_backward(pool: str) -> None:
+    fusion = Fusion(8, 4, "gelu", recompute=True)
+    tokens, coarse = torch.randn(2, 30, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
+    own = {parameter.data_ptr() for parameter in fusion.parameters()}
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        fusion(tokens, Downsample(pool, 8, 3), coarse)
+    assert {tensor.data_ptr() for tensor in kept} - own == {tokens.data_ptr(), coarse.data_ptr()}
+
+
+def test_recomputed_gives_gradients_of_every_input_under_autocast() -> None:
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    results = []
+    for compute in (lambda *a: recomputed(lambda x, w: (x @ w.t()).tanh(), *a), lambda x, w: (x @ w.t()).tanh()):
+        x.grad = weight.grad = None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = compute(x, weight)
+        assert y.dtype == torch.bfloat16
+        y.float().sum().backward()
+        results.append((x.grad.clone(), weight.grad.clone()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 11])
+def test_every_output_of_the_bottom_up_model_changes_with_every_token_of_a_finished_block_only(length: int) -> None:
+    flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 2}
+    words = dictionary(9)
+    model = build("multiscale_bottomup", {**flags, "scale_layers": "4x=1,1x=1", "init_std": 0.3}, words).eval()
+    decoder = model.decoder
+    # Without the layers at 1x, position t sees itself and the finished blocks.
+    x_BTD = decoder.embed(torch.randint(4, 13, (1, length)))
+    for t in range(length):
+        x = x_BTD.detach().clone().requires_grad_()
+        decoder.aggregate(x, [decoder.coarse[0](x)])[0, t].sum().backward()
+        seen = x.grad[0].abs().sum(-1).ne(0).nonzero().flatten().tolist()
+        assert seen == [*range((t + 1) // 4 * 4), *([t] if (t + 1) % 4 else [])]
+
+
+@pytest.mark.parametrize(("downsampler", "recompute"), [("avg", "pointwise"), ("conv", "none")])
+@pytest.mark.parametrize(
+    ("arch", "scales"),
+    [
+        ("multiscale_topdown", {"scale_layers": "8x=1,4x=1,1x=1"}),
+        ("multiscale_bottomup", {"scale_layers": "8x=1,4x=1,1x=1"}),
+        ("retina_lm", {"scale_windows": "1x=0:4,4x=4:12", "decoder_layers": 2}),
+        ("coarse_lm", {"scale_layers": "8x=1"}),
+    ],
+)
+def test_a_batch_shorter_than_a_block_gives_every_parameter_a_gradient(
+    arch: str, scales: dict, downsampler: str, recompute: str
+) -> None:
+    flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 4, **scales}
+    model = build(arch, {**flags, "downsampler": downsampler, "recompute": recompute}, dictionary(9)).train()
+    for length in (1, 5):
+        model.zero_grad()
+        model(torch.randint(4, 13, (2, length)))[0].sum().backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("arch", ["multiscale_topdown", "multiscale_bottomup"])
+def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arch: str, monkeypatch) -> None:
+    flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 2}
+    decoder = build(arch, {**flags, "scale_layers": "8x=1,4x=1,1x=1"}, dictionary(9)).eval().decoder
+    scales = decoder.scales if arch == "multiscale_topdown" else [*decoder.coarse[::-1], decoder]
+    runs = [0, 0, 0]
+
+    def counted(number, forward):  # type: ignore[no-untyped-def]
+        def run(*args):  # type: ignore[no-untyped-def]
+            runs[number] += 1
+            return forward(*args)
+
+        return run
+
+    for number, scale in enumerate(scales):
+        monkeypatch.setattr(scale.stack, "forward", counted(number, scale.stack.forward))
+    state: dict = {}
+    tokens = torch.randint(4, 13, (2, 33))
+    with torch.no_grad():
+        for end in range(1, 33):
+            decoder(tokens[:, :end], incremental_state=state)
+    assert runs == [4, 8, 32]
+
+
+class _Task(SimpleNamespace):
+    """What a criterion asks of a task."""
+
+
+def bag_criterion(words) -> BagOfWordsCriterion:  # type: ignore[no-untyped-def]
+    return BagOfWordsCriterion(_Task(target_dictionary=words), sentence_avg=False)
+
+
+def sample_of(tokens: Tensor, targets: Tensor, padding: int) -> dict:
+    ntokens = int(targets.ne(padding).sum())
+    return {"net_input": {"src_tokens": tokens}, "target": targets, "ntokens": ntokens}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_bag_loss_is_the_cross_entropy_against_the_uniform_distribution(seed: int) -> None:
+    case = case_in_double("coarse_lm", seed)
+    length = case.rng.randint(1, 19)
+    tokens, targets = case.tokens(2, length), case.tokens(2, length)
+    shorter = case.rng.randint(1, length)
+    tokens[1, shorter:] = targets[1, shorter:] = case.dictionary.pad()
+    loss, size, logged = bag_criterion(case.dictionary)(case.model, sample_of(tokens, targets, case.dictionary.pad()))
+    assert size == length + shorter == logged["ntokens"]
+    expected = torch.zeros(())
+    for row, count in ((0, length), (1, shorter)):
+        features = naive.coarse_features(tokens[row, :count], case.model.decoder)
+        log_probs = case.model.decoder.output_layer(features).log_softmax(-1)
+        expected = expected + naive.bag_of_words_loss(log_probs, targets[row, :count], case.model.decoder.factor)
+    # fairseq's log_softmax works in float32.
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_bag_loss_is_that_of_cross_entropy_token_by_token(seed: int) -> None:
+    from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+
+    case = random_case("coarse_lm", seed)
+    words = case.dictionary
+    tokens, targets = case.tokens(3, 17), case.tokens(3, 17)
+    targets[2, 9:] = words.pad()
+    sample = sample_of(tokens, targets, words.pad())
+    plain = CrossEntropyCriterion(_Task(target_dictionary=words), sentence_avg=False)
+    for reduce in (True, False):
+        got = bag_criterion(words)(case.model, sample, reduce=reduce)[0]
+        expected = plain(case.model, sample, reduce=reduce)[0]
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_bag_criterion_names_the_architecture_it_needs() -> None:
+    case = random_case("vanilla_lm", 0)
+    tokens = case.tokens(1, 4)
+    with pytest.raises(UsageError, match="--criterion bag_of_words needs --arch coarse_lm: got a VanillaLanguageModel"):
+        bag_criterion(case.dictionary)(case.model, sample_of(tokens, tokens, case.dictionary.pad()))
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "sentence"),
+    [
+        ("multiscale_topdown", {"scale_layers": "4x=8,6x=2,1x=1"}, "--scale-layers must name scales that divide"),
+        ("multiscale_topdown", {"scale_layers": "4x=8"}, "--scale-layers must have an entry for the scale 1x"),
+        ("multiscale_topdown", {"scale_layers": "4x=0,1x=1"}, "a whole number of at least 1 for 4x: got '0'"),
+        ("multiscale_topdown", {"scale_layers": "7,7,8,8"}, "must be a comma separated list of SCALEx=VALUE"),
+        ("multiscale_topdown", {"scale_layers": "4x=1,4x=2,1x=1"}, "must name each scale once: got 4x twice"),
+        ("multiscale_bottomup", {"scale_layers": "1x=3"}, "must have a scale beside 1x: got '1x=3'"),
+        ("multiscale_bottomup", {"scale_layers": "16x=1,8x=1,4x=1,2x=1,32x=1,1x=1"}, "must be a multiple of the 5"),
+        ("multiscale_bottomup", {"scale_heads": "4x=12,16x=12"}, "--scale-heads must add up to .*heads 12"),
+        ("multiscale_bottomup", {"scale_heads": "4x=6,1x=6"}, "--scale-heads must name the coarse scales"),
+        ("coarse_lm", {"scale_layers": "4x=6,1x=6"}, "must have a single scale such as 4x=12: got '4x=6,1x=6'"),
+    ],
+)
+def test_flags_that_break_a_rule_get_one_sentence(arch: str, flags: dict, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        build(arch, flags, dictionary(5))
+
+
+def test_an_order_of_scales_does_not_matter() -> None:
+    models = []
+    for text in ("8x=1,2x=2,1x=1", "1x=1,8x=1,2x=2"):
+        torch.manual_seed(3)
+        flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
+        models.append(build("multiscale_topdown", {**flags, "scale_layers": text}, dictionary(5)).eval())
+    tokens = torch.randint(4, 9, (2, 13))
+    with torch.no_grad():
+        assert torch.equal(models[0](tokens)[0], models[1](tokens)[0])
+
+
+def test_bfloat16_generation_keeps_the_state_in_bfloat16() -> None:
+    for arch in ("multiscale_topdown", "multiscale_bottomup", "coarse_lm"):
+        case = random_case(arch, random.Random(arch).randrange(9))
+        model = case.model.bfloat16()
+        tokens = case.tokens(2, 11)
+        state: dict = {}
+        with torch.no_grad():
+            for end in range(4, 12):
+                logits = model.decoder(tokens[:, :end], incremental_state=state)[0]
+                assert logits.dtype == torch.bfloat16
+                assert torch.isfinite(logits).all()

@@ -1,0 +1,232 @@
+"""The streaming models against per-token loops, in outputs and gradients, and what their memory promises."""
+
+import random
+
+import pytest
+import torch
+
+from fairseq_ms.modules.streaming.memory import Memory
+from tests.naive import streaming as naive_streaming
+from tests.registry import Case, build, dictionary, random_case
+
+ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
+SEEDS = range(20)
+# float64; sums of a few hundred terms of order 1, through at most seven layers.
+EXACT = 1e-9
+
+
+def exact_case(arch: str, seed: int) -> Case:
+    case = random_case(arch, seed)
+    case.model.double()
+    return case
+
+
+def random_length(case: Case) -> int:
+    """Several segments and a piece of one more."""
+    length = case.model.decoder.segment_len
+    return case.rng.randint(1, 4) * length + case.rng.randrange(length)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_logits_and_gradients_equal_the_per_token_loops(arch: str, seed: int) -> None:
+    case = exact_case(arch, seed)
+    tokens = case.tokens(2, random_length(case))
+    fast = case.model(tokens)[0]
+    naive = getattr(naive_streaming, arch)(case.model, tokens)
+    naive = naive[0] if isinstance(naive, tuple) else naive
+    torch.testing.assert_close(fast, naive, rtol=EXACT, atol=EXACT)
+    parameters = {n: p for n, p in case.model.named_parameters() if not n.startswith("decoder.compress")}
+    weight = torch.randn_like(fast)
+    fast_grads = torch.autograd.grad((fast * weight).sum(), list(parameters.values()), allow_unused=True)
+    naive_grads = torch.autograd.grad((naive * weight).sum(), list(parameters.values()), allow_unused=True)
+    for name, one, other in zip(parameters, fast_grads, naive_grads):
+        assert (one is None or not one.any()) == (other is None or not other.any()), name
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT, msg=name)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_stream_may_be_cut_anywhere(arch: str, seed: int) -> None:
+    case = exact_case(arch, seed)
+    tokens = case.tokens(2, random_length(case))
+    memory, pieces, start = None, [], 0
+    while start < tokens.size(1):
+        count = case.rng.randint(1, tokens.size(1) - start)
+        logits, extra = case.model(tokens[:, start : start + count], memory=memory)
+        memory, start = extra["memory"], start + count
+        pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), case.model(tokens)[0], rtol=EXACT, atol=EXACT)
+    assert not any(state.requires_grad for state in memory.states.values())
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_memory_survives_a_safe_checkpoint_and_reordering(arch: str, tmp_path) -> None:
+    case = exact_case(arch, 1)
+    first, second = case.tokens(3, random_length(case)), case.tokens(3, random_length(case))
+    memory = case.model(first)[1]["memory"]
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    loaded = Memory.from_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    order = torch.tensor([2, 0, 2])
+    logits = case.model(second[order], memory=loaded.reorder(order))[0]
+    assert torch.equal(logits, case.model(second[order], memory=memory.reorder(order))[0])
+    torch.testing.assert_close(logits, case.model(second, memory=memory)[0][order], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_forgotten_stream_is_at_its_beginning_and_the_others_are_not(arch: str) -> None:
+    case = exact_case(arch, 3)
+    length = case.model.decoder.segment_len
+    first, second = case.tokens(2, 3 * length), case.tokens(2, 2 * length)
+    memory = case.model(first)[1]["memory"].forget(torch.tensor([True, False]))
+    logits = case.model(second, memory=memory)[0]
+    torch.testing.assert_close(logits[0], case.model(second)[0][0], rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(logits[1], case.model(torch.cat([first, second], 1))[0][1, 3 * length :])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cached_decoding_continues_a_memory(arch: str, seed: int) -> None:
+    case = exact_case(arch, seed)
+    first, second = case.tokens(2, random_length(case)), case.tokens(2, random_length(case))
+    memory = case.model(first)[1]["memory"]
+    whole = case.model(torch.cat([first, second], dim=1))[0][:, first.size(1) :]
+    state: dict = {}
+    with torch.no_grad():
+        for end in range(1, second.size(1) + 1):
+            cached = case.model.decoder(second[:, :end], incremental_state=state, memory=memory)[0]
+            torch.testing.assert_close(cached[:, 0], whole[:, end - 1], rtol=EXACT, atol=EXACT)
+        # Going back starts from the memory again, not from nothing.
+        again = case.model.decoder(second[:, :1], incremental_state=state)[0]
+    torch.testing.assert_close(again[:, 0], whole[:, 0], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_foreign_memory_is_refused_in_one_sentence(arch: str) -> None:
+    case = exact_case(arch, 0)
+    memory = case.model(case.tokens(2, 7))[1]["memory"]
+    with pytest.raises(ValueError, match="memory: must hold"):
+        case.model(case.tokens(3, 7), memory=memory)
+    with pytest.raises(ValueError, match="memory: must be None or"):
+        case.model(case.tokens(2, 7), memory=[torch.zeros(1)])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("recompute", ["pointwise", "none"])
+def test_checkpointed_activations_change_no_gradient(arch: str, recompute: str) -> None:
+    case = random_case(arch, 2)
+    words = dictionary(9)
+    tokens = case.tokens(2, random_length(case))
+    results = []
+    for kept in (False, True):
+        torch.manual_seed(5)
+        flags = {"checkpoint_activations": kept, "recompute": recompute, "dropout": 0.2, "attention_dropout": 0.3}
+        model = build(arch, {**case.flags, **flags}, words)
+        model.train()
+        torch.manual_seed(7)
+        logits = model(tokens)[0]
+        results.append(torch.autograd.grad(logits.square().sum(), model.decoder.embed.words.weight)[0])
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alone(seed: int) -> None:
+    case = exact_case("compressive_transformer", seed)
+    model = case.model.train()
+    for module in model.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    object.__setattr__(model.decoder.layers_cfg, "dropout", 0.0)
+    length = model.decoder.segment_len
+    tokens = case.tokens(2, case.rng.randint(1, 4) * length)
+    loss = model(tokens)[1]["auxiliary_loss"]
+    naive = naive_streaming.compressive_transformer(model, tokens)[1] * model.decoder.loss_weight
+    torch.testing.assert_close(loss, naive, rtol=EXACT, atol=EXACT)
+    names, parameters = zip(*model.named_parameters())
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    expected = torch.autograd.grad(naive, parameters, allow_unused=True)
+    for name, grad, other in zip(names, grads, expected):
+        assert (grad is not None) == ("compress" in name), name
+        if grad is not None:
+            torch.testing.assert_close(grad, other, rtol=EXACT, atol=EXACT)
+
+
+def test_the_language_model_loss_does_not_touch_the_compression_and_moves_everything_else() -> None:
+    words = dictionary(9)
+    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
+    flags |= {"decoder_layers": 2, "tokens_per_sample": 4, "mem_len": 3, "compressed_mem_len": 2}
+    model = build("compressive_transformer", {**flags, "init_std": 0.4}, words).double().train()
+    tokens = torch.randint(4, len(words), (2, 24))
+    logits, extra = model(tokens)
+    names, parameters = zip(*model.named_parameters())
+    grads = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True, retain_graph=True)
+    for name, grad in zip(names, grads):
+        assert (grad is not None and bool(grad.any())) == ("compress" not in name), name
+    moved = torch.autograd.grad(extra["auxiliary_loss"], [p for n, p in zip(names, parameters) if "compress" in n])
+    assert all(grad.any() for grad in moved)
+
+
+def test_one_scale_without_output_layers_is_transformer_xl() -> None:
+    words, rng = dictionary(9), random.Random(0)
+    flags = {"decoder_embed_dim": 6, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
+    flags |= {"tokens_per_sample": 5, "mem_len": 7, "init_std": 0.4, "decoder_normalize_before": True}
+    torch.manual_seed(0)
+    xl = build("transformer_xl", {**flags, "decoder_layers": 3}, words).eval()
+    ql = build("transformer_ql", {**flags, "scale_layers": "1x=3", "output_layers": 0}, words).eval()
+    weights = {name.replace("decoder.layers.", "decoder.scales.0."): w for name, w in xl.state_dict().items()}
+    ql.load_state_dict(weights, strict=True)
+    tokens = torch.randint(4, len(words), (2, 4 * 5 + rng.randrange(5)))
+    assert torch.equal(ql(tokens)[0], xl(tokens)[0])
+
+
+@pytest.mark.parametrize(("scales", "droppath"), [(3, 0.9), (2, 0.6), (3, 0.0)])
+def test_droppath_keeps_the_coarser_scales_as_often_as_section_2_3_says(scales: int, droppath: float) -> None:
+    words = dictionary(5)
+    layers = ",".join(f"{2**n}x=1" for n in range(scales))
+    flags = {"decoder_embed_dim": 4, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1}
+    flags |= {"tokens_per_sample": 8, "mem_len": 4, "scale_layers": layers, "droppath": droppath}
+    decoder = build("transformer_ql", flags, words).decoder.train()
+    draws = 4000
+    kept = torch.bincount(torch.tensor([decoder._first_kept() for _ in range(draws)]), minlength=scales) / draws
+    expected = torch.tensor([1 - droppath] + [droppath / (scales - 1)] * (scales - 1))
+    # Four standard deviations of a frequency over 4,000 draws.
+    torch.testing.assert_close(kept, expected, rtol=0.0, atol=4 * 0.5 / draws**0.5)
+    decoder.eval()
+    assert {decoder._first_kept() for _ in range(50)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "sentence"),
+    [
+        ("transformer_xl", {"mem_len": -1}, "--mem-len must be at least 0: got -1"),
+        ("transformer_xl", {"tokens_per_sample": 0}, "--tokens-per-sample must be at least 1"),
+        ("transformer_xl", {"decoder_layers": 0}, "--decoder-layers must be at least 1: got 0"),
+        ("transformer_xl", {"add_bos_token": True}, "--add-bos-token cannot be used"),
+        ("transformer_ql", {"tokens_per_sample": 5}, "--tokens-per-sample must be a multiple of the coarsest scale"),
+        ("transformer_ql", {"droppath": 1.0}, "--droppath must be at least 0 and below 1: got 1.0"),
+        ("transformer_ql", {"output_layers": -1}, "--output-layers must be at least 0: got -1"),
+        ("transformer_ql", {"scale_layers": "2x=3"}, "--scale-layers must have an entry for the scale 1x"),
+        ("compressive_transformer", {"compression_rate": 1}, "--compression-rate must be at least 2: got 1"),
+        ("compressive_transformer", {"compressed_mem_len": -2}, "--compressed-mem-len must be at least 0: got -2"),
+        ("compressive_transformer", {"tokens_per_sample": 7}, "must be a multiple of --compression-rate 2: got 7"),
+        ("compressive_transformer", {"reconstruction_loss_weight": 0.0}, "--reconstruction-loss-weight must be above"),
+    ],
+)
+def test_a_flag_that_breaks_a_rule_is_named_in_one_sentence(arch: str, flags: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build(arch, {"tokens_per_sample": 8, **flags}, dictionary(5))
+
+
+def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:  # type: ignore[no-untyped-def]
+    sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 8, "mem_len": 8}
+    said, largest = {}, {}
+    for before in (False, True):
+        caplog.clear()
+        model = build("transformer_ql", {**sizes, "decoder_normalize_before": before}, dictionary(9))
+        said[before] = "set --decoder-normalize-before" in caplog.text
+        model.decoder.stream(torch.randint(4, 13, (2, 8)), None)[0].pow(2).sum().backward()
+        largest[before] = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    assert said == {False: True, True: False}
+    # Why: without a single token in them, the coarse scales' rows are zeros.
+    assert largest[False] > 1e4 > 1e2 > largest[True]

@@ -1,0 +1,74 @@
+"""The cache of keys and values against a list of what was put in."""
+
+import random
+
+import pytest
+import torch
+
+from fairseq_ms.modules.kv_cache import KeyValueCache, StackState, is_identity
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_cache_is_what_was_appended_reordered_and_truncated(seed: int) -> None:
+    rng = random.Random(seed)
+    cache = KeyValueCache(2, 3, 4, rng.choice([0, 1, 5]), torch.empty(0))
+    expected = torch.empty(2, 2, 3, 0, 4)
+    for _ in range(60):
+        action = rng.choice(["append", "append", "reorder", "truncate"])
+        if action == "append":
+            new = torch.randn(2, expected.size(1), 3, rng.choice([1, 1, 2, 7]), 4)
+            expected = torch.cat([expected, new], dim=3)
+            k, v = cache.append(*new)
+            assert torch.equal(torch.stack([k, v]), expected)
+        elif action == "reorder":
+            rows = expected.size(1)
+            order = torch.tensor([rng.randrange(rows) for _ in range(rng.randint(1, 4))])
+            expected = expected[:, order]
+            cache.reorder(order)
+        else:
+            length = rng.randint(0, expected.size(3))
+            expected = expected[:, :, :, :length]
+            cache.truncate(length)
+        assert cache.length == expected.size(3)
+        assert cache.batch_size == expected.size(1)
+        assert torch.equal(cache.keys, expected[0])
+        assert torch.equal(cache.values, expected[1])
+
+
+def test_growing_doubles_so_that_n_steps_copy_a_few_n_positions() -> None:
+    cache = KeyValueCache(1, 1, 2, 1, torch.empty(0))
+    sizes = set()
+    for _ in range(1000):
+        cache.append(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
+        sizes.add(cache.buffer.size(3))
+    assert len(sizes) == 11
+
+
+def test_reordering_by_the_identity_copies_nothing() -> None:
+    cache = KeyValueCache(3, 1, 2, 4, torch.empty(0))
+    cache.append(torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2))
+    buffer = cache.buffer
+    cache.reorder(torch.tensor([0, 1, 2]))
+    assert cache.buffer is buffer
+    cache.reorder(torch.tensor([0, 2, 1]))
+    assert cache.buffer is not buffer
+
+
+@pytest.mark.parametrize(
+    ("order", "rows", "same"), [([0, 1], 2, True), ([1, 0], 2, False), ([0, 1], 3, False), ([0, 1, 1], 2, False)]
+)
+def test_only_the_identity_is_the_identity(order: list[int], rows: int, same: bool) -> None:
+    assert is_identity(torch.tensor(order), rows) is same
+
+
+def test_a_stack_moves_all_its_layers_together() -> None:
+    state = StackState([KeyValueCache(2, 1, 2, 4, torch.empty(0)) for _ in range(3)])
+    new = torch.randn(2, 1, 3, 2)
+    for cache in state.caches:
+        cache.append(new, -new)
+    state.reorder(torch.tensor([1, 1]))
+    state.truncate(2)
+    assert state.length == 2
+    for cache in state.caches:
+        assert torch.equal(cache.keys, new[[1, 1], :, :2])
+        assert torch.equal(cache.values, -new[[1, 1], :, :2])

@@ -1,0 +1,223 @@
+"""Attention through windows against dense attention with a mask, and its caches against their definition."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from fairseq_ms.modules.attention import _QUERY_CHUNK, ChunkedAttention
+from fairseq_ms.modules.multiscale.local_attention import LocalAttention, SlidingCache
+from fairseq_ms.ops import window_attention
+from fairseq_ms.ops.recompute import kept_share
+from fairseq_ms.ops.window_layout import HeadGroup, Layouts
+
+PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
+
+
+def random_groups(rng: random.Random) -> list[HeadGroup]:
+    groups, factor, reached = [], 1, 0
+    for _ in range(rng.choice([1, 2, 3])):
+        near = max(0, reached - rng.choice([0, 0, 2]))
+        far = max(reached, near + factor) + rng.randint(1, 3 * factor + 8)
+        groups.append(HeadGroup(factor, near, far, rng.choice([1, 2])))
+        reached, factor = far, factor * rng.choice([2, 3, 4])
+    return groups
+
+
+def visible(group: HeadGroup, length: int) -> torch.Tensor:
+    """(T, C), from the definition: the block is finished and its start lies in the window."""
+    t, start = torch.arange(length)[:, None], group.factor * torch.arange(length // group.factor)
+    return (start + group.factor - 1 <= t) & (group.near <= t - start) & (t - start < group.far)
+
+
+def dense(layer: LocalAttention, x: torch.Tensor, masks=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    """What ``LocalAttention`` computes, with T x C tables of scores; ``masks`` (B, N, T, C) a group for dropout."""
+    dim = x.size(-1)
+    fine = layer.fine(x)
+    queries = fine[..., :dim].split([group.heads * layer.head_dim for group in layer.groups], dim=-1)
+    results = []
+    for number, group in enumerate(layer.groups):
+        if number == 0:
+            pair = fine[..., dim:]
+        else:
+            whole = x.size(1) - x.size(1) % group.factor
+            pair = layer.coarse[number - 1](layer.pools[number - 1](x[:, :whole]))
+        k, v = pair.unflatten(-1, (2, group.heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
+        q = queries[number].unflatten(-1, (group.heads, layer.head_dim)).transpose(1, 2)
+        weights = (q @ k.transpose(-1, -2) / math.sqrt(layer.head_dim)).exp() * visible(group, x.size(1))
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+        if masks is not None:
+            weights = weights * masks[number].clone() / kept_share(layer.dropout)
+        results.append((weights @ v).transpose(1, 2).flatten(2))
+    return layer.out(torch.cat(results, dim=-1))
+
+
+def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    weights = torch.randn_like(other)
+    grads = [torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True) for y in (one, other)]
+    for a, b in zip([one, *grads[0]], [other, *grads[1]], strict=True):
+        a, b = (torch.zeros(()) if tensor is None else tensor for tensor in (a, b))
+        if a.numel() != b.numel():
+            # A scale whose first block is not finished yet: no gradient is as good as zeros.
+            assert not a.any()
+            assert not b.any()
+            continue
+        # float64, sums of up to a few hundred products.
+        torch.testing.assert_close(a.view_as(b), b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("recompute", [True, False])
+def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool, monkeypatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(window_attention, "_PIECE", rng.choice([1, 64, 128, 512]))
+    groups = random_groups(rng)
+    dim = 3 * sum(group.heads for group in groups)
+    layer = LocalAttention(dim, groups, rng.choice(["avg", "max", "conv"]), recompute=recompute).double()
+    x = torch.randn(2, rng.choice([1, 2, 7, 31, 64, 65, 150, 197]), dim, dtype=torch.float64, requires_grad=True)
+    result = layer(x, mask=Layouts(groups, x.size(1), x.device))
+    assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize("length", [512, 700])
+def test_the_papers_windows_equal_dense_attention_with_a_mask(length: int) -> None:
+    layer = LocalAttention(6, PAPER).double()
+    x = torch.randn(1, length, 6, dtype=torch.float64, requires_grad=True)
+    result = layer(x, mask=Layouts(PAPER, length, x.device))
+    assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()])
+
+
+def test_without_gradients_the_result_is_the_same() -> None:
+    layer = LocalAttention(6, PAPER).double()
+    x = torch.randn(2, 330, 6, dtype=torch.float64)
+    layouts = Layouts(PAPER, 330, x.device)
+    with torch.no_grad():
+        # float64, the same products in the same order.
+        torch.testing.assert_close(layer(x, mask=layouts), dense(layer, x), rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatch) -> None:
+    rng = random.Random(seed)
+    at_once = rng.choice([64, 128, 512])
+    monkeypatch.setattr(window_attention, "_PIECE", at_once)
+    groups = random_groups(rng)
+    dim = 3 * sum(group.heads for group in groups)
+    length = rng.choice([40, 131, 200])
+    layer = LocalAttention(dim, groups, dropout=0.3).double()
+    layouts = Layouts(groups, length, torch.device("cpu"))
+    masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
+    keep, drawn = ChunkedAttention._keep, {}
+
+    def spy(self, number, weights):  # type: ignore[no-untyped-def]
+        mask = keep(self, number, weights)
+        # In backward, the mask of the same seed and chunk once more.
+        assert torch.equal(drawn.setdefault((self.seed, number), mask.clone()), mask)
+        return mask
+
+    monkeypatch.setattr(ChunkedAttention, "_keep", spy)
+    x = torch.randn(2, length, dim, dtype=torch.float64, requires_grad=True)
+    result = layer(x, mask=layouts)
+    in_order = iter(list(drawn.values()))
+    for group, layout, table in zip(groups, layouts.groups, masks):
+        for row in range(2):
+            step = max(1, at_once // layout.query_block)
+            pieces = range(0, layout.blocks, step)
+            for first, start in itertools.product(pieces, range(0, layout.query_block, _QUERY_CHUNK)):
+                # (blocks * N, rows, S) -> (blocks, N, rows, S)
+                mask = next(in_order).unflatten(0, (min(step, layout.blocks - first), group.heads))
+                for block, i, j in itertools.product(*(range(size) for size in (*mask.shape[:1], *mask.shape[2:]))):
+                    t = (first + block) * layout.query_block + start + i
+                    s = (first + block) * layout.step - layout.pad_left + j
+                    if t < length and 0 <= s < layout.keys:
+                        table[row, :, t, s] = mask[block, :, i, j]
+    assert next(in_order, None) is None
+    assert all((table == 0.0).any() for table in masks)
+    assert_same_with_gradients(result, dense(layer, x, masks), [x, *layer.parameters()])
+
+
+def test_queries_that_see_nothing_are_zero_and_pass_no_gradient() -> None:
+    groups = [HeadGroup(1, 0, 3, 1), HeadGroup(4, 3, 9, 1)]
+    layer = LocalAttention(8, groups).double()
+    layer.out.weight.data.copy_(torch.eye(8))
+    layer.out.bias.data.zero_()
+    x = torch.randn(1, 21, 8, dtype=torch.float64)
+    result = layer(x, mask=Layouts(groups, 21, x.device))
+    blind = ~visible(groups[1], 21).any(-1)
+    assert blind[:3].all()
+    assert torch.equal(result[0, blind, 4:], torch.zeros(int(blind.sum()), 4, dtype=torch.float64))
+    assert (result[0, ~blind, 4:] != 0.0).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_token_up_to_the_last_window_is_seen_at_some_scale(seed: int) -> None:
+    rng = random.Random(seed)
+    factors = [1]
+    for _ in range(rng.choice([0, 1, 2])):
+        factors.append(factors[-1] * rng.choice([2, 3, 4]))
+    groups, reached = [], 0
+    for factor, next_factor in zip(factors, [*factors[1:], 1]):
+        # Behind a fine window shorter than a block of the next scale, the newest block is not finished in time.
+        far = max(reached + factor + rng.randint(0, 9), next_factor - 1)
+        groups.append(HeadGroup(factor, reached, far, 1))
+        reached = far
+    length = 2 * reached + 5
+    seen = torch.zeros(length, length, dtype=torch.bool)
+    for group in groups:
+        blocks = visible(group, length).repeat_interleave(group.factor, dim=1)
+        seen[:, : blocks.size(1)] |= blocks
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    assert seen[(distance >= 0) & (distance <= reached - factors[-1])].all()
+
+
+def test_a_sliding_cache_holds_the_last_positions() -> None:
+    rng = random.Random(0)
+    for keep in (1, 3, 8):
+        cache = SlidingCache(2, 3, 4, keep, torch.empty(0))
+        everything = torch.empty(2, 2, 3, 0, 4)
+        for _ in range(40):
+            new = torch.randn(2, 2, 3, rng.choice([0, 1, 1, 2, 20]), 4)
+            everything = torch.cat([everything, new], dim=3)
+            cache.append(*new)
+            end = everything.size(3)
+            start = max(0, end - keep)
+            k, v = cache.view(start, end)
+            assert torch.equal(torch.stack([k, v]), everything[:, :, :, start:])
+            order = torch.tensor([rng.randrange(2), rng.randrange(2)])
+            cache.reorder(order)
+            everything = everything[:, order]
+
+
+def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
+    groups = [HeadGroup(1, 0, 3, 1), HeadGroup(2, 3, 11, 1), HeadGroup(4, 11, 24, 1)]
+    layer = LocalAttention(12, groups).eval()
+    cache = layer.new_cache(2, 1000, torch.empty(0))
+    x = torch.randn(2, 10, 12)
+
+    def held() -> int:
+        tensors = [window.buffer for window in cache.windows] + cache.unfinished
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    with torch.no_grad():
+        layer(x, mask=Layouts(groups, 10, x.device), cache=cache)
+        at_ten = held()
+        for _ in range(100):
+            layer(torch.randn(2, 1, 12), cache=cache)
+    assert cache.length == 110
+    assert held() == at_ten
+
+
+@pytest.mark.parametrize("prefix", [1, 3, 17, 40])
+def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) -> None:
+    groups = [HeadGroup(1, 0, 3, 1), HeadGroup(2, 3, 11, 1), HeadGroup(4, 11, 24, 1)]
+    layer = LocalAttention(12, groups).double().eval()
+    x = torch.randn(2, 53, 12, dtype=torch.float64)
+    cache = layer.new_cache(2, 53, x)
+    with torch.no_grad():
+        parts = [layer(x[:, :prefix], mask=Layouts(groups, prefix, x.device), cache=cache)]
+        parts += [layer(x[:, t : t + 1], cache=cache) for t in range(prefix, 53)]
+        expected = layer(x, mask=Layouts(groups, 53, x.device))
+    # float64, the same products.
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0.0, atol=1e-12)

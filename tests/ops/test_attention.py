@@ -1,0 +1,155 @@
+"""Attention against the formula, written out."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_ms.modules import attention as module
+from fairseq_ms.modules.attention import (
+    ChunkedAttention,
+    SelfAttention,
+    attend,
+    merge_heads,
+    split_heads,
+    split_qkv,
+)
+from fairseq_ms.ops.recompute import kept_share
+
+
+def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):  # type: ignore[no-untyped-def]
+    """softmax(q k^T / sqrt(H) + bias) * mask v, query by query."""
+    rows = []
+    for t in range(q.size(2)):
+        scores = (q[:, :, t : t + 1] * k).sum(-1) / math.sqrt(q.size(-1))
+        if bias is not None:
+            scores = scores + bias.expand(*q.shape[:3], k.size(2))[:, :, t]
+        if causal:
+            scores = scores[..., : t + k.size(2) - q.size(2) + 1]
+        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+        if masks is not None:
+            weights = weights * masks[t][..., : weights.size(-1)] / share
+        rows.append((weights[..., None] * v[:, :, : weights.size(-1)]).sum(2))
+    return torch.stack(rows, dim=2)
+
+
+def tensors(queries: int, keys: int) -> list[torch.Tensor]:
+    shapes = [(2, 3, queries, 5), (2, 3, keys, 5), (2, 3, keys, 5)]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    weights = torch.randn_like(other)
+    grads = [torch.autograd.grad((y * weights).sum(), inputs) for y in (one, other)]
+    for a, b in zip([one, *grads[0]], [other, *grads[1]], strict=True):
+        # float64, sums of up to 150 products.
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def masks_of(monkeypatch) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+    """The dropout masks as they are drawn, in forward and again in backward."""
+    drawn: list[torch.Tensor] = []
+    keep_mask = module.keep_mask
+
+    def spy(*args):  # type: ignore[no-untyped-def]
+        drawn.append(keep_mask(*args))
+        return drawn[-1].clone()
+
+    monkeypatch.setattr(module, "keep_mask", spy)
+    return drawn
+
+
+def by_query(drawn: list[torch.Tensor], chunks: int, queries: int) -> list[torch.Tensor]:
+    """Masks of chunks, (B * N, rows, S) each, as one (B, N, S) a query."""
+    rows = [mask[:, t].unflatten(0, (2, 3)) for mask in drawn[:chunks] for t in range(mask.size(1))]
+    assert len(rows) == queries
+    return rows
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (1, 7), (70, 70), (67, 150)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_without_dropout_is_the_formula(queries: int, keys: int, causal: bool) -> None:
+    q, k, v = tensors(queries, keys)
+    bias = None if causal else torch.randn(2, 1, queries, keys, dtype=torch.float64)
+    result = attend(q, k, v, bias=bias, causal=causal)
+    assert_same_with_gradients(result, naive(q, k, v, bias, causal), [q, k, v])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (70, 70), (67, 150)])
+@pytest.mark.parametrize("kind", ["causal", "bias", "row bias", "plain"])
+def test_attention_with_dropout_is_the_formula_with_the_same_mask(
+    queries: int, keys: int, kind: str, monkeypatch
+) -> None:
+    q, k, v = tensors(queries, keys)
+    shapes = {"bias": (1, 3, queries, keys), "row bias": (2, 1, 1, keys)}
+    bias = torch.randn(shapes[kind], dtype=torch.float64) if kind in shapes else None
+    drawn = masks_of(monkeypatch)
+    result = attend(q, k, v, bias=bias, causal=kind == "causal", dropout=0.4)
+    chunks = -(-queries // module._QUERY_CHUNK)
+    assert len(drawn) == chunks
+    masks = by_query(drawn, chunks, queries)
+    expected = naive(q, k, v, bias, kind == "causal", masks, kept_share(0.4))
+    assert_same_with_gradients(result, expected, [q, k, v])
+    for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
+        assert torch.equal(first, again)
+
+
+def test_masks_of_two_calls_differ_and_repeat_after_the_same_seed() -> None:
+    q, k, v = tensors(9, 9)
+    torch.manual_seed(3)
+    first, second = (attend(q, k, v, causal=True, dropout=0.5) for _ in range(2))
+    torch.manual_seed(3)
+    again = attend(q, k, v, causal=True, dropout=0.5)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
+    attention = ChunkedAttention(None, False, 0.5)
+    same = torch.ones(1, 2 * module._QUERY_CHUNK, 3, 4)
+    y = attention.forward(same[:, None, :, 0], same[:, None, :, 0], torch.randn(same.shape)[:, None, :, 0])
+    first, second = y.split(module._QUERY_CHUNK, dim=2)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("length", [1, 6, 64, 131])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
+    length: int, dropout: float, monkeypatch
+) -> None:
+    layer = SelfAttention(15, 3, dropout).double()
+    x = torch.randn(2, length, 15, dtype=torch.float64, requires_grad=True)
+    drawn = masks_of(monkeypatch)
+    result = layer(x)
+    chunks = -(-length // module._QUERY_CHUNK)
+    masks = by_query(drawn, chunks, length) if dropout else None
+    q, k, v = split_qkv(layer.qkv(x), 3)
+    share = kept_share(dropout) if dropout else 1.0
+    expected = layer.out(merge_heads(naive(q, k, v, None, True, masks, share)))
+    assert_same_with_gradients(result, expected, [x, *layer.parameters()])
+
+
+def test_evaluation_drops_nothing() -> None:
+    layer = SelfAttention(12, 2, dropout=0.9).eval()
+    x = torch.randn(2, 7, 12)
+    assert torch.equal(layer(x), layer(x))
+    with torch.no_grad():
+        # Another kernel than with gradients: float32 rounding.
+        torch.testing.assert_close(layer(x), layer.requires_grad_(False)(x), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("split", [1, 4, 8])
+def test_a_cache_gives_what_the_whole_sequence_gives(split: int) -> None:
+    layer = SelfAttention(12, 2, dropout=0.0).double().eval()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    cache = layer.new_cache(2, 3, x)
+    with torch.no_grad():
+        parts = [layer(x[:, :split], cache=cache), layer(x[:, split:], cache=cache)]
+        # float64, the same products.
+        torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=0.0, atol=1e-12)
+
+
+def test_splitting_and_merging_heads_are_inverse() -> None:
+    x = torch.randn(2, 5, 12)
+    assert torch.equal(merge_heads(split_heads(x, 3)), x)
+    assert torch.equal(merge_heads(split_qkv(torch.cat([x, x + 1, x + 2], dim=-1), 3)[1]), x + 1)

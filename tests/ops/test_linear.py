@@ -1,0 +1,110 @@
+"""Packed weights, and the projections that stand for convolutions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fairseq_ms.modules.output import TiedOutput
+from fairseq_ms.modules.pooling import Downsample, Upsample
+from fairseq_ms.ops.linear import Linear, PackedWeight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 24), (8, 1, 24), (3, 17, 24), (2, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_projection_is_the_projection(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
+    linear = Linear(24, 40, bias).to(dtype)
+    x = torch.randn(shape, dtype=dtype)
+    with torch.no_grad():
+        plain = linear(x)
+        linear.make_generation_fast_()
+        assert linear.packed is not None
+        assert linear.packed.serves(x, linear.weight)
+        # 24 products in another order: rounding of float32, or one step of bfloat16's 8 bits.
+        tolerance = 1e-6 if dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(linear(x), plain, rtol=tolerance, atol=tolerance)
+
+
+def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_type() -> None:
+    linear = Linear(6, 4)
+    linear.make_generation_fast_()
+    x = torch.randn(3, 6, requires_grad=True)
+    linear(x).sum().backward()
+    torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, 6))
+    assert "packed" not in "".join(linear.state_dict())
+    with torch.no_grad():
+        assert not linear.packed.serves(x.double(), linear.weight)
+        assert not linear.packed.serves(x, nn.Parameter(linear.weight.clone()))
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced", "moved", "loaded"])
+def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str) -> None:
+    linear = Linear(6, 4)
+    linear.make_generation_fast_()
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        if change == "in place":
+            linear.weight.mul_(2.0)
+        elif change == "replaced":
+            linear.weight = nn.Parameter(torch.randn(4, 6))
+        elif change == "moved":
+            linear.double().float().weight.add_(1.0)
+        else:
+            linear.load_state_dict(Linear(6, 4).state_dict())
+        assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
+
+
+def test_packing_on_a_type_without_support_falls_back() -> None:
+    assert not PackedWeight.supports(torch.empty(4, 6, dtype=torch.float64))
+    linear = Linear(6, 4).double()
+    linear.make_generation_fast_()
+    assert linear.packed is None
+    x = torch.randn(3, 6, dtype=torch.float64)
+    assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
+
+
+def test_the_tied_output_follows_its_embedding() -> None:
+    words = nn.Embedding(11, 6)
+    output = TiedOutput(words)
+    assert not list(output.parameters())
+    output.make_generation_fast_()
+    x = torch.randn(2, 3, 6)
+    with torch.no_grad():
+        # 6 products in another order.
+        torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
+        words.weight.mul_(3.0)
+        torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_the_convolutional_downsampler_is_a_strided_convolution(factor: int) -> None:
+    ours = Downsample("conv", 5, factor).double()
+    theirs = nn.Conv1d(5, 5, factor, stride=factor).double()
+    x = torch.randn(2, 6 * factor, 5, dtype=torch.float64)
+    with torch.no_grad():
+        # (O, k * I) with the positions of a block one after the other -> (O, I, k)
+        theirs.weight.copy_(ours.conv.weight.unflatten(1, (factor, 5)).transpose(1, 2))
+        theirs.bias.copy_(ours.conv.bias)
+        # float64, the same products in another order.
+        torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "pool"), [("avg", nn.AvgPool1d), ("max", nn.MaxPool1d)])
+def test_the_other_downsamplers_are_torchs_pooling(kind: str, pool: type[nn.Module]) -> None:
+    x = torch.randn(2, 12, 5, dtype=torch.float64)
+    expected = pool(3)(x.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(Downsample(kind, 5, 3)(x), expected, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_the_upsampler_is_a_transposed_convolution(factor: int) -> None:
+    ours = Upsample(5, factor).double()
+    theirs = nn.ConvTranspose1d(5, 5, factor, stride=factor).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64)
+    with torch.no_grad():
+        nn.init.normal_(ours.bias)
+        # (k * O, I) with the outputs of a position one after the other -> (I, O, k)
+        theirs.weight.copy_(ours.conv.weight.unflatten(0, (factor, 5)).permute(2, 1, 0))
+        theirs.bias.copy_(ours.bias)
+        torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)

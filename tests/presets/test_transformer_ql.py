@@ -1,0 +1,198 @@
+"""Every preset of the Transformer-QL paper: Appendix E's numbers, its hydra file and its training script."""
+
+import argparse
+import dataclasses
+import importlib.util
+import itertools
+import os
+import subprocess
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from omegaconf import OmegaConf
+
+from fairseq_ms.lm.registry import PRESETS
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "user_dir_examples" / "transformer_ql"
+MODELS = ("transformer_xl", "compressive_transformer", "transformer_ql")
+ARCHS = sorted(arch for arch, (model, _) in PRESETS.items() if model in MODELS)
+# Table 4.
+VOCABULARIES = {"simplebooks2": 11_492, "simplebooks92": 98_304, "wt103": 267_735}
+# Appendix E and, for the Multi-scale Transformer, Table 5: n_s, n_m, n_cm of training.
+LENGTHS = {
+    "transformer_xl_simplebooks2": (8, 8, None),
+    "compressive_transformer_simplebooks2": (4, 6, 6),
+    "transformer_ql_simplebooks2": (8, 8, None),
+    "transformer_ql_simplebooks2_ms": (16, 0, None),
+    "transformer_xl_simplebooks92": (8, 8, None),
+    "compressive_transformer_simplebooks92": (4, 6, 6),
+    "transformer_ql_simplebooks92": (8, 8, None),
+    "transformer_ql_simplebooks92_ms": (64, 0, None),
+    "transformer_xl_wt103": (16, 16, None),
+    "transformer_xl_wt103_d512": (16, 16, None),
+    "transformer_xl_wt103_d1024": (16, 16, None),
+    "compressive_transformer_wt103": (8, 12, 12),
+    "transformer_ql_wt103": (16, 16, None),
+    "transformer_ql_wt103_d512": (16, 16, None),
+    "transformer_ql_wt103_d1024": (16, 16, None),
+    "transformer_ql_wt103_ms": (128, 0, None),
+}
+
+
+class _Words(list):
+    def pad(self) -> int:
+        return 1
+
+
+def dataset_of(arch: str) -> str:
+    return next(name for name in VOCABULARIES if arch.removesuffix("_ms").split("_d")[0].endswith(f"_{name}"))
+
+
+def by_arch(arch: str) -> Any:
+    """The configuration that ``--arch`` gives, as fairseq fills it in."""
+    model, _ = PRESETS[arch]
+    args = argparse.Namespace(arch=arch)
+    for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[model]):
+        setattr(args, field.name, None)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    given = {name: value for name, value in vars(args).items() if value is not None and name != "arch"}
+    return dataclasses.replace(MODEL_DATACLASS_REGISTRY[model](), **given)
+
+
+def by_hydra(arch: str) -> Any:
+    """The configuration that fairseq-hydra-train makes of the file."""
+    written = OmegaConf.load(EXAMPLES / "config" / f"{arch}.yaml")
+    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), written)
+    add_defaults(cfg)
+    return cfg
+
+
+def parameters(cfg: Any, arch: str) -> int:
+    """Of the model on no device at all."""
+    words = _Words(["w"] * VOCABULARIES[dataset_of(arch)])
+    args = SimpleNamespace(tokens_per_sample=LENGTHS[arch][0])
+    cfg.add_bos_token = False
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[PRESETS[arch][0]].build_model(
+            cfg, SimpleNamespace(source_dictionary=words, target_dictionary=words, args=args)
+        )
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def hand_count(arch: str) -> int:
+    """Eight Transformer-XL layers and tied embeddings; Appendix E's sizes."""
+    dataset = dataset_of(arch)
+    dim = 256 if dataset == "simplebooks2" else 512 if arch.endswith("_d512") else 1024 if "_d1024" in arch else 1536
+    ffn = 4 * dim
+    attention = 5 * dim * dim
+    layer = attention + (dim * ffn + ffn + ffn * dim + dim) + 2 * 2 * dim
+    total = 8 * layer + 2 * dim
+    if arch.startswith("compressive"):
+        total += 8 * (2 * dim * dim + dim)
+    if dataset == "simplebooks2":
+        return total + VOCABULARIES[dataset] * dim
+    bounds = [0, 20_000, 40_000, *([200_000] if dataset == "wt103" else []), VOCABULARIES[dataset]]
+    for band, (start, end) in enumerate(itertools.pairwise(bounds)):
+        width = dim // 4**band
+        total += (end - start) * width + width * dim
+    # The head of the adaptive softmax tells the tails apart.
+    return total + dim * (len(bounds) - 2)
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_configs", EXAMPLES / "write_configs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_model_of_tables_1_2_3_and_5_is_a_preset() -> None:
+    assert set(LENGTHS) == set(ARCHS)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_preset_is_what_appendix_e_says(arch: str) -> None:
+    cfg = by_arch(arch)
+    assert (cfg.tokens_per_sample, cfg.mem_len, getattr(cfg, "compressed_mem_len", None)) == LENGTHS[arch]
+    assert cfg.decoder_normalize_before
+    assert (cfg.init_std, cfg.proj_init_std) == (0.02, 0.01)
+    dropout = 0.1 if dataset_of(arch) == "simplebooks2" else 0.15
+    assert cfg.dropout == cfg.attention_dropout == cfg.activation_dropout == dropout
+    assert cfg.decoder_embed_dim // cfg.decoder_attention_heads == (
+        64 if dropout == 0.1 else cfg.decoder_embed_dim // 16
+    )
+    if arch.startswith("transformer_ql"):
+        assert (cfg.scale_layers, cfg.output_layers, cfg.droppath, cfg.compression) == ("1x=3,2x=3", 2, 0.3, "max")
+    if arch.startswith("compressive"):
+        assert (cfg.compression_rate, cfg.reconstruction_loss_weight) == (2, 0.01)
+    assert parameters(cfg, arch) == hand_count(arch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_hydra_file_builds_what_the_preset_builds(arch: str) -> None:
+    cfg, expected = by_hydra(arch), OmegaConf.structured(by_arch(arch))
+    assert cfg.model._name == PRESETS[arch][0]
+    for name in expected:
+        # The rest is the task's.
+        if name not in ("_name", "tokens_per_sample", "max_target_positions", "add_bos_token"):
+            assert cfg.model[name] == expected[name], name
+    assert cfg.task.tokens_per_sample == expected.tokens_per_sample
+
+
+def test_the_hydra_files_are_what_the_script_writes() -> None:
+    written = {path.name: path.read_text(encoding="utf-8") for path in (EXAMPLES / "config").glob("*.yaml")}
+    assert written == script().texts()
+    assert len(written) == len(ARCHS)
+
+
+def run_script(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script with commands of fairseq that print what they are given."""
+    for command in ("fairseq-train", "fairseq-eval-lm", "fairseq-ms"):
+        (folder / command).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        (folder / command).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        [str(EXAMPLES / name), *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_training_script_says_what_the_hydra_file_says(arch: str, tmp_path: Path) -> None:
+    cfg = by_hydra(arch)
+    given = run_script("train.sh", tmp_path, arch, "data-bin", "--fp16").stdout.splitlines()
+    flags = dict(itertools.pairwise(given))
+    assert flags["--arch"] == arch
+    assert flags["--task"] == cfg.task._name
+    assert int(flags["--tokens-per-sample"]) == cfg.task.tokens_per_sample
+    assert int(flags["--batch-size"]) == cfg.dataset.batch_size
+    assert flags["--criterion"] == cfg.criterion._name
+    assert float(flags["--lr"]) == cfg.optimization.lr[0]
+    assert float(flags["--min-lr"]) == pytest.approx(cfg.lr_scheduler.min_lr)
+    assert float(flags["--clip-norm"]) == cfg.optimization.clip_norm
+    assert int(flags["--max-update"]) == cfg.optimization.max_update
+    assert given[-1] == "--fp16"
+
+
+def test_the_evaluation_script_sets_the_lengths(tmp_path: Path) -> None:
+    given = run_script("evaluate.sh", tmp_path, "c.pt", "data-bin", "8", "12", "12", "--cpu").stdout.splitlines()
+    flags = dict(itertools.pairwise(given))
+    assert flags["--tokens-per-sample"] == "8"
+    assert flags["--model-overrides"] == "{'mem_len': 12, 'compressed_mem_len': 12}"
+    assert given[-1] == "--cpu"
+    assert "compressed" not in run_script("evaluate.sh", tmp_path, "c.pt", "data-bin", "4", "12").stdout
+
+
+@pytest.mark.parametrize("arguments", [("train.sh", "vanilla_lm", "data"), ("train.sh",), ("evaluate.sh", "c.pt")])
+def test_a_script_that_is_called_wrongly_says_how(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_script(arguments[0], tmp_path, *arguments[1:])
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.modules.transformer import LayerConfig, TransformerLayer
+from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.modules.transformer import TransformerLayer
 
 NAME = "layer-scaling"
 HELP = "memory and time of one layer at 1x, 4x, 16x and 64x against the length of the sequence (Figure 2)"
@@ -52,7 +53,7 @@ def sections(options: Options) -> Iterable[Section]:
 
 def _parity(layer: TransformerLayer, inputs: dict[int, Tensor]) -> str:
     """The layer against the same one keeping everything, output and gradient of the input."""
-    plain = TransformerLayer(LayerConfig(layer.attention_norm.normalized_shape[0], layer.ffn.up.out_features, 12,
+    plain = TransformerLayer(LayerConfig(layer.attention.norm.normalized_shape[0], layer.ffn.up.out_features, 12,
                                          recompute=False))  # fmt: skip
     plain.load_state_dict(layer.state_dict())
     worst = 0.0

@@ -112,15 +112,15 @@ def copy_weights(vanilla: nn.Module, peer: nn.Module) -> None:
                 getattr(attention, name).bias.copy_(bias)
             for target, source in (
                 (attention.out_proj, ours_layer.attention.out),
-                (theirs_layer.self_attn_layer_norm, ours_layer.attention_norm),
+                (theirs_layer.self_attn_layer_norm, ours_layer.attention.norm),
                 (theirs_layer.fc1, ours_layer.ffn.up),
                 (theirs_layer.fc2, ours_layer.ffn.down),
-                (theirs_layer.final_layer_norm, ours_layer.ffn_norm),
+                (theirs_layer.final_layer_norm, ours_layer.ffn.norm),
             ):
                 target.weight.copy_(source.weight)
                 target.bias.copy_(source.bias)
-        theirs.layer_norm.weight.copy_(ours.stack.final_norm.weight)
-        theirs.layer_norm.bias.copy_(ours.stack.final_norm.bias)
+        theirs.layer_norm.weight.copy_(ours.stack.norm.weight)
+        theirs.layer_norm.bias.copy_(ours.stack.norm.bias)
         theirs.output_projection.weight.copy_(ours.project.weight)
 
 

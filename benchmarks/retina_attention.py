@@ -42,7 +42,7 @@ class Inputs:
         self.tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
         self.grad = torch.randn(1, self.length, dim)
         layouts = Layouts(GROUPS, self.length, torch.device("cpu"))
-        self.windows = WindowAttention(GROUPS, layouts.groups, HEAD_DIM, 0.0)
+        self.windows = WindowAttention(GROUPS, layouts.layouts, HEAD_DIM, 0.0)
 
     def sparse(self) -> Tensor:
         """What ``retina_lm`` computes in training."""

@@ -67,10 +67,10 @@ def copy_weights(ours: Any, theirs: Any) -> None:
             (attention.qkv_net, our.attention.qkv),
             (attention.r_net, our.attention.position),
             (attention.o_net, our.attention.out),
-            (attention.layer_norm, our.attention_norm),
+            (attention.layer_norm, our.norm_of_attention()),
             (ffn.CoreNet[0], our.ffn.up),
             (ffn.CoreNet[3], our.ffn.down),
-            (ffn.layer_norm, our.ffn_norm),
+            (ffn.layer_norm, our.norm_of_ffn()),
         ]
         for to, source in modules:
             pairs += list(zip(to.parameters(), source.parameters(), strict=True))

@@ -92,7 +92,7 @@ def _against_fairseq() -> float:
     pairs = {
         "decoder.embed.words.weight": "decoder.embed_tokens.weight",
         "decoder.stack.layers.0.ffn.up.weight": "decoder.layers.0.fc1.weight",
-        "decoder.stack.layers.0.attention_norm.weight": "decoder.layers.0.self_attn_layer_norm.weight",
+        "decoder.stack.layers.0.attention.norm.weight": "decoder.layers.0.self_attn_layer_norm.weight",
         "decoder.stack.layers.1.attention.out.weight": "decoder.layers.1.self_attn.out_proj.weight",
     }
     for one, other in pairs.items():

@@ -138,7 +138,7 @@ def local_layers(sizes: Sizes, layers: int, groups: Sequence[HeadGroup]) -> dict
         one |= _pointwise_and_ffn(sizes, sizes.tokens)
         return {name: layers * value for name, value in one.items()}
     projections = context = scores = 0.0
-    for group, layout in zip(groups, Layouts(groups, sizes.tokens, torch.device("cpu")).groups):
+    for group, layout in zip(groups, Layouts(groups, sizes.tokens, torch.device("cpu")).layouts):
         share = group.heads / sizes.heads
         queries, keys = layout.blocks * layout.query_block, layout.blocks * layout.span
         if layout.keys == 0:

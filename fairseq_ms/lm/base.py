@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
+from fairseq_ms.decoding.incremental import Decoding, PromptReader
+from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.config import LanguageModelConfig, validate
-from fairseq_ms.lm.decoding import Decoding, PromptReader
 from fairseq_ms.lm.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import DecodingState
 from fairseq_ms.modules.output import TiedOutput, untied_output
 
 _STATE = "fairseq_ms"
@@ -20,7 +20,7 @@ _STATE = "fairseq_ms"
 class Decoder(FairseqIncrementalDecoder):
     """fairseq's decoder protocol over a language model that maps tokens to features.
 
-    A subclass builds its layers on ``self.embed`` and implements ``features``, ``step`` and ``new_state``.
+    A subclass builds its layers on ``self.embed`` and implements ``features`` and ``new_state``.
 
     Args:
         cfg: the model's flags
@@ -40,16 +40,12 @@ class Decoder(FairseqIncrementalDecoder):
             self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
 
     @abstractmethod
-    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
-        """Features (B, T, D) of all positions at once; given a fresh state, leave it as after these tokens."""
-
-    @abstractmethod
-    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
-        """Features (B, 1, D) of one more token of every row; the state moves on by it."""
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        """Features (B, T, D) of all positions at once: the model itself, as its paper lists it."""
 
     @abstractmethod
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        """The state before the first token, with room for about ``capacity`` of them."""
+        """The state of a cached decoding before the first token, with room for about ``capacity`` of them."""
 
     def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """Features (B, T, D) and the memory after them; only streaming models have one."""
@@ -117,10 +113,6 @@ class Decoder(FairseqIncrementalDecoder):
         """As ``reorder_incremental_state_scripting``."""
         self.reorder_incremental_state_scripting(incremental_state, new_order)
 
-    def like(self) -> Tensor:
-        """A parameter, for the type and device of new buffers."""
-        return next(self.parameters())
-
 
 class LanguageModel(FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
@@ -158,9 +150,14 @@ class LanguageModel(FairseqLanguageModel):
             cfg.dropout,
             str(cfg.recompute) == "pointwise",
         )
-        decoder = cls.decoder_class(cfg, task.target_dictionary, embed)
+        decoder = cls.decoder_for(cfg)(cfg, task.target_dictionary, embed)
         initialise(decoder, cfg.init_std)
         return cls(decoder)
+
+    @classmethod
+    def decoder_for(cls, cfg: Any) -> type[Decoder]:
+        """The decoder that the flags ask for."""
+        return cls.decoder_class
 
     @classmethod
     def has_position_embedding(cls, cfg: Any) -> bool:

@@ -7,7 +7,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.transformer import LayerConfig
+from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.ops.activation import ACTIVATIONS
 
 

@@ -16,18 +16,18 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import Tensor, nn
 
+from fairseq_ms.decoding.incremental import Decoding
+from fairseq_ms.decoding.state import DecodingState
+from fairseq_ms.decoding.streaming import Continuation, StreamState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.decoding import Decoding
-from fairseq_ms.lm.streaming_decoding import Continuation, StreamState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import DecodingState
 from fairseq_ms.modules.streaming.memory import CachedPast, LayerRun, Memory
-from fairseq_ms.modules.streaming.relative_attention import RelativeAttention, sinusoids
-from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
 from fairseq_ms.ops.activation import ACTIVATIONS
-from fairseq_ms.ops.recompute import dropout
+from fairseq_ms.ops.recompute import Dropout
+from fairseq_ms.ops.relative_attention import sinusoids
 
 # What fairseq's generator takes for "no limit": a stream has no last position.
 _NO_LIMIT = 10**6
@@ -67,15 +67,14 @@ class StreamingDecoder(Decoder):
         self.segment_len = int(cfg.tokens_per_sample)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
+        self.drop = Dropout(self.layers_cfg.dropout, self.layers_cfg.recompute)
         heads = cfg.decoder_attention_heads
         # The biases u and w, shared by the attention of all layers.
         self.biases = nn.Parameter(torch.empty(2, heads, cfg.decoder_embed_dim // heads))
 
-    def make_layer(self) -> TransformerLayer:
+    def make_layer(self) -> RelativeLayer:
         """One Transformer-XL layer."""
-        layers = self.layers_cfg
-        attention = RelativeAttention(layers.dim, layers.heads, self.biases, layers.attention_dropout)
-        return TransformerLayer(layers, attention)
+        return RelativeLayer(self.layers_cfg, self.biases)
 
     @abstractmethod
     def memory_lengths(self) -> dict[str, int]:
@@ -120,10 +119,6 @@ class StreamingDecoder(Decoder):
     def sinusoids(self, keys: int) -> Tensor:
         """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
         return self.drop(sinusoids(keys, self.layers_cfg.dim, self.biases))
-
-    def drop(self, x: Tensor) -> Tensor:
-        """The model's dropout."""
-        return dropout(x, self.layers_cfg.dropout, self.training, self.layers_cfg.recompute)
 
     def new_memory(self, batch_size: int) -> Memory:
         """The memory of B streams before their first tokens: zeros (Figures 2 and 3, line 3)."""
@@ -189,15 +184,8 @@ class StreamingDecoder(Decoder):
         x_BTD, memory, _ = self.stream(tokens_BT, memory)
         return x_BTD, memory
 
-    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
-        if state is None:
-            return self.stream(tokens_BT, None)[0]
-        assert isinstance(state, StreamState)
-        return self.feed(tokens_BT, state)
-
-    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
-        assert isinstance(state, StreamState)
-        return self.feed(tokens_B1, state)
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        return self.stream(tokens_BT, None)[0]
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         return StreamState(self, self.new_memory(batch_size))

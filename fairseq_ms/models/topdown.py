@@ -1,27 +1,26 @@
-"""``multiscale_topdown``: from coarse to fine (Section 3.2, Figure 1a, Listing 1).
+"""``multiscale_topdown``: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
 
 Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
 what the coarser one gave. Blocks are right-aligned (``modules/multiscale/blocks.py``), so every position is predicted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from torch import Tensor, nn
+from torch import Tensor
 
+from fairseq_ms.decoding.state import DecodingState
+from fairseq_ms.decoding.topdown import TopDownState
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.lm.scales import Scale, parse_counts
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, KeyValueCache, is_identity
-from fairseq_ms.modules.multiscale.blocks import RecentTokens, right_aligned
-from fairseq_ms.modules.multiscale.fusion import Fusion
-from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.transformer import LayerConfig, TransformerStack
+from fairseq_ms.modules.multiscale.topdown import TopDownScale
+from fairseq_ms.modules.pooling import DOWNSAMPLERS
+from fairseq_ms.modules.typed_list import TypedList
 
 
 @dataclass
@@ -42,135 +41,41 @@ def coarse_to_fine(text: str) -> list[Scale]:
     return [Scale(factor, layers) for factor, layers in reversed(counts.items())]
 
 
-class TopDownScale(nn.Module):
-    """One scale: pooling, joining with the coarser scale if there is one, layers over blocks.
-
-    Args:
-        scale: its factor and number of layers
-        ratio: the coarser scale's factor over this one's, None at the coarsest scale
-        config: what the layers have in common
-        downsampler: "avg", "max" or "conv"
-    """
-
-    def __init__(self, scale: Scale, ratio: int | None, config: LayerConfig, downsampler: str) -> None:
-        super().__init__()
-        self.factor = scale.factor
-        self.pool = Downsample(downsampler, config.dim, scale.factor)
-        self.fusion = Fusion(config.dim, ratio, config.activation, config.recompute) if ratio is not None else None
-        self.stack = TransformerStack(config, scale.layers)
-
-    def forward(self, x_BTD: Tensor, coarse_BCD: Tensor | None, caches: list[KeyValueCache] | None = None) -> Tensor:
-        """Token embeddings (B, T, D) and the coarser scale's output -> (B, ceil(T / factor), D)."""
-        if self.fusion is None:
-            blocks_BCD = right_aligned(x_BTD, self.pool)
-        else:
-            assert coarse_BCD is not None
-            blocks_BCD = self.fusion(x_BTD, self.pool, coarse_BCD)
-        return self.stack(blocks_BCD, None, caches)
-
-    def upsample(self, coarse_BCD: Tensor) -> Tensor:
-        """The coarser scale's output as this one sees it: (B, C, D) -> (B, C * ratio, D)."""
-        assert self.fusion is not None
-        return self.fusion.upsample(coarse_BCD)
-
-
-class TopDownState(DecodingState):
-    """What the scales have cached, each at its own pace.
-
-    Attributes:
-        recent: the tokens from which the next blocks will be pooled
-        caches: by scale, coarsest first, keys and values of its layers
-        upsampled: by scale but the finest, its newest output as the next scale sees it, (B, ratio, D)
-    """
-
-    def __init__(self, batch_size: int, recent: RecentTokens, caches: list[list[KeyValueCache]]) -> None:
-        self.batch_size = batch_size
-        self.length = 0
-        self.recent = recent
-        self.caches = caches
-        self.upsampled: list[Tensor] = []
-
-    def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
-        self.recent.reorder(order)
-        for cache in (cache for caches in self.caches for cache in caches):
-            cache.reorder(order)
-        self.upsampled = [blocks.index_select(0, order) for blocks in self.upsampled]
-
-    def truncate(self, length: int) -> None:
-        if length != self.length:
-            raise CannotTruncate
-
-
 class TopDownDecoder(Decoder):
     """Scales from coarse to fine; the finest gives the features."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.dim = cfg.decoder_embed_dim
-        scales = coarse_to_fine(cfg.scale_layers)
-        coarser: list[Any] = [None, *scales[:-1]]
-        self.scales: Sequence[TopDownScale] = nn.ModuleList(  # type: ignore[assignment]
-            TopDownScale(scale, above and above.factor // scale.factor, layer_config(cfg), str(cfg.downsampler))
-            for scale, above in zip(scales, coarser)
-        )
+        layers = layer_config(cfg)
+        scales, coarser = coarse_to_fine(cfg.scale_layers), None
+        self.scales: TypedList[TopDownScale] = TypedList()
+        for scale in scales:
+            ratio = coarser.factor // scale.factor if coarser is not None else None
+            self.scales.append(TopDownScale(scale.factor, ratio, scale.layers, layers, str(cfg.downsampler)))
+            coarser = scale
 
-    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
-        assert state is None or isinstance(state, TopDownState)
-        x_BTD = self.embed(tokens_BT)
-        outputs = self._outputs(x_BTD, state)
-        if state is not None:
-            state.recent.push(x_BTD, 0)
-            finer = self.scales[1:]
-            state.upsampled = [scale.upsample(output[:, -1:]) for scale, output in zip(finer, outputs)]
-            state.length = tokens_BT.size(1)
-        return outputs[-1]
-
-    def _outputs(self, x_BTD: Tensor, state: TopDownState | None = None) -> list[Tensor]:
-        """What every scale gives, coarsest first, (B, ceil(T / k), D) each."""
-        outputs: list[Tensor] = []
-        for number, scale in enumerate(self.scales):
-            caches = state.caches[number] if state is not None else None
-            outputs.append(scale(x_BTD, outputs[-1] if outputs else None, caches))
-        return outputs
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        return list(self.representations(tokens_BT).values())[-1]
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By scale k, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
-        factors = [int(scale.factor) for scale in self.scales]
-        return dict(zip(factors, self._outputs(self.embed(tokens_BT))))
-
-    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
-        """A scale runs when a block of it has just ended; between, the finer ones use what it gave."""
-        assert isinstance(state, TopDownState)
-        position = state.length
-        state.length += 1
-        x_B1D = self.embed(tokens_B1, start=position)
-        state.recent.push(x_B1D, position)
-        for number, scale in enumerate(self.scales):
-            if position % scale.factor:
-                continue
-            x_B1D = scale.pool(state.recent.block(position, scale.factor))
-            if scale.fusion is not None:
-                place = position // scale.factor % scale.fusion.upsample.factor
-                x_B1D = scale.fusion.combine(x_B1D, state.upsampled[number - 1][:, place : place + 1])
-            x_B1D = scale.stack(x_B1D, None, state.caches[number])
-            if number + 1 < len(self.scales):
-                state.upsampled[number] = self.scales[number + 1].upsample(x_B1D)
-        return x_B1D
+        """By scale k, coarsest first, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
+        x_BTD = self.embed(tokens_BT)
+        outputs: dict[int, Tensor] = {}
+        out_BCD = None
+        for scale in self.scales:
+            # Pooled tokens, joined with the upsampled output of the coarser scale.
+            out_BCD = scale.inputs(x_BTD, out_BCD)
+            out_BCD = scale.stack(out_BCD)
+            outputs[scale.factor] = out_BCD
+        return outputs
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        capacity, like = min(capacity, self.positions), self.like().new_empty(1, 1, self.dim)
-        caches = [scale.stack.new_caches(batch_size, -(-capacity // scale.factor), like) for scale in self.scales]
-        coarsest = self.scales[0]
-        recent = RecentTokens(batch_size, coarsest.factor, coarsest.pool.padding, like)
-        return TopDownState(batch_size, recent, caches)
+        return TopDownState(self.embed, list(self.scales), batch_size, min(capacity, self.positions))
 
 
 @register_model("multiscale_topdown", dataclass=TopDownConfig)
 class TopDownLanguageModel(LanguageModel):
-    """Coarse to fine (Section 3.2)."""
+    """Coarse to fine (Multi-scale Transformer LMs, Section 3.2)."""
 
     decoder_class = TopDownDecoder
 

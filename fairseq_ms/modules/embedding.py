@@ -6,7 +6,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_ms.ops.recompute import dropout
+from fairseq_ms.ops.recompute import Dropout
 
 
 class TokenEmbedding(nn.Module):
@@ -30,8 +30,8 @@ class TokenEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.words = words
-        self.dropout = dropout
-        self.recompute = recompute
+        self.dim = dim
+        self.drop = Dropout(dropout, recompute)
         # Without a padding index, because positions are given and not counted from the padding.
         self.positions = LearnedPositionalEmbedding(positions, dim, None) if positions is not None else None
 
@@ -44,4 +44,8 @@ class TokenEmbedding(nn.Module):
         if self.positions is not None:
             positions = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
             x_BTD = x_BTD + self.positions(tokens_BT, positions=positions.unsqueeze(0))
-        return dropout(x_BTD, self.dropout, self.training, self.recompute)
+        return self.drop(x_BTD)
+
+    def like(self) -> Tensor:
+        """An empty (1, 1, D), of the type and on the device of what ``forward`` gives."""
+        return next(self.parameters()).new_empty(1, 1, self.dim)

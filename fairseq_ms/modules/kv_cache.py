@@ -1,11 +1,7 @@
-"""What cached decoding remembers: explicit objects with preallocated buffers.
-
-A state is created by a model, passed to every step and changed in place by it; nothing hides in a module.
-"""
+"""Keys and values of the positions so far, in buffers that are filled in place."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,28 +9,10 @@ import torch
 from torch import Tensor
 
 
-class CannotTruncate(Exception):
-    """A state has forgotten what it would need to go back; the caller starts from the tokens again."""
-
-
 class Reorderable(Protocol):
     """Anything with rows that beam search can permute, repeat and drop."""
 
     def reorder(self, order: Tensor) -> None: ...
-
-
-class DecodingState(ABC):
-    """The state of a model after ``length`` tokens of every row of a batch."""
-
-    length: int
-
-    @abstractmethod
-    def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows."""
-
-    @abstractmethod
-    def truncate(self, length: int) -> None:
-        """Go back to the state after ``length`` tokens; raises ``CannotTruncate`` if that is forgotten."""
 
 
 def is_identity(order: Tensor, batch_size: int) -> bool:
@@ -49,6 +27,19 @@ def reorder_all(parts: Sequence[Reorderable], order: Tensor, batch_size: int) ->
             part.reorder(order)
 
 
+class Cache(Protocol):
+    """What a self-attention layer reads besides its input: keys and values of the positions before.
+
+    ``bias`` (B, 1, 1, S) hides keys that a row must not see; None lets each row see all of them.
+    """
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> tuple[Tensor, Tensor]:
+        """Add T positions; all keys and values so far, (B, N, S, H) each."""
+
+
 class KeyValueCache:
     """Keys and values of one attention layer, (B, N, length, H) each, in buffers that are filled in place.
 
@@ -57,6 +48,8 @@ class KeyValueCache:
         capacity: positions to allocate; the buffers double when they are full
         like: a tensor of the wanted type and device
     """
+
+    bias = None
 
     def __init__(self, batch_size: int, heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
         shape = (2, batch_size, heads, max(capacity, 1), head_dim)
@@ -106,21 +99,3 @@ class KeyValueCache:
         buffer = self.buffer.new_empty(two, batch_size, heads, max(needed, 2 * capacity), head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
         self.buffer = buffer
-
-
-class StackState(DecodingState):
-    """The state of a stack of attention layers: a cache a layer, all of the same length."""
-
-    def __init__(self, caches: Sequence[KeyValueCache]) -> None:
-        self.caches = list(caches)
-
-    @property
-    def length(self) -> int:  # type: ignore[override]
-        return self.caches[0].length
-
-    def reorder(self, order: Tensor) -> None:
-        reorder_all(self.caches, order, self.caches[0].batch_size)
-
-    def truncate(self, length: int) -> None:
-        for cache in self.caches:
-            cache.truncate(length)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.ops.recompute import draw_seed, scaled_mask
+from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.recompute import draw_seed, pointwise_linear, scaled_mask
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -74,3 +75,13 @@ class ActivationDropout:
 
     def _mask(self, like: Tensor) -> Tensor:
         return scaled_mask(self.seed, like.shape, self.dropout, like)
+
+
+def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, recompute: bool) -> Tensor:
+    """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``, its naive twin; x (..., I) -> (..., O).
+
+    With ``recompute``, x is all that is kept: activation and dropout are computed again in backward.
+    """
+    if recompute and torch.is_grad_enabled():
+        return pointwise_linear(ActivationDropout(name, dropout), linear.weight, linear.bias, x)
+    return linear(F.dropout(ACTIVATIONS[name](x), dropout, training=True))

@@ -8,12 +8,13 @@ backward pass from inputs that are kept anyway, and a dropout mask is kept as th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 # Sixteen random bits decide over one number, so four are decided by one draw of the generator.
 _LEVELS = 2**16
@@ -67,6 +68,18 @@ def dropout(x: Tensor, p: float, training: bool, recompute: bool = True) -> Tens
     if recompute and p < 1.0:
         return _SeededDropout.apply(x, p, draw_seed())
     return F.dropout(x, p, training=True)
+
+
+class Dropout(nn.Module):
+    """``dropout`` as a module, in the place of ``nn.Dropout``."""
+
+    def __init__(self, p: float, recompute: bool = True) -> None:
+        super().__init__()
+        self.p = p
+        self.recompute = recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.training, self.recompute)
 
 
 class OwnBackward(Protocol):
@@ -153,10 +166,19 @@ class _Recomputed(torch.autograd.Function):
             return None, *_evaluate_again(ctx.function, grad, ctx.saved_tensors)[1]
 
 
-def recomputed(function: Callable[..., Tensor] | OwnBackward, *inputs: Tensor) -> Tensor:
-    """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward.
+def recomputed(function: Callable[..., Tensor] | OwnBackward, *inputs: Tensor, enabled: bool = True) -> Tensor:
+    """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward, if enabled.
 
     ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
     floating point: parameters are inputs too. Its gradients are autograd's, or its own where it is an ``OwnBackward``.
     """
+    if not (enabled and torch.is_grad_enabled()):
+        return function(*inputs)
     return _Recomputed.apply(function, *inputs)
+
+
+def checkpointed(layer: Callable[..., Tensor], *inputs: Any, enabled: bool) -> Tensor:
+    """``layer(*inputs)``; if enabled, only the inputs are kept, and the layer runs again in backward."""
+    if enabled and torch.is_grad_enabled():
+        return checkpoint(layer, *inputs, use_reentrant=False)
+    return layer(*inputs)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.modules.attention import ChunkedAttention, attend
-from fairseq_ms.ops.recompute import draw_seed
-from fairseq_ms.ops.window_layout import HeadGroup, Layout
+from fairseq_ms.ops.attention import ChunkedAttention, attend
+from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.recompute import draw_seed, pointwise_linear
+from fairseq_ms.ops.window_layout import HeadGroup, Layout, Layouts
 
 # Positions whose scores are in memory at a time: as few as a core's cache holds, as many as make a matrix product
 # worth its call. Twice or half as many take 5 to 10 % longer on a CPU.
@@ -144,3 +145,34 @@ class WindowAttention:
         widths = [group.heads * self.head_dim for group in self.groups]
         *queries, pair = fine.split([*widths, 2 * widths[0]], dim=-1)
         return queries, [pair, *coarse]
+
+
+def window_attention_linear(
+    fine: Tensor,
+    coarse: Sequence[Tensor],
+    layouts: Layouts,
+    head_dim: int,
+    out: Linear,
+    dropout: float,
+    recompute: bool,
+) -> Tensor:
+    """Attention of all head groups through their windows, and the projection behind it: (B, T, D) -> (B, T, D).
+
+    Its naive twin attends under dense masks (``tests/modules/test_retina.py``). On a CPU, with ``recompute``, only
+    ``fine`` and ``coarse`` are kept for backward.
+
+    Args:
+        fine: queries of all groups beside keys and values of the first, (B, T, D + 2 * N * H)
+        coarse: keys beside values of the other groups, (B, T // k, 2 * N * H) each
+        layouts: the groups, laid out for T tokens
+        head_dim: H
+        out: the projection
+        dropout: probability of dropping an attention weight
+        recompute: keep less for backward
+    """
+    attention = WindowAttention(layouts.groups, layouts.layouts, head_dim, dropout)
+    if not (recompute and fine.device.type == "cpu"):
+        return out(attention.by_autograd(fine, *coarse))
+    if not torch.is_grad_enabled():
+        return out(attention(fine, *coarse))
+    return pointwise_linear(attention, out.weight, out.bias, fine, *coarse)

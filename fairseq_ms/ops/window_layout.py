@@ -139,10 +139,11 @@ class Layout:
 
 
 class Layouts:
-    """The layouts of all head groups for sequences of one length: the ``mask`` of ``LocalAttention``."""
+    """The layouts of all head groups for sequences of one length, the same for every layer."""
 
     def __init__(self, groups: Sequence[HeadGroup], length: int, device: torch.device) -> None:
-        self.groups = [Layout(group, length, _query_block(group), device) for group in groups]
+        self.groups = list(groups)
+        self.layouts = [Layout(group, length, _query_block(group), device) for group in groups]
 
 
 def _query_block(group: HeadGroup) -> int:

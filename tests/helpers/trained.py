@@ -75,7 +75,7 @@ def write_checkpoint(
 
 def make_unigram(model: Any, log_probs_V: torch.Tensor) -> None:
     """Edit a ``vanilla_lm`` with an untied output so that it gives these probabilities whatever it reads."""
-    norm = model.decoder.stack.final_norm
+    norm = model.decoder.norm if hasattr(model.decoder, "norm") else model.decoder.stack.norm
     norm.weight.zero_()
     norm.bias.zero_()
     norm.bias[0] = 1.0

@@ -9,7 +9,7 @@ from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_ms.lm.decoding import Decoding
+from fairseq_ms.decoding.incremental import Decoding
 from tests.registry import GENERATORS, Case, random_case, setting
 
 MAX_NEW_TOKENS = 12
@@ -95,13 +95,14 @@ def test_the_shared_part_of_the_prompts_is_run_over_once_and_not_once_a_sample(a
     case = random_case(arch, 0)
     prompts = torch.cat([torch.full((2, 1), case.dictionary.eos()), case.tokens(2, 6)], dim=1)
     shapes = []
-    features = type(case.model.decoder).features
+    state = type(case.model.decoder.new_state(1, 1))
+    prefill = state.prefill
 
-    def spy(self, tokens, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def spy(self, tokens):  # type: ignore[no-untyped-def]
         shapes.append(tuple(tokens.shape))
-        return features(self, tokens, *args, **kwargs)
+        return prefill(self, tokens)
 
-    monkeypatch.setattr(type(case.model.decoder), "features", spy)
+    monkeypatch.setattr(state, "prefill", spy)
     generate(case.model, case, prompts, beam=3, search=Sampling)
     assert shapes == [(2, 7)]
 

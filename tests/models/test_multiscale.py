@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.multiscale.fusion import Fusion
+from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.modules.multiscale.topdown import Join
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.ops.recompute import recomputed
 from tests.naive import multiscale as naive
@@ -72,13 +73,13 @@ def test_recomputing_in_backward_changes_no_gradient(arch: str) -> None:
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
-def test_the_fusion_keeps_its_two_inputs_and_nothing_else_for_backward(pool: str) -> None:
-    fusion = Fusion(8, 4, "gelu", recompute=True)
+def test_joining_two_scales_keeps_the_two_inputs_and_nothing_else_for_backward(pool: str) -> None:
+    join = Join(LayerConfig(8, 16, 1), 4)
     tokens, coarse = torch.randn(2, 30, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
-    own = {parameter.data_ptr() for parameter in fusion.parameters()}
+    own = {parameter.data_ptr() for parameter in join.parameters()}
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        fusion(tokens, Downsample(pool, 8, 3), coarse)
+        join(tokens, Downsample(pool, 8, 3), coarse)
     assert {tensor.data_ptr() for tensor in kept} - own == {tokens.data_ptr(), coarse.data_ptr()}
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_ms.modules.streaming.memory import Memory
+from tests.helpers.dropout import drop_nothing
 from tests.naive import streaming as naive_streaming
 from tests.registry import Case, build, dictionary, random_case
 
@@ -134,10 +135,7 @@ def test_checkpointed_activations_change_no_gradient(arch: str, recompute: str) 
 def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alone(seed: int) -> None:
     case = exact_case("compressive_transformer", seed)
     model = case.model.train()
-    for module in model.modules():
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-    object.__setattr__(model.decoder.layers_cfg, "dropout", 0.0)
+    drop_nothing(model)
     length = model.decoder.segment_len
     tokens = case.tokens(2, case.rng.randint(1, 4) * length)
     loss = model(tokens)[1]["auxiliary_loss"]

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from fairseq_ms.modules.kv_cache import KeyValueCache, StackState, is_identity
+from fairseq_ms.modules.kv_cache import KeyValueCache, is_identity
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -59,16 +59,3 @@ def test_reordering_by_the_identity_copies_nothing() -> None:
 )
 def test_only_the_identity_is_the_identity(order: list[int], rows: int, same: bool) -> None:
     assert is_identity(torch.tensor(order), rows) is same
-
-
-def test_a_stack_moves_all_its_layers_together() -> None:
-    state = StackState([KeyValueCache(2, 1, 2, 4, torch.empty(0)) for _ in range(3)])
-    new = torch.randn(2, 1, 3, 2)
-    for cache in state.caches:
-        cache.append(new, -new)
-    state.reorder(torch.tensor([1, 1]))
-    state.truncate(2)
-    assert state.length == 2
-    for cache in state.caches:
-        assert torch.equal(cache.keys, new[[1, 1], :, :2])
-        assert torch.equal(cache.values, -new[[1, 1], :, :2])

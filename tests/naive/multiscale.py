@@ -33,7 +33,7 @@ def attention_head(q_H: Tensor, keys: list[Tensor], values: list[Tensor]) -> Ten
 
 
 def feed_forward(x_D: Tensor, layer: nn.Module) -> Tensor:
-    hidden = linear(layer_norm(x_D, layer.ffn_norm), layer.ffn.up)
+    hidden = linear(layer_norm(x_D, layer.ffn.norm), layer.ffn.up)
     return x_D + linear(ACTIVATIONS[layer.ffn.activation](hidden), layer.ffn.down)
 
 
@@ -41,7 +41,7 @@ def stack(x_CD: list[Tensor], module: nn.Module) -> list[Tensor]:
     """Causal pre-LN layers over a list of positions."""
     for layer in module.layers:
         heads = layer.attention.heads
-        triples = [linear(layer_norm(x, layer.attention_norm), layer.attention.qkv).chunk(3) for x in x_CD]
+        triples = [linear(layer_norm(x, layer.attention.norm), layer.attention.qkv).chunk(3) for x in x_CD]
         attended = []
         for position, x in enumerate(x_CD):
             outputs = []
@@ -50,7 +50,7 @@ def stack(x_CD: list[Tensor], module: nn.Module) -> list[Tensor]:
                 outputs.append(attention_head(parts[-1][0], [part[1] for part in parts], [part[2] for part in parts]))
             attended.append(x + linear(torch.cat(outputs), layer.attention.out))
         x_CD = [feed_forward(x, layer) for x in attended]
-    return [layer_norm(x, module.final_norm) for x in x_CD]
+    return [layer_norm(x, module.norm) for x in x_CD]
 
 
 def pool(members: list[Tensor | None], module: nn.Module) -> Tensor:
@@ -94,10 +94,10 @@ def topdown_features(tokens_T: Tensor, decoder: nn.Module, activation: str) -> T
             for i, pooled in enumerate(blocks):
                 above, place = divmod(i * scale.factor, coarse_factor)
                 dim = pooled.numel()
-                upsample = scale.fusion.upsample
+                upsample = scale.join.upsample
                 rows = slice(place // scale.factor * dim, (place // scale.factor + 1) * dim)
                 seen = upsample.conv.weight[rows] @ coarse[above] + upsample.bias
-                fused.append(ACTIVATIONS[activation](linear(torch.cat([pooled, seen]), scale.fusion.linear)))
+                fused.append(ACTIVATIONS[activation](linear(torch.cat([pooled, seen]), scale.join.linear)))
             blocks = fused
         coarse, coarse_factor = stack(blocks, scale.stack), scale.factor
     return torch.stack(coarse)
@@ -116,7 +116,7 @@ def bottomup_features(tokens_T: Tensor, decoder: nn.Module) -> Tensor:
     attention, layer = decoder.aggregate.attention, decoder.aggregate
     joined = []
     for t, x in enumerate(x_TD):
-        query = linear(layer_norm(x, layer.attention_norm), attention.query)
+        query = linear(layer_norm(x, attention.norm), attention.query)
         queries = list(query.split(attention.head_dim))
         outputs = []
         for number, (factor, heads) in enumerate(attention.heads.items()):

@@ -33,8 +33,8 @@ def attention(layer: Any, biases: Tensor, segment: States, memory: States) -> St
     heads, width = biases.size(1), biases.size(2)
     w_q, w_k, w_v = att.qkv.weight.split(dim)
     keys_from = memory + segment
-    if layer.normalize_before:
-        keys_from = [norm(layer.attention_norm, x) for x in keys_from]
+    if att.norm is not None:
+        keys_from = [norm(att.norm, x) for x in keys_from]
     queries = keys_from[len(memory) :]
     outputs = []
     for t, q_from in enumerate(queries):
@@ -61,12 +61,12 @@ def compute(layer: Any, biases: Tensor, segment: States, memory: States) -> Stat
     attended = attention(layer, biases, segment, memory)
     outputs = []
     for x, y in zip(segment, attended):
-        if layer.normalize_before:
+        if layer.pre_norm:
             x = x + y
-            outputs.append(x + feed_forward(layer, norm(layer.ffn_norm, x)))
+            outputs.append(x + feed_forward(layer, norm(layer.ffn.norm, x)))
         else:
-            x = norm(layer.attention_norm, x + y)
-            outputs.append(norm(layer.ffn_norm, x + feed_forward(layer, x)))
+            x = norm(layer.after_attention, x + y)
+            outputs.append(norm(layer.after_ffn, x + feed_forward(layer, x)))
     return outputs
 
 
@@ -154,9 +154,9 @@ def reconstruction(layer: Any, biases: Tensor, states: States, old: States, new:
     w_q, w_k, w_v = (w.detach() for w in att.qkv.weight.split(dim))
 
     def prepared(x: Tensor) -> Tensor:
-        if not layer.normalize_before:
+        if att.norm is None:
             return x
-        own = layer.attention_norm
+        own = att.norm
         return F.layer_norm(x, (dim,), own.weight.detach(), own.bias.detach(), own.eps)
 
     squares = []

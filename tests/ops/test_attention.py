@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.modules import attention as module
-from fairseq_ms.modules.attention import (
+from fairseq_ms.modules.attention import SelfAttention
+from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.ops import attention as module
+from fairseq_ms.ops.attention import (
     ChunkedAttention,
-    SelfAttention,
     attend,
     merge_heads,
     split_heads,
@@ -117,20 +118,20 @@ def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
 def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     length: int, dropout: float, monkeypatch
 ) -> None:
-    layer = SelfAttention(15, 3, dropout).double()
+    layer = SelfAttention(LayerConfig(15, 1, 3, attention_dropout=dropout)).double()
     x = torch.randn(2, length, 15, dtype=torch.float64, requires_grad=True)
     drawn = masks_of(monkeypatch)
     result = layer(x)
     chunks = -(-length // module._QUERY_CHUNK)
     masks = by_query(drawn, chunks, length) if dropout else None
-    q, k, v = split_qkv(layer.qkv(x), 3)
+    q, k, v = split_qkv(layer.qkv(layer.norm(x)), 3)
     share = kept_share(dropout) if dropout else 1.0
     expected = layer.out(merge_heads(naive(q, k, v, None, True, masks, share)))
     assert_same_with_gradients(result, expected, [x, *layer.parameters()])
 
 
 def test_evaluation_drops_nothing() -> None:
-    layer = SelfAttention(12, 2, dropout=0.9).eval()
+    layer = SelfAttention(LayerConfig(12, 1, 2, attention_dropout=0.9)).eval()
     x = torch.randn(2, 7, 12)
     assert torch.equal(layer(x), layer(x))
     with torch.no_grad():
@@ -140,7 +141,7 @@ def test_evaluation_drops_nothing() -> None:
 
 @pytest.mark.parametrize("split", [1, 4, 8])
 def test_a_cache_gives_what_the_whole_sequence_gives(split: int) -> None:
-    layer = SelfAttention(12, 2, dropout=0.0).double().eval()
+    layer = SelfAttention(LayerConfig(12, 1, 2)).double().eval()
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     cache = layer.new_cache(2, 3, x)
     with torch.no_grad():

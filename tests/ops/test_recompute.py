@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.feedforward import FeedForward
-from fairseq_ms.modules.transformer import LayerConfig, TransformerLayer
+from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.modules.transformer import FeedForward, TransformerLayer
 from fairseq_ms.ops.activation import ACTIVATIONS
 from fairseq_ms.ops.linear import Linear
 from fairseq_ms.ops.norm import norm_linear
@@ -69,12 +69,12 @@ def test_layer_norm_before_a_projection_equals_autograd() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(p: float, monkeypatch) -> None:
-    block = FeedForward(6, 10, "gelu", p, recompute=True).double()
+    block = FeedForward(LayerConfig(6, 10, 1, activation_dropout=p)).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, *block.parameters()]
     monkeypatch.setattr("fairseq_ms.ops.activation.draw_seed", lambda: 99)
     ours = block(x)
-    hidden = F.gelu(block.up(x))
+    hidden = F.gelu(block.up(block.norm(x)))
     plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)
     assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
 

@@ -15,6 +15,7 @@ from fairseq_ms.data.streams import Corpus
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import train_command, write_corpus
+from tests.helpers.dropout import drop_nothing
 from tests.registry import Case, build, dictionary, random_case
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
@@ -101,10 +102,7 @@ class _Optimizer:
 
 
 def without_dropout(case: Case) -> None:
-    for module in case.model.modules():
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-    object.__setattr__(case.model.decoder.layers_cfg, "dropout", 0.0)
+    drop_nothing(case.model)
     case.model.decoder.droppath = 0.0
 
 

@@ -10,12 +10,13 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_ms.lm.config import require
+from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
 from fairseq_ms.modules.hierarchical.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
 from fairseq_ms.modules.hierarchical.chunk_main import LSTMMain, TransformerMain
 from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy
 from fairseq_ms.modules.hierarchical.segmentation import Segmentation
-from fairseq_ms.modules.transformer import LayerConfig, TransformerStack
+from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.ops.activation import ACTIVATIONS
 
 SPACE = "▁"
@@ -212,11 +213,12 @@ def separators(cfg: Any, dictionary: Any) -> tuple[int, ...]:
     return tuple(dictionary.index(symbol) for symbol in symbols)
 
 
-def _layers(cfg: Any, dim: int, ffn_dim: int, heads: int) -> LayerConfig:
+def _layers(cfg: Any, dim: int, ffn_dim: int, heads: int, head_dim: Optional[int] = None) -> LayerConfig:
     return LayerConfig(
         dim=dim,
         ffn_dim=ffn_dim,
         heads=heads,
+        head_dim=head_dim,
         dropout=cfg.dropout,
         attention_dropout=cfg.attention_dropout,
         activation_dropout=cfg.activation_dropout,
@@ -242,14 +244,14 @@ def build_hierarchy(cfg: Any, dictionary: Any) -> Hierarchy:
     chunks = 1 + (most if str(cfg.segmentation) == "words" else -(-most // length))
     main: TransformerMain | LSTMMain
     if str(cfg.main) == "transformer":
-        config = _layers(cfg, cfg.decoder_embed_dim, sizes["decoder_ffn_embed_dim"], sizes["decoder_attention_heads"])
-        main = TransformerMain(
-            config,
-            sizes["decoder_layers"],
+        config = _layers(
+            cfg,
+            cfg.decoder_embed_dim,
+            sizes["decoder_ffn_embed_dim"],
+            sizes["decoder_attention_heads"],
             sizes["attention_head_dim"],
-            chunks,
-            sizes["position_embed_dim"],
         )
+        main = TransformerMain(config, sizes["decoder_layers"], chunks, sizes["position_embed_dim"])
     else:
         main = LSTMMain(
             cfg.decoder_embed_dim,

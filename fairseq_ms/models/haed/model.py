@@ -20,6 +20,7 @@ import torch
 from fairseq.models import BaseFairseqModel, FairseqIncrementalDecoder, register_model
 from torch import Tensor
 
+from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.registry import register_presets
@@ -38,7 +39,7 @@ from fairseq_ms.modules.hierarchical.chunks import unique_chunks
 from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy
 from fairseq_ms.modules.hierarchical.rows import RowCaches
 from fairseq_ms.modules.hierarchical.sampled_softmax import SampledSoftmax, sampled_softmax
-from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, reorder_all
+from fairseq_ms.modules.kv_cache import reorder_all
 from fairseq_ms.ops.linear import Linear
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,14 @@ class HierarchicalState(DecodingState):
         chunk_BL: these tokens, padded.
     """
 
-    def __init__(self, main: RowCaches | RecurrentState, spelling: SpellingState, chunk_BL: Tensor) -> None:
+    def __init__(
+        self,
+        decoder: HierarchicalDecoder,
+        main: RowCaches | RecurrentState,
+        spelling: SpellingState,
+        chunk_BL: Tensor,
+    ) -> None:
+        self.decoder = decoder
         self.length = 0
         self.main = main
         self.spelling = spelling
@@ -69,10 +77,11 @@ class HierarchicalState(DecodingState):
         self.chunk_BL = self.chunk_BL.index_select(0, order)
         self.place_B = self.place_B.index_select(0, order)
 
-    def truncate(self, length: int) -> None:
-        # A decoder that has gone on to another chunk has forgotten where it was in the one before.
-        if length != self.length:
-            raise CannotTruncate
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        return self.decoder.features(tokens_BT, self)
+
+    def step(self, tokens_B1: Tensor) -> Tensor:
+        return self.decoder.step(tokens_B1, self)
 
 
 class HierarchicalDecoder(Decoder):
@@ -114,7 +123,7 @@ class HierarchicalDecoder(Decoder):
             state.chunk_BL = torch.where(inside_BL, chunk_BL, self.hierarchy.encoder.pad)
         return x_BTU  # type: ignore[no-any-return]
 
-    def step(self, tokens_B1: Tensor, state: HierarchicalState) -> Tensor:  # type: ignore[override]
+    def step(self, tokens_B1: Tensor, state: HierarchicalState) -> Tensor:
         """Features (B, 1, U) of one more token of every row; rows may begin a new chunk at different steps."""
         token_B, hierarchy = tokens_B1[:, 0], self.hierarchy
         rows_B1 = state.place_B.clamp(min=0).unsqueeze(1)
@@ -132,13 +141,13 @@ class HierarchicalDecoder(Decoder):
 
     def new_state(self, batch_size: int, capacity: int) -> HierarchicalState:
         """The state before the first token, with room for about ``capacity`` of them."""
-        like, length = self.like(), self.hierarchy.segmentation.max_length
+        like, length = next(self.parameters()), self.hierarchy.segmentation.max_length
         fixed = self.hierarchy.segmentation.kind == "fixed"
         # A word has about five characters; the caches of a row with more chunks than that grow.
         chunks = 1 + capacity // (length if fixed else min(length, 4))
         chunk_BL = torch.full((batch_size, length), self.hierarchy.encoder.pad, device=like.device)
         main = self.hierarchy.main.new_state(batch_size, chunks, like)
-        return HierarchicalState(main, self.speller.new_state(batch_size, like), chunk_BL)
+        return HierarchicalState(self, main, self.speller.new_state(batch_size, like), chunk_BL)
 
 
 class _TwoPhases:

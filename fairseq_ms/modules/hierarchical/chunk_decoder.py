@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.hierarchical.chunks import ChunkTable, Packing
-from fairseq_ms.modules.hierarchical.rows import RowCaches, head_stack
-from fairseq_ms.modules.transformer import LayerConfig
+from fairseq_ms.modules.hierarchical.packed import packed_stack
+from fairseq_ms.modules.hierarchical.rows import RowCaches
+from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.ops.linear import Linear
 from fairseq_ms.ops.lstm import LSTM, LSTMState
-from fairseq_ms.ops.recompute import dropout
+from fairseq_ms.ops.recompute import Dropout
 
 
 @dataclass
@@ -51,7 +53,7 @@ class LSTMDecoder(nn.Module):
         self, vocabulary: int, pad: int, embed_dim: int, main_dim: int, units: int, dropout: float, recompute: bool
     ) -> None:
         super().__init__()
-        self.dropout, self.recompute = dropout, recompute
+        self.drop = Dropout(dropout, recompute)
         self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
         self.lstm = LSTM(embed_dim, main_dim, units)
         self.out_dim = units
@@ -76,7 +78,7 @@ class LSTMDecoder(nn.Module):
             state.context_BG = self.lstm.project_context(main_MD[chunks.counts_B.cumsum(0) - 1])
             state.inner.hidden_BU = hidden_BTU[:, -1]
             state.inner.cell_BU = cell_PU.index_select(0, packed_P.view(rows, steps)[:, -1])
-        return dropout(hidden_BTU, self.dropout, self.training, self.recompute)
+        return self.drop(hidden_BTU)
 
     def new_state(self, rows: int, like: Tensor) -> SpellingState:
         """The state before the first token; ``begin`` comes before the first ``step``."""
@@ -113,13 +115,13 @@ class TransformerDecoder(nn.Module):
         self, vocabulary: int, pad: int, embed_dim: int, main_dim: int, config: LayerConfig, layers: int, length: int
     ) -> None:
         super().__init__()
-        self.dropout, self.recompute = config.dropout, config.recompute
-        self.heads, self.head_dim, self.length = config.heads, config.dim // config.heads, length
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.heads, self.head_dim, self.length = config.heads, config.width_of_head, length
         self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
         self.places = nn.Embedding(length, config.dim)
         self.project_token = Linear(embed_dim, config.dim)
         self.project_context = Linear(main_dim, config.dim, bias=False)
-        self.stack = head_stack(config, layers, self.head_dim)
+        self.stack = TransformerStack(config, layers)
         self.out_dim = config.dim
 
     def forward(
@@ -139,8 +141,7 @@ class TransformerDecoder(nn.Module):
         chunk_P = torch.repeat_interleave(packing.order_M, lengths_M[packing.order_M])
         x_PG = table_VG.index_select(0, tokens_BT.flatten().index_select(0, slot_P))
         x_PG = x_PG + context_MG.index_select(0, chunk_P) + self.places(place_P)
-        x_PG = dropout(x_PG, self.dropout, self.training, self.recompute)
-        x_PG = self.stack(x_PG, packing.rectangles())
+        x_PG = packed_stack(self.stack, self.drop(x_PG), packing.rectangles())
         if state is not None:
             assert packed_P.numel() == rows * steps
             last_B = chunks.counts_B.cumsum(0) - 1
@@ -165,8 +166,7 @@ class TransformerDecoder(nn.Module):
         """One token of every row, (B,) to (B, U)."""
         assert isinstance(state.inner, RowCaches)
         x_BG = state.context_BG + state.table_VG.index_select(0, token_B) + self.places(state.inner.lengths_B)
-        caches, bias = state.inner.one_more(None)
-        return self.stack(x_BG.unsqueeze(1), bias, caches).squeeze(1)  # type: ignore[no-any-return]
+        return self.stack(x_BG.unsqueeze(1), state.inner.one_more(None)).squeeze(1)
 
     def _fill(self, tokens_BT: Tensor, lengths_B: Tensor, state: SpellingState) -> None:
         """Leave the caches as after the last ``lengths_B`` tokens of every row, the chunk that it is spelling.
@@ -179,5 +179,5 @@ class TransformerDecoder(nn.Module):
         column_BL = tokens_BT.shape[1] - lengths_B.unsqueeze(1) + place_L
         tokens_BL = tokens_BT.gather(1, column_BL.clamp(max=tokens_BT.shape[1] - 1))
         x_BLG = state.table_VG[tokens_BL] + state.context_BG.unsqueeze(1) + self.places(place_L)
-        self.stack(x_BLG, None, state.inner.fill())
+        self.stack(x_BLG, state.inner.fill())
         state.inner.lengths_B = lengths_B

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.hierarchical.chunks import ChunkTable, Packing
-from fairseq_ms.modules.hierarchical.rows import RowCaches, head_stack
-from fairseq_ms.modules.transformer import LayerConfig
+from fairseq_ms.modules.hierarchical.rows import RowCaches
+from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.ops.lstm import LSTM, LSTMState
-from fairseq_ms.ops.recompute import dropout
+from fairseq_ms.ops.recompute import Dropout
 
 
 class MainModel(nn.Module):
@@ -26,7 +27,7 @@ class MainModel(nn.Module):
 
     def __init__(self, positions: int, position_dim: int, dropout: float, recompute: bool) -> None:
         super().__init__()
-        self.dropout, self.recompute = dropout, recompute
+        self.drop = Dropout(dropout, recompute)
         self.positions = nn.Embedding(positions, position_dim) if position_dim else None
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
@@ -38,10 +39,6 @@ class MainModel(nn.Module):
             x_ME = torch.cat([x_ME, self.positions(number_M).to(x_ME.dtype)], dim=1)
         return self.drop(x_ME)
 
-    def drop(self, x: Tensor) -> Tensor:
-        """Dropout."""
-        return dropout(x, self.dropout, self.training, self.recompute)
-
 
 class TransformerMain(MainModel):
     """A causal transformer over chunks (Hierarchical Attention Encoder Decoder, Table 2).
@@ -49,14 +46,13 @@ class TransformerMain(MainModel):
     Args:
         config: its layers; their dimension D is the encoder's width plus that of the positions.
         layers: how many.
-        head_dim: width of a head.
         positions, position_dim: as for ``MainModel``.
     """
 
-    def __init__(self, config: LayerConfig, layers: int, head_dim: int, positions: int, position_dim: int) -> None:
+    def __init__(self, config: LayerConfig, layers: int, positions: int, position_dim: int) -> None:
         super().__init__(positions, position_dim, config.dropout, config.recompute)
-        self.heads, self.head_dim = config.heads, head_dim
-        self.stack = head_stack(config, layers, head_dim)
+        self.heads, self.head_dim = config.heads, config.width_of_head
+        self.stack = TransformerStack(config, layers)
 
     def new_state(self, rows: int, capacity: int, like: Tensor) -> RowCaches:
         """The state before the first chunk."""
@@ -70,15 +66,14 @@ class TransformerMain(MainModel):
             state.reserve(x_BCD.shape[1])
             caches = state.fill()
             state.lengths_B = chunks.counts_B.clone()
-        return chunks.from_rows(self.stack(x_BCD, None, caches))
+        return chunks.from_rows(self.stack(x_BCD, caches))
 
     def step(self, x_RE: Tensor, rows_R: Tensor | None, state: RowCaches | RecurrentState) -> Tensor:
         """One more chunk of the rows ``rows_R`` (of all, if None): (R, E) to (R, D)."""
         assert isinstance(state, RowCaches)
         start_R = state.lengths_B if rows_R is None else state.lengths_B[rows_R]
         x_R1D = self.embed(x_RE, start_R).unsqueeze(1)
-        caches, bias = state.one_more(rows_R)
-        return self.stack(x_R1D, bias, caches).squeeze(1)  # type: ignore[no-any-return]
+        return self.stack(x_R1D, state.one_more(rows_R)).squeeze(1)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Attention from every token to the finished blocks of coarse scales, split over the heads (Section 3.3)."""
+"""Attention from every token to the finished blocks of coarse scales, split over the heads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.attention import attend, merge_heads, split_heads
+from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.kv_cache import KeyValueCache
+from fairseq_ms.modules.transformer import FeedForward
+from fairseq_ms.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.ops.linear import Linear
 from fairseq_ms.ops.masks import Blocks
 from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.recompute import Dropout
 
 
 class AggregationAttention(nn.Module):
@@ -27,69 +30,57 @@ class AggregationAttention(nn.Module):
         t = 7..10         x x .
 
     Args:
-        dim: model dimension D, a multiple of the number of heads
-        heads: heads by scale, as {4: 6, 16: 6}
-        dropout: probability of dropping an attention weight
-        recompute: keep less for backward
+        config: sizes and probabilities
+        heads: heads by scale, as {4: 6, 16: 6}, whose number divides D
     """
 
-    def __init__(self, dim: int, heads: dict[int, int], dropout: float = 0.0, recompute: bool = True) -> None:
+    def __init__(self, config: LayerConfig, heads: dict[int, int]) -> None:
         super().__init__()
-        total = sum(heads.values())
+        dim, total = config.dim, sum(heads.values())
         assert dim % total == 0
         self.heads = dict(heads)
         self.head_dim = dim // total
-        self.dropout = dropout
-        self.recompute = recompute
+        self.dropout = config.attention_dropout
+        self.recompute = config.recompute
+        self.norm = nn.LayerNorm(dim)
         self.query = Linear(dim, dim)
         self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim) for count in heads.values())
         self.out = Linear(dim, dim)
 
-    def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
+    def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """x (B, T, D) and the blocks (B, C, D) of every scale -> (B, T, D)."""
+        outputs = []
+        for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD))):
+            k, v = self.keys_and_values(level, blocks[level])
+            outputs.append(merge_heads(self._see_finished(q_BNTH, k, v, factor)))
+        return self.out(torch.cat(outputs, dim=-1))
+
+    def step(self, x_B1D: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
+        """The same for one more token, which sees all blocks in the caches: (B, 1, D) -> (B, 1, D)."""
+        outputs = [
+            merge_heads(attend(q_BN1H, cache.keys, cache.values) if cache.length else torch.zeros_like(q_BN1H))
+            for q_BN1H, cache in zip(self._queries(x_B1D), caches)
+        ]
+        return self.out(torch.cat(outputs, dim=-1))
+
+    def keys_and_values(self, level: int, blocks_BCD: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads of a scale, counted from the finest, see of its blocks: (B, C, D) -> (B, N, C, H) each."""
+        pair = self.coarse[level](blocks_BCD).unflatten(-1, (2, -1, self.head_dim))
+        k, v = pair.permute(2, 0, 3, 1, 4).unbind(0)
+        return k, v
+
+    def new_caches(self, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
         """One empty cache of keys and values a scale, with room for the blocks of ``capacity`` tokens."""
         return [
             KeyValueCache(batch_size, count, self.head_dim, capacity // factor, like)
             for factor, count in self.heads.items()
         ]
 
-    def keys_and_values(self, number: int, blocks_BCD: Tensor) -> tuple[Tensor, Tensor]:
-        """What the heads of the ``number``-th scale see of its blocks: (B, C, D) -> (B, N, C, H) each."""
-        pair = self.coarse[number](blocks_BCD).unflatten(-1, (2, -1, self.head_dim))
-        k, v = pair.permute(2, 0, 3, 1, 4).unbind(0)
-        return k, v
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        norm: nn.LayerNorm | None = None,
-        mask: Sequence[Tensor] | None = None,
-        cache: Sequence[KeyValueCache] | None = None,
-    ) -> Tensor:
-        """x (B, T, D) -> (B, T, D); ``norm`` is applied to x first.
-
-        ``mask`` holds the blocks (B, C, D) of every scale and sets what each token may see of them; a fresh
-        cache is filled with them. Without it, every token sees all blocks that the cache holds.
-        """
-        queries = norm_linear(x_BTD, norm, self.query, self.recompute)
-        widths = [count * self.head_dim for count in self.heads.values()]
-        outputs = []
-        for number, (factor, q_BTD) in enumerate(zip(self.heads, queries.split(widths, dim=-1))):
-            q_BNTH = split_heads(q_BTD, self.heads[factor])
-            if mask is None:
-                assert cache is not None
-                y_BNTH = self._see_all(q_BNTH, cache[number])
-            else:
-                k, v = self.keys_and_values(number, mask[number])
-                if cache is not None:
-                    cache[number].append(k, v)
-                y_BNTH = self._see_finished(q_BNTH, k, v, factor)
-            outputs.append(merge_heads(y_BNTH))
-        return self.out(torch.cat(outputs, dim=-1))
-
-    def _see_all(self, q_BNTH: Tensor, cache: KeyValueCache) -> Tensor:
-        if cache.length == 0:
-            return torch.zeros_like(q_BNTH)
-        return attend(q_BNTH, cache.keys, cache.values)
+    def _queries(self, x_BTD: Tensor) -> list[Tensor]:
+        """By scale, (B, N, T, H)."""
+        queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
+        parts = queries.split([count * self.head_dim for count in self.heads.values()], dim=-1)
+        return [split_heads(part, count) for part, count in zip(parts, self.heads.values())]
 
     def _see_finished(self, q_BNTH: Tensor, k_BNCH: Tensor, v_BNCH: Tensor, factor: int) -> Tensor:
         length, blocks = q_BNTH.size(2), k_BNCH.size(2)
@@ -109,3 +100,28 @@ class AggregationAttention(nn.Module):
             recompute=self.recompute,
         )
         return F.pad(y_BNTH, (0, 0, blind, 0))
+
+
+class AggregationLayer(nn.Module):
+    """A transformer layer that reads the blocks of all coarse scales (Multi-scale Transformer LMs, Section 3.3).
+
+    Args:
+        config: what it has in common with the other layers
+        heads: heads by scale
+    """
+
+    def __init__(self, config: LayerConfig, heads: dict[int, int]) -> None:
+        super().__init__()
+        self.attention = AggregationAttention(config, heads)
+        self.ffn = FeedForward(config)
+        self.drop = Dropout(config.dropout, config.recompute)
+
+    def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """x (B, T, D) and the blocks (B, C, D) of every scale -> (B, T, D)."""
+        x_BTD = x_BTD + self.drop(self.attention(x_BTD, blocks))
+        return x_BTD + self.drop(self.ffn(x_BTD))
+
+    def step(self, x_B1D: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
+        """The same for one more token, which sees all blocks in the caches."""
+        x_B1D = x_B1D + self.attention.step(x_B1D, caches)
+        return x_B1D + self.ffn(x_B1D)

@@ -6,14 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.modules.attention import merge_heads, split_heads
-from fairseq_ms.modules.streaming.relative_attention import RelativeAttention
-from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
+from fairseq_ms.ops.attention import merge_heads, split_heads
 
 
-def reconstruction_loss(
-    layer: TransformerLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
-) -> Tensor:
+def reconstruction_loss(layer: RelativeLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor) -> Tensor:
     """How differently the layer's heads read the compressed memory and the memory it was made of.
 
     The mean squared difference of what attention by content alone (no positions, no biases) brings back from
@@ -23,13 +20,12 @@ def reconstruction_loss(
     return F.mse_loss(_read(layer, segment_BTD, compressed_BCD), _read(layer, segment_BTD, old_BMD))
 
 
-def _read(layer: TransformerLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
+def _read(layer: RelativeLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, D), with weights that are not trained."""
-    attention, norm = layer.attention, layer.attention_norm
-    assert isinstance(attention, RelativeAttention)
+    attention, norm = layer.attention, layer.attention.norm
     weight_ED = attention.qkv.weight.detach()
     heads, inner = attention.heads, weight_ED.size(0) // 3
-    if layer.normalize_before:
+    if norm is not None:
         scale, offset = norm.weight.detach(), norm.bias.detach()
         segment_BTD, memory_BMD = (
             F.layer_norm(x, norm.normalized_shape, scale, offset, norm.eps) for x in (segment_BTD, memory_BMD)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_ms.modules.kv_cache import KeyValueCache
-from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
+from fairseq_ms.ops.recompute import checkpointed
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,9 @@ class CachedPast(KeyValueCache):
     distances_PNH: Tensor
 
     @classmethod
-    def of_memory(cls, layer: TransformerLayer, memory_BMD: Tensor, capacity: int, distances_PNH: Tensor) -> CachedPast:
+    def of_memory(cls, layer: RelativeLayer, memory_BMD: Tensor, capacity: int, distances_PNH: Tensor) -> CachedPast:
         """The past that is a memory, with room for ``capacity`` positions of a segment."""
-        norm = layer.attention_norm if layer.normalize_before else None
-        k, v = layer.attention.keys_values(memory_BMD, norm)  # type: ignore[operator]
+        k, v = layer.attention.keys_values(memory_BMD)
         past = cls(k.size(0), k.size(1), k.size(3), memory_BMD.size(1) + capacity, k)
         past.distances_PNH = distances_PNH
         past.append(k, v)
@@ -95,7 +94,7 @@ class LayerRun:
 
     def __init__(
         self,
-        layer: TransformerLayer,
+        layer: RelativeLayer,
         memory_BMD: Tensor,
         positions_PD: Tensor,
         past: CachedPast | None = None,
@@ -116,9 +115,8 @@ class LayerRun:
             assert self.past is not None, "without a cache the segment comes whole"
             self.inputs_BTD = torch.cat([self.inputs_BTD, x_BTD], dim=1)
         past = self.memory_BMD if self.past is None else self.past
-        if self.recompute_layer and self.past is None and torch.is_grad_enabled():
-            return checkpoint(self.layer, x_BTD, self.positions_PD, past, use_reentrant=False)
-        return self.layer(x_BTD, self.positions_PD, past)
+        recompute = self.recompute_layer and self.past is None
+        return checkpointed(self.layer, x_BTD, self.positions_PD, past, enabled=recompute)
 
     def shifted(self, count: int) -> Tensor:
         """The memory after the segment, of which ``count`` states move into it."""

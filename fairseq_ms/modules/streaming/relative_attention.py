@@ -1,56 +1,18 @@
-"""Attention with relative sinusoidal positions over a segment and the past before it (Dai et al., 2019).
-
-The score of query i for key j is ``(q_i + u) . k_j + (q_i + w) . r_(i-j)``: by content, and by how far the
-key lies back. u and w are shared by all layers; r is a projection of the sinusoid of the distance.
-
-The position scores of T queries are one matrix product with the r of all distances, farthest first; row i
-needs that matrix from column T - 1 - i on. With one column more than there are keys, moving every row to
-its place is only another way of reading the same memory::
-
-    distances  S-1 ... 1 0 -1            row 0   . . a b c d e          a b c d e
-    (T = 3 queries, S = 5 keys)          row 1   . f g h i j .    ->    f g h i j  (later keys are hidden)
-                                         row 2   k l m n o . .          k l m n o
-"""
+"""Transformer-XL's layer: attention over memory and segment by content and distance, and the feed-forward block."""
 
 from __future__ import annotations
 
 import math
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.modules.transformer import FeedForward
 from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import draw_seed, scaled_mask
-
-
-def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
-    """Sinusoids (keys + 1, D) of the distances keys - 1, ..., 1, 0, -1; all sines first, then all cosines.
-
-    The last row is of no distance that a query sees: it makes ``shift_rows`` a view.
-    """
-    frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.arange(keys - 1, -2, -1, dtype=torch.float64)[:, None] * frequencies
-    table = torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]
-    return table.to(like)
-
-
-def shift_rows(scores: Tensor, keys: int) -> Tensor:
-    """Scores (..., T, S + 1) by distance, farthest first, as a view (..., T, S) by key."""
-    queries = scores.size(-2)
-    flat = scores.flatten(-2)
-    return flat[..., queries - 1 : queries - 1 + queries * keys].unflatten(-1, (queries, keys))
-
-
-def hide_future(scores: Tensor) -> Tensor:
-    """In place: -inf where a key (..., T, S) comes after its query, the queries being the last T of the keys."""
-    queries, keys = scores.shape[-2:]
-    if queries > 1:
-        later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu_(1)
-        scores[..., keys - queries :].masked_fill_(later, -torch.inf)
-    return scores
+from fairseq_ms.ops.recompute import Dropout
+from fairseq_ms.ops.relative_attention import hide_future, relative_attention, shift_rows
 
 
 class Past(Protocol):
@@ -65,142 +27,20 @@ class Past(Protocol):
         """Keys and values (B, N, S, H) of the past and of T more positions."""
 
 
-class _ProjectHeads(torch.autograd.Function):
-    """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
-
-    The keys and values are written to where attention reads them, the memory in front, so joining the two
-    costs no copy of its own. With a norm (``eps`` is not None) both are normalised first, and again in backward
-    instead of being kept. Its scale and shift move into the projection: what the memory contributes to their
-    gradient then needs no gradient of the memory itself, on which backward spends nothing.
-    """
-
-    @staticmethod
-    def forward(ctx, x_BTD, memory_BMD, weight_ED, scale_D, shift_D, heads, eps):  # type: ignore[no-untyped-def]
-        batch, length, _ = x_BTD.shape
-        past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
-        kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
-        weight, bias = (weight_ED, None) if eps is None else (weight_ED * scale_D, weight_ED @ shift_D)
-        # (B, T, 3 * N * H) -> (3, N, B, T, H)
-        qkv = F.linear(_normalise(x_BTD, eps), weight, bias)
-        qkv = qkv.unflatten(-1, (3, heads, -1)).permute(2, 3, 0, 1, 4)
-        kv_NBSH[:, :, :, past:] = qkv[1:]
-        if past:
-            bias = bias[inner:] if bias is not None else None
-            of_memory = F.linear(_normalise(memory_BMD, eps), weight[inner:], bias)
-            kv_NBSH[:, :, :, :past] = of_memory.unflatten(-1, (2, heads, -1)).permute(2, 3, 0, 1, 4)
-        ctx.eps = eps
-        ctx.save_for_backward(x_BTD, memory_BMD, weight_ED, scale_D, shift_D)
-        return qkv[0].contiguous(), kv_NBSH
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_q, grad_kv):  # type: ignore[no-untyped-def]
-        x_BTD, memory_BMD, weight_ED, scale_D, shift_D = ctx.saved_tensors
-        past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
-        heads, batch, length, head_dim = grad_q.shape
-        # (3, N, B, T, H) -> (B * T, 3 * N * H)
-        grad = grad_q.new_empty(batch, length, 3, heads, head_dim)
-        grad[:, :, 0] = grad_q.permute(1, 2, 0, 3)
-        grad[:, :, 1:] = grad_kv[:, :, :, past:].permute(2, 3, 0, 1, 4)
-        rows = grad.view(batch * length, 3 * inner)
-        with torch.enable_grad():
-            leaf = x_BTD.detach().requires_grad_()
-            normed = _normalise(leaf, ctx.eps)
-        grad_weight = rows.t() @ normed.detach().flatten(0, 1)
-        of_memory = None
-        if past:
-            of_memory = grad_kv[:, :, :, :past].permute(2, 3, 0, 1, 4).reshape(-1, 2 * inner)
-            grad_weight[inner:].addmm_(of_memory.t(), _normalise(memory_BMD, ctx.eps).flatten(0, 1))
-        if ctx.eps is None:
-            return (rows @ weight_ED).view_as(x_BTD), None, grad_weight, None, None, None, None
-        grad_bias = rows.sum(0)
-        if of_memory is not None:
-            grad_bias[inner:] += of_memory.sum(0)
-        grad_x = torch.mm(rows, weight_ED).mul_(scale_D).view_as(x_BTD)
-        (grad_x,) = torch.autograd.grad(normed, leaf, grad_x)
-        grad_scale, grad_shift = (grad_weight * weight_ED).sum(0), grad_bias @ weight_ED
-        grad_weight.mul_(scale_D).addr_(grad_bias, shift_D)
-        return grad_x, None, grad_weight, grad_scale, grad_shift, None, None
-
-
-def _normalise(x: Tensor, eps: float | None) -> Tensor:
-    """Layer norm without scale and shift; x itself without ``eps``."""
-    return F.layer_norm(x, x.shape[-1:], eps=eps) if eps is not None else x
-
-
-class _RelativeAttention(torch.autograd.Function):
-    """Attention with position scores that keeps q, k, v and the weights; dropout is kept as a seed."""
-
-    @staticmethod
-    def forward(ctx, q_NBTH, kv_NBSH, r_PNH, u_NH, w_NH, p, seed):  # type: ignore[no-untyped-def]
-        heads, batch, queries, head_dim = q_NBTH.shape
-        keys = kv_NBSH.size(3)
-        scale = 1.0 / math.sqrt(head_dim)
-        k, v = kv_NBSH.flatten(1, 2)
-        by_content = (q_NBTH + u_NH[:, None, None]).flatten(0, 1)
-        by_distance = _distance_scores(q_NBTH, r_PNH, w_NH)
-        shifted = shift_rows(by_distance, keys).flatten(0, 1)
-        scores = torch.baddbmm(shifted, by_content, k.transpose(1, 2), beta=scale, alpha=scale)
-        weights = hide_future(scores).softmax(-1)
-        dropped = weights * scaled_mask(seed, weights.shape, p, weights) if p > 0.0 else weights
-        out = torch.bmm(dropped, v).view(heads, batch, queries, head_dim)
-        ctx.p, ctx.seed, ctx.scale = p, seed, scale
-        ctx.save_for_backward(q_NBTH, kv_NBSH, r_PNH, u_NH, w_NH, weights)
-        # (N, B, T, H) -> (B, T, N * H)
-        return out.permute(1, 2, 0, 3).flatten(2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_BTD):  # type: ignore[no-untyped-def]
-        q_NBTH, kv_NBSH, r_PNH, u_NH, w_NH, weights = ctx.saved_tensors
-        heads, batch, queries, head_dim = q_NBTH.shape
-        keys = kv_NBSH.size(3)
-        k, v = kv_NBSH.flatten(1, 2)
-        grad = grad_BTD.unflatten(-1, (heads, head_dim)).permute(2, 0, 1, 3).reshape(-1, queries, head_dim)
-        grad_weights = torch.bmm(grad, v.transpose(1, 2))
-        dropped = weights
-        if ctx.p > 0.0:
-            mask = scaled_mask(ctx.seed, weights.shape, ctx.p, weights)
-            grad_weights.mul_(mask)
-            dropped = mask.mul_(weights)
-        grad_kv = torch.empty_like(kv_NBSH)
-        torch.bmm(dropped.transpose(1, 2), grad, out=grad_kv[1].flatten(0, 1))
-        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).mul_(ctx.scale)
-        by_content = (q_NBTH + u_NH[:, None, None]).flatten(0, 1)
-        torch.bmm(grad_scores.transpose(1, 2), by_content, out=grad_kv[0].flatten(0, 1))
-        grad_content = torch.bmm(grad_scores, k).view_as(q_NBTH)
-        # The view of shift_rows the other way round: every score goes back to the column of its distance.
-        by_distance = q_NBTH.new_zeros(heads, batch, queries, keys + 1)
-        shift_rows(by_distance, keys).copy_(grad_scores.view(heads, batch, queries, keys))
-        rows = by_distance.view(heads, batch * queries, keys + 1)
-        grad_distance = torch.bmm(rows, r_PNH.transpose(0, 1)).view_as(q_NBTH)
-        query = (q_NBTH + w_NH[:, None, None]).view(heads, -1, head_dim)
-        grad_r = torch.bmm(rows.transpose(1, 2), query).transpose(0, 1)
-        grad_u, grad_w = grad_content.sum((1, 2)), grad_distance.sum((1, 2))
-        return grad_content.add_(grad_distance), grad_kv, grad_r, grad_u, grad_w, None, None
-
-
-def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, w_NH: Tensor) -> Tensor:
-    """(q + w) . r for every distance, (N, B, T, P): one matrix product a head."""
-    heads, batch, queries, _ = q_NBTH.shape
-    rows = (q_NBTH + w_NH[:, None, None]).flatten(1, 2)
-    return torch.bmm(rows, r_PNH.permute(1, 2, 0)).view(heads, batch, queries, -1)
-
-
 class RelativeAttention(nn.Module):
     """Multi-head attention from a segment to itself and to the past before it, by content and distance.
 
     Args:
-        dim: model dimension D, a multiple of ``heads``
-        heads: number of heads N
-        biases: u and w, (2, N, H), shared by all layers of a model
-        dropout: probability of dropping an attention weight
+        config: sizes and probabilities; pre-LN layers normalise segment and memory
+        biases: u and v, (2, N, H), shared by all layers of a model
     """
 
-    def __init__(self, dim: int, heads: int, biases: nn.Parameter, dropout: float = 0.0) -> None:
+    def __init__(self, config: LayerConfig, biases: nn.Parameter) -> None:
         super().__init__()
-        self.heads = heads
-        self.dropout = dropout
+        dim = config.dim
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        self.norm = nn.LayerNorm(dim) if config.normalize_before else None
         self.qkv = Linear(dim, 3 * dim, bias=False)
         self.position = Linear(dim, dim, bias=False)
         self.out = Linear(dim, dim, bias=False)
@@ -209,7 +49,6 @@ class RelativeAttention(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        norm: nn.LayerNorm | None,
         positions_PD: Tensor | None,
         past: Tensor | Past,
     ) -> Tensor:
@@ -217,47 +56,30 @@ class RelativeAttention(nn.Module):
 
         Args:
             x_BTD: the segment
-            norm: applied to the segment first, and to a past that is given as states
             positions_PD: ``sinusoids`` of at least as many keys as there are, for a past given as states
             past: the states of the memory (B, M, D), or its keys and values, to which those of x are added
         """
         if isinstance(past, Tensor):
             assert positions_PD is not None
-            return self._over_states(x_BTD, norm, positions_PD, past.detach())
-        return self._over_cache(norm(x_BTD) if norm is not None else x_BTD, past)
+            return self._over_states(x_BTD, positions_PD, past.detach())
+        return self._over_cache(self.norm(x_BTD) if self.norm is not None else x_BTD, past)
 
     def distances(self, positions_PD: Tensor) -> Tensor:
         """The projected sinusoids r, (P, N, H), of distances."""
         return self.position(positions_PD).unflatten(-1, (self.heads, -1))
 
-    def keys_values(self, states_BMD: Tensor, norm: nn.LayerNorm | None) -> tuple[Tensor, Tensor]:
+    def keys_values(self, states_BMD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, M, H) of states of a memory."""
-        states_BMD = norm(states_BMD) if norm is not None else states_BMD
+        states_BMD = self.norm(states_BMD) if self.norm is not None else states_BMD
         kv = F.linear(states_BMD, self.qkv.weight[self.qkv.in_features :])
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
-    def _over_states(
-        self, x_BTD: Tensor, norm: nn.LayerNorm | None, positions_PD: Tensor, memory_BMD: Tensor
-    ) -> Tensor:
+    def _over_states(self, x_BTD: Tensor, positions_PD: Tensor, memory_BMD: Tensor) -> Tensor:
         keys = memory_BMD.size(1) + x_BTD.size(1)
         r_PNH = self.distances(positions_PD[-(keys + 1) :])
         dropout = self.dropout if self.training else 0.0
-        seed = draw_seed() if dropout > 0.0 else 0
-        device = x_BTD.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
-        with torch.autocast(device, enabled=False):
-            q_NBTH, kv_NBSH = _ProjectHeads.apply(
-                x_BTD.to(dtype),
-                memory_BMD.to(dtype),
-                self.qkv.weight.to(dtype),
-                norm.weight.to(dtype) if norm is not None else None,
-                norm.bias.to(dtype) if norm is not None else None,
-                self.heads,
-                norm.eps if norm is not None else None,
-            )
-            u_NH, w_NH = self.biases.to(dtype).unbind(0)
-            y = _RelativeAttention.apply(q_NBTH, kv_NBSH, r_PNH.to(dtype), u_NH, w_NH, dropout, seed)
+        y = relative_attention(x_BTD, memory_BMD, self.norm, self.qkv.weight, r_PNH, self.biases, dropout)
         return self.out(y)
 
     def _over_cache(self, x_BTD: Tensor, past: Past) -> Tensor:
@@ -265,8 +87,42 @@ class RelativeAttention(nn.Module):
         q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         k, v = past.append(k, v)
         keys = k.size(2)
-        u_NH, w_NH = self.biases.unbind(0)
-        by_distance = (q + w_NH[:, None]) @ past.distances_PNH[-(keys + 1) :].permute(1, 2, 0)
+        u_NH, v_NH = self.biases.unbind(0)
+        by_distance = (q + v_NH[:, None]) @ past.distances_PNH[-(keys + 1) :].permute(1, 2, 0)
         bias = hide_future(shift_rows(by_distance, keys) / math.sqrt(q.size(-1)))
         y = F.scaled_dot_product_attention(q + u_NH[:, None], k, v, attn_mask=bias)
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+class RelativeLayer(nn.Module):
+    """Attention over [memory, segment] and feed-forward, each beside a residual connection, pre-LN or post-LN.
+
+    Args:
+        config: sizes and probabilities
+        biases: u and v, (2, N, H), shared by all layers of a model
+    """
+
+    def __init__(self, config: LayerConfig, biases: nn.Parameter) -> None:
+        super().__init__()
+        self.attention = RelativeAttention(config, biases)
+        self.ffn = FeedForward(config)
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.pre_norm = config.normalize_before
+        if not self.pre_norm:
+            self.after_attention, self.after_ffn = nn.LayerNorm(config.dim), nn.LayerNorm(config.dim)
+
+    def norm_of_attention(self) -> nn.LayerNorm:
+        """In front of the attention in a pre-LN layer, behind its residual connection in a post-LN one."""
+        return self.attention.norm if self.attention.norm is not None else self.after_attention
+
+    def norm_of_ffn(self) -> nn.LayerNorm:
+        """As ``norm_of_attention``, of the feed-forward block."""
+        return self.ffn.norm if self.ffn.norm is not None else self.after_ffn
+
+    def forward(self, x_BTD: Tensor, positions_PD: Tensor | None, past: Tensor | Past) -> Tensor:
+        """x (B, T, D) -> (B, T, D); the arguments are ``RelativeAttention``'s."""
+        if self.pre_norm:
+            x_BTD = x_BTD + self.drop(self.attention(x_BTD, positions_PD, past))
+            return x_BTD + self.drop(self.ffn(x_BTD))
+        x_BTD = self.after_attention(x_BTD + self.drop(self.attention(x_BTD, positions_PD, past)))
+        return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))

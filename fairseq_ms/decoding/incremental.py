@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, is_identity
+from fairseq_ms.decoding.state import CannotTruncate, DecodingState
+from fairseq_ms.modules.kv_cache import is_identity
 
 
 class CachedModel(Protocol):
@@ -21,11 +22,8 @@ class CachedModel(Protocol):
 
     def max_positions(self) -> int: ...
 
-    def new_state(self, batch_size: int, capacity: int) -> DecodingState: ...
-
-    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor: ...
-
-    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor: ...
+    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
+        """The state before the first token, with room for about ``capacity`` of them."""
 
 
 class PromptReader(nn.Module):
@@ -102,7 +100,7 @@ class Decoding:
                 tokens = prompt[:, : self.model.max_positions()]
             tokens, beams = _distinct(tokens, prompts["rows"])
         self.state = self.model.new_state(tokens.size(0), 2 * tokens.size(1))
-        self.ahead_BTD = self.model.features(tokens, self.state)
+        self.ahead_BTD = self.state.prefill(tokens)
         self.tokens_BT = tokens
         if beams is not None:
             self.reorder(beams)
@@ -126,10 +124,10 @@ class Decoding:
                 known = 0
         if known == 0:
             self.state = self.model.new_state(tokens_BT.size(0), 2 * tokens_BT.size(1))
-            features = self.model.features(tokens_BT, self.state)
+            features = self.state.prefill(tokens_BT)
         else:
             steps = range(known, tokens_BT.size(1))
-            features = torch.cat([self.model.step(tokens_BT[:, t : t + 1], self.state) for t in steps], dim=1)
+            features = torch.cat([self.state.step(tokens_BT[:, t : t + 1]) for t in steps], dim=1)
         self.tokens_BT = tokens_BT.clone()
         return features
 

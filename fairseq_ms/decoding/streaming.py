@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.kv_cache import DecodingState, is_identity
+from fairseq_ms.modules.kv_cache import is_identity
 from fairseq_ms.modules.streaming.memory import Memory
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ class StreamState(DecodingState):
     def length(self) -> int:  # type: ignore[override]
         return self.tokens_BT.size(1)
 
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        return self.decoder.feed(tokens_BT, self)
+
+    def step(self, tokens_B1: Tensor) -> Tensor:
+        return self.decoder.feed(tokens_B1, self)
+
     def reorder(self, order: Tensor) -> None:
         if is_identity(order, self.start.batch_size):
             return
@@ -78,9 +85,3 @@ class Continuation:
         if batch_size != self.memory.batch_size:
             raise UsageError(f"memory: must be of {batch_size} streams, got {self.memory.batch_size}")
         return StreamState(self.decoder, self.memory)
-
-    def features(self, tokens_BT: Tensor, state: DecodingState | None = None) -> Tensor:
-        return self.decoder.features(tokens_BT, state)
-
-    def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
-        return self.decoder.step(tokens_B1, state)

@@ -7,9 +7,12 @@ import random
 import pytest
 import torch
 
-from fairseq_ms.modules.attention import _QUERY_CHUNK, ChunkedAttention
-from fairseq_ms.modules.multiscale.local_attention import LocalAttention, SlidingCache
+from fairseq_ms.decoding.retina import RetinaState, SlidingCache
+from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.modules.embedding import TokenEmbedding
+from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
 from fairseq_ms.ops import window_attention
+from fairseq_ms.ops.attention import _QUERY_CHUNK, ChunkedAttention
 from fairseq_ms.ops.recompute import kept_share
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
@@ -26,15 +29,25 @@ def random_groups(rng: random.Random) -> list[HeadGroup]:
     return groups
 
 
+def attention(
+    dim: int, groups: list[HeadGroup], downsampler: str = "avg", dropout: float = 0.0, recompute: bool = True
+) -> RetinaAttention:
+    """In double precision."""
+    heads = sum(group.heads for group in groups)
+    config = LayerConfig(dim, 4, heads, attention_dropout=dropout, recompute=recompute)
+    return RetinaAttention(config, groups, downsampler).double()
+
+
 def visible(group: HeadGroup, length: int) -> torch.Tensor:
     """(T, C), from the definition: the block is finished and its start lies in the window."""
     t, start = torch.arange(length)[:, None], group.factor * torch.arange(length // group.factor)
     return (start + group.factor - 1 <= t) & (group.near <= t - start) & (t - start < group.far)
 
 
-def dense(layer: LocalAttention, x: torch.Tensor, masks=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    """What ``LocalAttention`` computes, with T x C tables of scores; ``masks`` (B, N, T, C) a group for dropout."""
+def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    """What ``RetinaAttention`` computes, with T x C tables of scores; ``masks`` (B, N, T, C) a group for dropout."""
     dim = x.size(-1)
+    x = layer.norm(x)
     fine = layer.fine(x)
     queries = fine[..., :dim].split([group.heads * layer.head_dim for group in layer.groups], dim=-1)
     results = []
@@ -75,27 +88,27 @@ def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool, m
     monkeypatch.setattr(window_attention, "_PIECE", rng.choice([1, 64, 128, 512]))
     groups = random_groups(rng)
     dim = 3 * sum(group.heads for group in groups)
-    layer = LocalAttention(dim, groups, rng.choice(["avg", "max", "conv"]), recompute=recompute).double()
+    layer = attention(dim, groups, rng.choice(["avg", "max", "conv"]), recompute=recompute)
     x = torch.randn(2, rng.choice([1, 2, 7, 31, 64, 65, 150, 197]), dim, dtype=torch.float64, requires_grad=True)
-    result = layer(x, mask=Layouts(groups, x.size(1), x.device))
+    result = layer(x, Layouts(groups, x.size(1), x.device))
     assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()])
 
 
 @pytest.mark.parametrize("length", [512, 700])
 def test_the_papers_windows_equal_dense_attention_with_a_mask(length: int) -> None:
-    layer = LocalAttention(6, PAPER).double()
+    layer = attention(6, PAPER)
     x = torch.randn(1, length, 6, dtype=torch.float64, requires_grad=True)
-    result = layer(x, mask=Layouts(PAPER, length, x.device))
+    result = layer(x, Layouts(PAPER, length, x.device))
     assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()])
 
 
 def test_without_gradients_the_result_is_the_same() -> None:
-    layer = LocalAttention(6, PAPER).double()
+    layer = attention(6, PAPER)
     x = torch.randn(2, 330, 6, dtype=torch.float64)
     layouts = Layouts(PAPER, 330, x.device)
     with torch.no_grad():
         # float64, the same products in the same order.
-        torch.testing.assert_close(layer(x, mask=layouts), dense(layer, x), rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(layer(x, layouts), dense(layer, x), rtol=0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -106,7 +119,7 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     groups = random_groups(rng)
     dim = 3 * sum(group.heads for group in groups)
     length = rng.choice([40, 131, 200])
-    layer = LocalAttention(dim, groups, dropout=0.3).double()
+    layer = attention(dim, groups, dropout=0.3)
     layouts = Layouts(groups, length, torch.device("cpu"))
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
     keep, drawn = ChunkedAttention._keep, {}
@@ -119,9 +132,9 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
 
     monkeypatch.setattr(ChunkedAttention, "_keep", spy)
     x = torch.randn(2, length, dim, dtype=torch.float64, requires_grad=True)
-    result = layer(x, mask=layouts)
+    result = layer(x, layouts)
     in_order = iter(list(drawn.values()))
-    for group, layout, table in zip(groups, layouts.groups, masks):
+    for group, layout, table in zip(groups, layouts.layouts, masks):
         for row in range(2):
             step = max(1, at_once // layout.query_block)
             pieces = range(0, layout.blocks, step)
@@ -140,11 +153,11 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
 
 def test_queries_that_see_nothing_are_zero_and_pass_no_gradient() -> None:
     groups = [HeadGroup(1, 0, 3, 1), HeadGroup(4, 3, 9, 1)]
-    layer = LocalAttention(8, groups).double()
+    layer = attention(8, groups)
     layer.out.weight.data.copy_(torch.eye(8))
     layer.out.bias.data.zero_()
     x = torch.randn(1, 21, 8, dtype=torch.float64)
-    result = layer(x, mask=Layouts(groups, 21, x.device))
+    result = layer(x, Layouts(groups, 21, x.device))
     blind = ~visible(groups[1], 21).any(-1)
     assert blind[:3].all()
     assert torch.equal(result[0, blind, 4:], torch.zeros(int(blind.sum()), 4, dtype=torch.float64))
@@ -190,34 +203,41 @@ def test_a_sliding_cache_holds_the_last_positions() -> None:
             everything = everything[:, order]
 
 
-def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
+def layers_and_state(
+    dtype: torch.dtype,
+) -> tuple[TokenEmbedding, list[RetinaLayer], torch.nn.LayerNorm, RetinaState]:
     groups = [HeadGroup(1, 0, 3, 1), HeadGroup(2, 3, 11, 1), HeadGroup(4, 11, 24, 1)]
-    layer = LocalAttention(12, groups).eval()
-    cache = layer.new_cache(2, 1000, torch.empty(0))
-    x = torch.randn(2, 10, 12)
+    embed = TokenEmbedding(torch.nn.Embedding(9, 12), 200, 12).to(dtype).eval()
+    layers = [RetinaLayer(LayerConfig(12, 20, 3), groups).to(dtype).eval() for _ in range(2)]
+    norm = torch.nn.LayerNorm(12).to(dtype)
+    return embed, layers, norm, RetinaState(embed, layers, norm, 2)
+
+
+def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
+    *_, state = layers_and_state(torch.float32)
 
     def held() -> int:
-        tensors = [window.buffer for window in cache.windows] + cache.unfinished
+        tensors = [part.buffer for cache in state.caches for part in (*cache.windows, *cache.unfinished)]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
     with torch.no_grad():
-        layer(x, mask=Layouts(groups, 10, x.device), cache=cache)
+        state.prefill(torch.randint(9, (2, 10)))
         at_ten = held()
         for _ in range(100):
-            layer(torch.randn(2, 1, 12), cache=cache)
-    assert cache.length == 110
+            state.step(torch.randint(9, (2, 1)))
+    assert state.length == 110
     assert held() == at_ten
 
 
 @pytest.mark.parametrize("prefix", [1, 3, 17, 40])
 def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) -> None:
-    groups = [HeadGroup(1, 0, 3, 1), HeadGroup(2, 3, 11, 1), HeadGroup(4, 11, 24, 1)]
-    layer = LocalAttention(12, groups).double().eval()
-    x = torch.randn(2, 53, 12, dtype=torch.float64)
-    cache = layer.new_cache(2, 53, x)
+    embed, layers, norm, state = layers_and_state(torch.float64)
+    tokens = torch.randint(9, (2, 53))
     with torch.no_grad():
-        parts = [layer(x[:, :prefix], mask=Layouts(groups, prefix, x.device), cache=cache)]
-        parts += [layer(x[:, t : t + 1], cache=cache) for t in range(prefix, 53)]
-        expected = layer(x, mask=Layouts(groups, 53, x.device))
+        parts = [state.prefill(tokens[:, :prefix])]
+        parts += [state.step(tokens[:, t : t + 1]) for t in range(prefix, 53)]
+        x = embed(tokens)
+        for layer in layers:
+            x = layer(x, Layouts(layer.attention.groups, 53, x.device))
     # float64, the same products.
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(parts, dim=1), norm(x), rtol=0.0, atol=1e-12)

@@ -1,0 +1,41 @@
+"""A stack of layers over sequences of unequal lengths that lie one behind the other, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_ms.modules.attention import SelfAttention
+from fairseq_ms.modules.transformer import TransformerLayer, TransformerStack
+from fairseq_ms.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.recompute import checkpointed
+
+Rectangles = Sequence[tuple[int, int]]
+"""How many sequences there are of each length, in the order in which they lie (``Packing.rectangles``)."""
+
+
+def packed_stack(stack: TransformerStack, x_PD: Tensor, rectangles: Rectangles) -> Tensor:
+    """What ``stack`` gives for each sequence by itself: (P, D) -> (P, D)."""
+    for layer in stack.layers:
+        x_PD = checkpointed(packed_layer, layer, x_PD, rectangles, enabled=stack.checkpoint)
+    return stack.norm(x_PD)
+
+
+def packed_layer(layer: TransformerLayer, x_PD: Tensor, rectangles: Rectangles) -> Tensor:
+    """One layer of ``packed_stack``."""
+    x_PD = x_PD + layer.drop(_packed_attention(layer.attention, x_PD, rectangles))
+    return x_PD + layer.drop(layer.ffn(x_PD))
+
+
+def _packed_attention(attention: SelfAttention, x_PD: Tensor, rectangles: Rectangles) -> Tensor:
+    qkv = norm_linear(x_PD, attention.norm, attention.qkv, attention.recompute)
+    dropout = attention.dropout if attention.training else 0.0
+    outputs = []
+    for part, (count, length) in zip(qkv.split([count * length for count, length in rectangles]), rectangles):
+        q, k, v = split_qkv(part.view(count, length, -1), attention.heads)
+        y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=attention.recompute)
+        outputs.append(merge_heads(y_BNTH).flatten(0, 1))
+    return attention.out(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

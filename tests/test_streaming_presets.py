@@ -95,6 +95,9 @@ def hand_count(arch: str) -> int:
     total = 8 * layer + 2 * dim
     if arch.startswith("compressive"):
         total += 8 * (2 * dim * dim + dim)
+    if arch.startswith("transformer_ql"):
+        # A layer norm behind each of the two scales.
+        total += 2 * 2 * dim
     if dataset == "simplebooks2":
         return total + VOCABULARIES[dataset] * dim
     bounds = [0, 20_000, 40_000, *([200_000] if dataset == "wt103" else []), VOCABULARIES[dataset]]

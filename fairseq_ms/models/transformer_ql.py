@@ -73,6 +73,11 @@ class TransformerQLDecoder(StreamingDecoder):
         self.scales: Any = nn.ModuleList(
             nn.ModuleList(self.make_layer() for _ in range(count)) for count in counts.values()
         )
+        # Every layer of Figure 2b ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
+        # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
+        self.scale_norms: Any = nn.ModuleList(
+            nn.LayerNorm(cfg.decoder_embed_dim) if cfg.decoder_normalize_before else nn.Identity() for _ in counts
+        )
         self.final = nn.ModuleList(self.make_layer() for _ in range(cfg.output_layers))
 
     def memory_lengths(self) -> dict[str, int]:
@@ -124,7 +129,7 @@ class TransformerQLDecoder(StreamingDecoder):
             if x_BTD.size(1):
                 for layer in layers:
                     x_BTD = layer.feed(x_BTD)
-                output.append(x_BTD)
+                output.append(self.scale_norms[number](x_BTD))
         kept = run.outputs[self._first_kept() :]
         x_BTD = kept[0].at_tokens(start, count)
         for output in kept[1:]:

@@ -6,6 +6,7 @@ segment attention is causal; at its end the memory moves on. A call may bring an
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -23,6 +24,7 @@ from fairseq_ms.models.decoding import Decoding
 from fairseq_ms.models.streaming_decoding import Continuation, StreamState
 from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.embedding import TokenEmbedding
+from fairseq_ms.modules.idle import keep_in_graph
 from fairseq_ms.modules.layer import TransformerLayer
 from fairseq_ms.modules.memory import CachedPast, LayerRun, Memory
 from fairseq_ms.modules.recompute import dropout
@@ -100,6 +102,10 @@ class StreamingDecoder(Decoder):
     def memory_reach(self) -> int:
         """How many segments back a segment's outputs can depend on, at most."""
 
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        """The parameters that training on less than a segment may leave without work."""
+        return ()
+
     def layer_run(
         self,
         name: str,
@@ -146,6 +152,8 @@ class StreamingDecoder(Decoder):
                 states, loss = self.finish(run)
                 losses += [loss] if loss is not None else []
         x_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if not whole and self.training and torch.is_grad_enabled():
+            x_BTD = keep_in_graph(x_BTD, self.idle_without_a_whole_segment())
         loss = torch.stack(losses).mean() if losses else None
         return self.drop(x_BTD[:, known:]), Memory(states, tokens_BT[:, whole:]), loss
 

@@ -1,7 +1,9 @@
 """``transformer_ql``: Transformer-XL at several scales, whose context grows quadratically (Figures 1 and 2)."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -94,6 +96,10 @@ class TransformerQLDecoder(StreamingDecoder):
         for lengths, layers in zip(self.lengths, self.scales):
             tokens += [lengths.memory * lengths.factor] * len(layers) + [lengths.trail * lengths.factor]
         return sum(-(-count // self.segment_len) for count in tokens)
+
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        # Where no block has ended, coarse scales have nothing to do, nor finer ones whose outputs droppath drops.
+        return chain(self.embed.parameters(), self.scales.parameters(), self.scale_norms.parameters())
 
     def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> ScalesRun:
         scales, outputs = [], []

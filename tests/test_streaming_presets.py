@@ -177,6 +177,11 @@ def test_the_training_script_says_what_the_hydra_file_says(arch: str, tmp_path: 
     assert int(flags["--tokens-per-sample"]) == cfg.task.tokens_per_sample
     assert int(flags["--batch-size"]) == cfg.dataset.batch_size
     assert flags["--criterion"] == cfg.criterion._name
+    # fairseq's default, unless fairseq refuses it.
+    backend = (
+        "legacy_ddp" if cfg.criterion._name == "adaptive_loss" else FairseqConfig().distributed_training.ddp_backend
+    )
+    assert flags.get("--ddp-backend", "pytorch_ddp") == cfg.distributed_training.ddp_backend == backend
     assert float(flags["--lr"]) == cfg.optimization.lr[0]
     assert float(flags["--min-lr"]) == pytest.approx(cfg.lr_scheduler.min_lr)
     assert float(flags["--clip-norm"]) == cfg.optimization.clip_norm

@@ -35,9 +35,10 @@ def width(dim: int) -> list[str]:
 
 
 REGIMES = {
-    "early": [*width(128), "--batch-size", "128", "--max-update", "400", "--lr", "0.001", "--warmup-updates", "50"],
-    "overfitting": [*width(96), "--batch-size", "64", "--max-update", "1500", "--lr", "0.001", "--warmup-updates", "50"],
+    "early": [*width(128), "--batch-size", "128", "--max-update", "400"],
+    "overfitting": [*width(96), "--batch-size", "64", "--max-update", "1500"],
 }
+COMMON = ["--lr", "0.001", "--warmup-updates", "50", "--num-workers", "0", "--log-format", "json"]
 DROPPATH = {"early": "0.0", "overfitting": "0.3"}
 
 
@@ -75,9 +76,9 @@ def train(arch: str, data: Path, folder: Path, flags: list[str]) -> list[float]:
     log = folder.with_name(f"{folder.name}.log")
     if not log.is_file() or "done training" not in log.read_text(encoding="utf-8"):
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [str(TRAIN), arch, str(data), *flags, "--save-dir", str(folder), "--num-workers", "0"]
+        command = [str(TRAIN), arch, str(data), *COMMON, *flags, "--save-dir", str(folder)]
         with log.open("a", encoding="utf-8") as out:
-            done = subprocess.run([*command, "--log-format", "json"], stdout=out, stderr=subprocess.STDOUT, check=False)
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
             raise SystemExit(f"training ended with exit code {done.returncode}, see {log}")
     return perplexities(log)

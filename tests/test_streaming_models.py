@@ -1,9 +1,11 @@
 """The streaming models against per-token loops, in outputs and gradients, and what their memory promises."""
 
+import copy
 import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.modules.memory import Memory
 from tests import naive_streaming
@@ -100,6 +102,39 @@ def test_cached_decoding_continues_a_memory(arch: str, seed: int) -> None:
         # Going back starts from the memory again, not from nothing.
         again = case.model.decoder(second[:, :1], incremental_state=state)[0]
     torch.testing.assert_close(again[:, 0], whole[:, 0], rtol=EXACT, atol=EXACT)
+
+
+class _Count(TorchDispatchMode):
+    """How often a table of sines is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sines = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.sines += function is torch.ops.aten.sin.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sinusoids_are_computed_once_for_a_row_and_again_only_for_another_type(arch: str) -> None:
+    words = dictionary(9)
+    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
+    model = build(arch, {**flags, "tokens_per_sample": 4, "mem_len": 12}, words).eval()
+    tokens = torch.randint(4, len(words), (1, 64))
+    with torch.inference_mode(), _Count() as count:
+        first = model(tokens)[0]
+    assert count.sines == 1
+    with _Count() as count:
+        # What inference has left behind can be trained with.
+        model(tokens)[0].sum().backward()
+        assert torch.equal(copy.deepcopy(model)(tokens)[0], first)
+    assert count.sines == 0
+    with _Count() as count:
+        twice = model.double()(tokens)[0]
+    assert count.sines == 1
+    naive = getattr(naive_streaming, arch)(model, tokens)
+    torch.testing.assert_close(twice, naive[0] if isinstance(naive, tuple) else naive, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

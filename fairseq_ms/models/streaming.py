@@ -28,7 +28,7 @@ from fairseq_ms.modules.idle import keep_in_graph
 from fairseq_ms.modules.layer import TransformerLayer
 from fairseq_ms.modules.memory import CachedPast, LayerRun, Memory
 from fairseq_ms.modules.recompute import dropout
-from fairseq_ms.modules.relative_attention import RelativeAttention, sinusoids
+from fairseq_ms.modules.relative_attention import RelativeAttention, Sinusoids
 from fairseq_ms.modules.state import DecodingState
 
 # What fairseq's generator takes for "no limit": a stream has no last position.
@@ -69,6 +69,7 @@ class StreamingDecoder(Decoder):
         self.segment_len = int(cfg.tokens_per_sample)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
+        self.table = Sinusoids(cfg.decoder_embed_dim)
         heads = cfg.decoder_attention_heads
         # The biases u and w, shared by the attention of all layers.
         self.biases = nn.Parameter(torch.empty(2, heads, cfg.decoder_embed_dim // heads))
@@ -125,7 +126,7 @@ class StreamingDecoder(Decoder):
 
     def sinusoids(self, keys: int) -> Tensor:
         """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
-        return self.drop(sinusoids(keys, self.layers_cfg.dim, self.biases))
+        return self.drop(self.table(keys, self.biases))
 
     def drop(self, x: Tensor) -> Tensor:
         """The model's dropout."""

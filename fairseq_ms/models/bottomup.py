@@ -19,6 +19,7 @@ from fairseq_ms.models.scales import Scale, parse_counts
 from fairseq_ms.modules.aggregation import AggregationAttention
 from fairseq_ms.modules.blocks import UnfinishedBlock
 from fairseq_ms.modules.embedding import TokenEmbedding
+from fairseq_ms.modules.idle import keep_in_graph
 from fairseq_ms.modules.layer import LayerConfig, TransformerLayer, TransformerStack
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
 from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
@@ -167,7 +168,7 @@ class BottomUpDecoder(Decoder):
             outputs.append(scale(outputs[-1], state.coarse[number] if state is not None else None))
         if state is None:
             y_BTD = self.stack(self.aggregate(x_BTD, outputs[1:]))
-            return y_BTD + self._unused(outputs) if self.training else y_BTD
+            return keep_in_graph(y_BTD, self._idle(outputs)) if self.training else y_BTD
         for unfinished, fine_BCD in zip(state.unfinished, outputs):
             unfinished.push(fine_BCD)
         state.length = tokens_BT.size(1)
@@ -181,19 +182,15 @@ class BottomUpDecoder(Decoder):
         fine_BTD = self.stack(self.aggregate(outputs[0], outputs[1:]))
         return {1: fine_BTD, **dict(zip(self.attention.heads, outputs[1:]))}
 
-    def _unused(self, outputs: list[Tensor]) -> Tensor | float:
-        """Zero, as a function of the parameters that too short a batch leaves without a gradient.
-
-        Distributed training waits for a gradient of every parameter.
-        """
-        idle = [
+    def _idle(self, outputs: list[Tensor]) -> list[nn.Parameter]:
+        """The parameters that too short a batch leaves without work."""
+        return [
             parameter
             for blocks, *modules in zip(outputs[1:], self.coarse, self.attention.coarse)
             if blocks.size(1) == 0
             for module in modules
             for parameter in module.parameters()
         ]
-        return sum(0.0 * parameter.sum() for parameter in idle) if idle else 0.0
 
     def step(self, tokens_B1: Tensor, state: DecodingState) -> Tensor:
         """A coarse scale runs when a block of it is finished; its keys and values then join those seen."""

@@ -6,6 +6,7 @@ segment attention is causal; at its end the memory moves on. A call may bring an
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -23,10 +24,11 @@ from fairseq_ms.models.decoding import Decoding
 from fairseq_ms.models.streaming_decoding import Continuation, StreamState
 from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.embedding import TokenEmbedding
+from fairseq_ms.modules.idle import keep_in_graph
 from fairseq_ms.modules.layer import TransformerLayer
 from fairseq_ms.modules.memory import CachedPast, LayerRun, Memory
 from fairseq_ms.modules.recompute import dropout
-from fairseq_ms.modules.relative_attention import RelativeAttention, sinusoids
+from fairseq_ms.modules.relative_attention import RelativeAttention, Sinusoids
 from fairseq_ms.modules.state import DecodingState
 
 # What fairseq's generator takes for "no limit": a stream has no last position.
@@ -67,6 +69,7 @@ class StreamingDecoder(Decoder):
         self.segment_len = int(cfg.tokens_per_sample)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
+        self.table = Sinusoids(cfg.decoder_embed_dim)
         heads = cfg.decoder_attention_heads
         # The biases u and w, shared by the attention of all layers.
         self.biases = nn.Parameter(torch.empty(2, heads, cfg.decoder_embed_dim // heads))
@@ -100,6 +103,10 @@ class StreamingDecoder(Decoder):
     def memory_reach(self) -> int:
         """How many segments back a segment's outputs can depend on, at most."""
 
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        """The parameters that training on less than a segment may leave without work."""
+        return ()
+
     def layer_run(
         self,
         name: str,
@@ -119,7 +126,7 @@ class StreamingDecoder(Decoder):
 
     def sinusoids(self, keys: int) -> Tensor:
         """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
-        return self.drop(sinusoids(keys, self.layers_cfg.dim, self.biases))
+        return self.drop(self.table(keys, self.biases))
 
     def drop(self, x: Tensor) -> Tensor:
         """The model's dropout."""
@@ -146,6 +153,8 @@ class StreamingDecoder(Decoder):
                 states, loss = self.finish(run)
                 losses += [loss] if loss is not None else []
         x_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if not whole and self.training and torch.is_grad_enabled():
+            x_BTD = keep_in_graph(x_BTD, self.idle_without_a_whole_segment())
         loss = torch.stack(losses).mean() if losses else None
         return self.drop(x_BTD[:, known:]), Memory(states, tokens_BT[:, whole:]), loss
 

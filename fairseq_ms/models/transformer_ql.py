@@ -1,7 +1,9 @@
 """``transformer_ql``: Transformer-XL at several scales, whose context grows quadratically (Figures 1 and 2)."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -73,6 +75,11 @@ class TransformerQLDecoder(StreamingDecoder):
         self.scales: Any = nn.ModuleList(
             nn.ModuleList(self.make_layer() for _ in range(count)) for count in counts.values()
         )
+        # Every layer of Figure 2b ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
+        # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
+        self.scale_norms: Any = nn.ModuleList(
+            nn.LayerNorm(cfg.decoder_embed_dim) if cfg.decoder_normalize_before else nn.Identity() for _ in counts
+        )
         self.final = nn.ModuleList(self.make_layer() for _ in range(cfg.output_layers))
 
     def memory_lengths(self) -> dict[str, int]:
@@ -89,6 +96,10 @@ class TransformerQLDecoder(StreamingDecoder):
         for lengths, layers in zip(self.lengths, self.scales):
             tokens += [lengths.memory * lengths.factor] * len(layers) + [lengths.trail * lengths.factor]
         return sum(-(-count // self.segment_len) for count in tokens)
+
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        # Where no block has ended, coarse scales have nothing to do, nor finer ones whose outputs droppath drops.
+        return chain(self.embed.parameters(), self.scales.parameters(), self.scale_norms.parameters())
 
     def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> ScalesRun:
         scales, outputs = [], []
@@ -124,7 +135,7 @@ class TransformerQLDecoder(StreamingDecoder):
             if x_BTD.size(1):
                 for layer in layers:
                     x_BTD = layer.feed(x_BTD)
-                output.append(x_BTD)
+                output.append(self.scale_norms[number](x_BTD))
         kept = run.outputs[self._first_kept() :]
         x_BTD = kept[0].at_tokens(start, count)
         for output in kept[1:]:

@@ -64,7 +64,7 @@ class Checkpoint:
         """The most tokens that one window can hold; None if there is no limit."""
         if self.streaming:
             return None
-        return int(self.model.max_positions()) - int(self.adds_bos)
+        return int(self.model.max_positions())
 
     def describe(self) -> dict[str, Any]:
         """What JSON files say about the checkpoint."""

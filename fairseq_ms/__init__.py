@@ -47,8 +47,8 @@ def register() -> None:
 
     compat.prepare()
     errors.install_hook()
-    for patch in ("context_window", "resuming"):
-        importlib.import_module(f"{__name__}.data.{patch}").install()
+    for patch in ("data.context_window", "data.resuming", "models.ensembles"):
+        importlib.import_module(f"{__name__}.{patch}").install()
     for kind in ("criterions", "tasks", "models"):
         package = importlib.import_module(f"{__name__}.{kind}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):

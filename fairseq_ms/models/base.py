@@ -7,7 +7,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.config import LanguageModelConfig, validate
+from fairseq_ms.models.config import LanguageModelConfig, fill_in_positions, validate
 from fairseq_ms.models.decoding import Decoding, PromptReader
 from fairseq_ms.models.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
@@ -31,7 +31,7 @@ class Decoder(FairseqIncrementalDecoder):
     def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(dictionary)
         self.embed = embed
-        self.positions = int(cfg.max_target_positions or cfg.tokens_per_sample)
+        self.positions = fill_in_positions(cfg)
         self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
@@ -104,7 +104,7 @@ class Decoder(FairseqIncrementalDecoder):
         return features if self.project is None else self.project(features)
 
     def max_positions(self) -> int:
-        """Longest sequence the position embedding covers."""
+        """Longest sequence the position embedding covers; what ``--add-bos-token`` puts before it is not counted."""
         return self.positions
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
@@ -148,8 +148,7 @@ class LanguageModel(FairseqLanguageModel):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
-        if getattr(cfg, "max_target_positions", None) is None:
-            cfg.max_target_positions = cfg.tokens_per_sample
+        fill_in_positions(cfg)
         cls.validate(cfg, task)
         embed = TokenEmbedding(
             word_embedding(cfg, task.source_dictionary),

@@ -74,6 +74,27 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def fill_in_positions(cfg: Any) -> int:
+    """Set ``--max-target-positions`` where it is not given, and return how many of them text can have.
+
+    With ``--add-bos-token`` fairseq puts a symbol before every row, beyond ``--tokens-per-sample``.
+    """
+    extra = int(cfg.add_bos_token)
+    if getattr(cfg, "max_target_positions", None) is None:
+        cfg.max_target_positions = cfg.tokens_per_sample + extra
+    return int(cfg.max_target_positions) - extra
+
+
+def validate_positions(cfg: Any) -> None:
+    """Raise ``UsageError`` unless a row of ``--tokens-per-sample`` fits into ``--max-target-positions``."""
+    positions = int(cfg.max_target_positions)
+    got = f"{cfg.tokens_per_sample} and --add-bos-token" if cfg.add_bos_token else str(cfg.tokens_per_sample)
+    require(
+        cfg.tokens_per_sample + int(cfg.add_bos_token) <= positions,
+        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: got {got}",
+    )
+
+
 def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
     """The pre-LN layers that the flags ask for."""
     settings = {
@@ -92,11 +113,7 @@ def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
 
 def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
-    positions = int(cfg.max_target_positions)
-    require(
-        cfg.tokens_per_sample <= positions,
-        f"--tokens-per-sample must not exceed --max-target-positions {positions}: got {cfg.tokens_per_sample}",
-    )
+    validate_positions(cfg)
     dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
     require(
         heads > 0 and dim % heads == 0,

@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.models.config import require
+from fairseq_ms.models.config import require, validate_positions
 from fairseq_ms.modules.activation import ACTIVATIONS
 from fairseq_ms.modules.chunk_decoder import LSTMDecoder, TransformerDecoder
 from fairseq_ms.modules.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
@@ -150,12 +150,7 @@ def validate(cfg: Any, task: Any) -> None:
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         value = getattr(cfg, name)
         require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")
-    positions = int(cfg.max_target_positions)
-    require(
-        cfg.tokens_per_sample <= positions,
-        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: "
-        f"got {cfg.tokens_per_sample}",
-    )
+    validate_positions(cfg)
     require(
         len(task.source_dictionary) == len(task.target_dictionary),
         "--output-dictionary-size must be that of the input dictionary, since a chunk that has been spelled is read "

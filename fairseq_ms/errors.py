@@ -48,6 +48,11 @@ _MISTAKES = (
         "--fp16 must be left out on a machine without a GPU: this torch is built for CPUs only",
     ),
     (
+        "RuntimeError",
+        re.compile(r"^(Found no NVIDIA driver|The NVIDIA driver on your system is too old|No CUDA GPUs are available)"),
+        "--fp16 must be left out on a machine without a GPU: torch finds none",
+    ),
+    (
         "ValueError",
         re.compile(r"DistributedDataParallel device_ids .*'cpu'"),
         "--ddp-backend must be legacy_ddp when several processes train with --cpu",

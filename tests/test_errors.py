@@ -1,7 +1,6 @@
 """What a user sees of a mistake: one sentence and a non-zero exit code; of a bug: its traceback."""
 
 import pytest
-import torch
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError, sentence_of
@@ -76,11 +75,11 @@ def test_a_missing_subset_gets_one_sentence(data):
     assert_nothing_written(data)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="half precision works with a GPU, and needs no sentence")
 @pytest.mark.parametrize("flag", ["--fp16", "--bf16"])
 def test_half_precision_without_a_gpu_gets_one_sentence(flag, tmp_path):
     data = write_corpus(tmp_path)
-    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), check=False)
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), env=hidden, check=False)
     assert_one_sentence(done, "fairseq-train", f"{flag} must be left out")
 
 
@@ -128,6 +127,7 @@ def spawned(text):
     return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 2)
 
 
+NO_GPU = "--fp16 must be left out on a machine without a GPU"
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n'
 
 
@@ -140,6 +140,11 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
         (spawned(f"{TRACE}RuntimeError: UsageError: no\n"), None),
         (spawned(f"{TRACE}ValueError: --x: got 3\n"), None),
         (ValueError("--x: got 3"), None),
+        (AssertionError("Torch not compiled with CUDA enabled"), f"{NO_GPU}: this torch is built for CPUs only"),
+        (RuntimeError("Found no NVIDIA driver on your system. Please ..."), f"{NO_GPU}: torch finds none"),
+        (RuntimeError("The NVIDIA driver on your system is too old (found ..."), f"{NO_GPU}: torch finds none"),
+        (RuntimeError("No CUDA GPUs are available"), f"{NO_GPU}: torch finds none"),
+        (RuntimeError("CUDA out of memory."), None),
         (AttributeError("'NoneType' object has no attribute 'device'"), None),
         (
             ValueError("DistributedDataParallel device_ids ..., and module parameters {device(type='cpu')}."),

@@ -39,7 +39,7 @@ def dropped_streams(
 
 def assert_independent(streams: torch.Tensor) -> None:
     """Bits that are 1 with probability 1 - P, no two rows of which go together."""
-    count, bits = streams.shape
+    bits = streams.size(1)
     share = 1.0 - P
     # Six standard deviations, of the mean of all and of each of a few million correlations.
     assert abs(streams.mean().item() - share) < 6.0 * (share * P / streams.numel()) ** 0.5

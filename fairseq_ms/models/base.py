@@ -140,6 +140,17 @@ class LanguageModel(FairseqLanguageModel):
         """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model."""
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory)
 
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """As fairseq's, whose ``train`` that refuses is a local function, which no model can be pickled with."""
+        super().make_generation_fast_(**kwargs)
+        self.__dict__.pop("train", None)
+
+    def train(self, mode: bool = True) -> "LanguageModel":
+        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
+        if mode and self._is_generation_fast:
+            raise RuntimeError("cannot train after make_generation_fast")
+        return super().train(mode)
+
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         """Raise ``UsageError`` on flags that do not fit together; subclasses add their own rules."""

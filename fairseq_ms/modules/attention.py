@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.norm import norm_linear
-from fairseq_ms.modules.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
+from fairseq_ms.modules.recompute import draw_seed, keep_mask, kept_share, mixed_seed, pointwise_linear
 from fairseq_ms.modules.state import KeyValueCache
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
@@ -152,7 +152,7 @@ class ChunkedAttention:
         return weights
 
     def _keep(self, number: int, weights: Tensor) -> Tensor:
-        return keep_mask(self.seed + number, weights.shape, self.dropout, weights)
+        return keep_mask(mixed_seed(self.seed, number), weights.shape, self.dropout, weights)
 
 
 class _KeepingInputs(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_ms.modules.attention import ChunkedAttention, attend
-from fairseq_ms.modules.recompute import draw_seed
+from fairseq_ms.modules.recompute import draw_seed, mixed_seed
 from fairseq_ms.modules.window_layout import HeadGroup, Layout
 
 # Positions whose scores are in memory at a time: as few as a core's cache holds, as many as make a matrix product
@@ -112,8 +112,7 @@ class WindowAttention:
         step = max(1, _PIECE // layout.query_block)
         for start in range(0, layout.blocks, step):
             piece = slice(start, min(start + step, layout.blocks))
-            # A piece has a few dozen chunks of queries at most, each with a seed of its own.
-            seed = self.seed + (number << 40) + (row << 24) + (start << 8)
+            seed = mixed_seed(self.seed, number, row, start) if self.dropout > 0.0 else 0
             sighted = None if layout.sighted is None else layout.sighted[piece]
             yield piece, ChunkedAttention(bias[piece], False, self.dropout, seed, sighted)
 

@@ -48,6 +48,7 @@ def register() -> None:
     compat.prepare()
     errors.install_hook()
     importlib.import_module(f"{__name__}.data.context_window").install()
+    importlib.import_module(f"{__name__}.tasks.training_checks").install()
     for kind in ("criterions", "tasks", "models"):
         package = importlib.import_module(f"{__name__}.{kind}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.base import Decoder, LanguageModel
-from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.models.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.models.decoding import Decoding
 from fairseq_ms.models.streaming_decoding import Continuation, StreamState
 from fairseq_ms.modules.activation import ACTIVATIONS
@@ -74,7 +74,9 @@ class StreamingDecoder(Decoder):
     def make_layer(self) -> TransformerLayer:
         """One Transformer-XL layer."""
         layers = self.layers_cfg
-        attention = RelativeAttention(layers.dim, layers.heads, self.biases, layers.attention_dropout)
+        attention = RelativeAttention(
+            layers.dim, layers.heads, self.biases, layers.attention_dropout, layers.recompute
+        )
         return TransformerLayer(layers, attention)
 
     @abstractmethod
@@ -265,7 +267,15 @@ class StreamingLanguageModel(LanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
+        require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
         require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
+
+    @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        super().refuse_idle(cfg)
+        if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
+            why = "without --adaptive-input or --adaptive-softmax-cutoff"
+            refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)
 
     @classmethod
     def has_position_embedding(cls, cfg: Any) -> bool:

@@ -10,7 +10,7 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.models import streaming_sizes as sizes
-from fairseq_ms.models.config import require
+from fairseq_ms.models.config import refuse_given, require
 from fairseq_ms.models.presets import register_presets
 from fairseq_ms.models.scales import parse_counts
 from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
@@ -179,6 +179,13 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
                 "while the memory is empty, the coarse scales normalise rows of zeros, with very large gradients: set "
                 "--decoder-normalize-before, as the paper does, or at least --clip-norm"
             )
+
+    @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        super().refuse_idle(cfg)
+        if len(parse_counts("--scale-layers", cfg.scale_layers)) == 1:
+            why = f"with the single scale of --scale-layers {cfg.scale_layers}"
+            refuse_given(TransformerQLConfig, cfg, ("droppath", "compression"), why)
 
 
 _SHORT = {"tokens_per_sample": 8, "mem_len": 8, "droppath": 0.3}

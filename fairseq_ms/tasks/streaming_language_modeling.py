@@ -54,6 +54,8 @@ class StreamingLanguageModelingConfig(FairseqDataclass):
     max_target_positions: Optional[int] = field(
         default=None, metadata={"help": "refused by this task: a stream has no last position"}
     )
+    # What a validation in between will be given, to refuse it before training starts.
+    max_tokens_valid: Optional[int] = II("dataset.max_tokens_valid")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]  # noqa: RUF009
 
 
@@ -173,6 +175,9 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             )
         assert self.model is not None, "fairseq builds the model before it reads data"
         reach = self.model.decoder.memory_reach()
+        self._check_room("--max-tokens", max_tokens)
+        if training:
+            self._check_room("--max-tokens-valid", getattr(self.args, "max_tokens_valid", None))
         batches = self._stream_batches(dataset, max_tokens, max_sentences, num_shards, 0 if training else reach)
         shape = (batches.streams, batches.together, reach, num_shards, shard_id, num_workers, data_buffer_size)
         key = (id(dataset), training, skip_remainder_batch, *shape)
@@ -197,6 +202,15 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         iterator, self.carried[training] = cached
         return iterator
 
+    def _check_room(self, flag: str, max_tokens: int | None) -> None:
+        """Raise UsageError if a batch has no room for a segment."""
+        assert self.model is not None
+        segment = self.model.decoder.segment_len
+        if max_tokens is not None and max_tokens < segment:
+            raise UsageError(
+                f"{flag} must be at least --tokens-per-sample {segment}, so that a segment fits: got {max_tokens}"
+            )
+
     def _stream_batches(
         self, corpus: Corpus, max_tokens: int | None, streams: int | None, shards: int, warm_up: int
     ) -> StreamBatches:
@@ -206,7 +220,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         row = segment
         if warm_up and max_tokens is not None and str(self.args.reset_memory) == "corpus":
             row = segment * max(1, min(_ROW_TOKENS, max_tokens // (streams or 1)) // segment)
-        by_tokens = max(1, max_tokens // row) if max_tokens is not None else None
+        by_tokens = max_tokens // row if max_tokens is not None else None
         streams = min(count for count in (streams, by_tokens, len(corpus)) if count is not None)
         if warm_up:
             # A stream shorter than twice what it reads first would spend its time on warming up.

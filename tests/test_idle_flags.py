@@ -44,7 +44,9 @@ def test_a_setting_of_what_is_not_adaptive_is_refused(arch: str, flag: str) -> N
 
 def test_projections_that_are_not_tied_with_weights_are_refused() -> None:
     flags = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
-    with pytest.raises(ValueError, match="^--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True"):
+    with pytest.raises(
+        ValueError, match=r"^--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True"
+    ):
         build("vanilla_lm", {**NARROW, **flags, "tie_adaptive_proj": True}, dictionary(9), positions=8)
 
 
@@ -65,7 +67,7 @@ def test_what_is_between_scales_is_refused_with_one_scale(flag: str, value: Any)
 
 def test_blocks_in_which_nothing_is_counted_are_refused() -> None:
     task = SimpleNamespace(target_dictionary=dictionary(5))
-    with pytest.raises(ValueError, match="^--log-q-blocks has no effect with --log-q-correction none: got 7"):
+    with pytest.raises(ValueError, match=r"^--log-q-blocks has no effect with --log-q-correction none: got 7"):
         InBatchSampledSoftmax(task, 3, "none", 7, False, 1)
     InBatchSampledSoftmax(task, 3, "unigram", 7, False, 1)
     # That of a checkpoint, which only evaluates.
@@ -87,7 +89,7 @@ def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, mo
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert models[0].decoder.adaptive_softmax is None
     _, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    with pytest.raises(ValueError, match="^--adaptive-softmax-factor has no effect"):
+    with pytest.raises(ValueError, match=r"^--adaptive-softmax-factor has no effect"):
         tasks.setup_task(cfg.task).build_model(cfg.model)
 
 

@@ -65,6 +65,7 @@ class StreamingDecoder(Decoder):
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.segment_len = int(cfg.tokens_per_sample)
+        self.mem_len = int(cfg.mem_len)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
         heads = cfg.decoder_attention_heads
@@ -74,9 +75,7 @@ class StreamingDecoder(Decoder):
     def make_layer(self) -> TransformerLayer:
         """One Transformer-XL layer."""
         layers = self.layers_cfg
-        attention = RelativeAttention(
-            layers.dim, layers.heads, self.biases, layers.attention_dropout, layers.recompute
-        )
+        attention = RelativeAttention(layers.dim, layers.heads, self.biases, layers.attention_dropout, layers.recompute)
         return TransformerLayer(layers, attention)
 
     @abstractmethod
@@ -101,6 +100,10 @@ class StreamingDecoder(Decoder):
     @abstractmethod
     def memory_reach(self) -> int:
         """How many segments back a segment's outputs can depend on, at most."""
+
+    def memory_flags(self) -> dict[str, Any]:
+        """The flags that ``memory_lengths`` come from, beside the segment's, and their values."""
+        return {"--mem-len": self.mem_len}
 
     def layer_run(
         self,

@@ -65,7 +65,6 @@ class TransformerQLDecoder(StreamingDecoder):
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.mem_len = int(cfg.mem_len)
         self.compression = str(cfg.compression)
         self.droppath = float(cfg.droppath)
         counts = parse_counts("--scale-layers", cfg.scale_layers)
@@ -81,6 +80,10 @@ class TransformerQLDecoder(StreamingDecoder):
             names.update({f"scale{lengths.factor}.layer{n}": lengths.memory for n in range(len(layers))})
             names[f"scale{lengths.factor}.output"] = lengths.trail
         return {**names, **{f"final.layer{n}": self.mem_len for n in range(len(self.final))}}
+
+    def memory_flags(self) -> dict[str, Any]:
+        layers = [f"{lengths.factor}x={len(layers)}" for lengths, layers in zip(self.lengths, self.scales)]
+        return {"--mem-len": self.mem_len, "--scale-layers": ",".join(layers)}
 
     def memory_reach(self) -> int:
         if not self.mem_len:

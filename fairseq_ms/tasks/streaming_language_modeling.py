@@ -17,7 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, extra_of
+from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.streaming import StreamingLanguageModel
@@ -71,6 +71,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary)
         self.model: StreamingLanguageModel | None = None
         self.carried: dict[bool, CarriedMemory] = {}
+        # The batches of training, whose position a checkpoint sets before it hands on what else it has.
+        self._training: iterators.EpochBatchIterator | None = None
         self._iterators: dict[tuple[Any, ...], tuple[iterators.EpochBatchIterator, CarriedMemory]] = {}
 
     @classmethod
@@ -158,7 +160,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         # fairseq says how to shuffle in training and nowhere else.
         training = grouped_shuffling is not None
         if not isinstance(dataset, Corpus):
-            return super().get_batch_iterator(
+            iterator = super().get_batch_iterator(
                 dataset,
                 max_tokens=max_tokens,
                 max_sentences=max_sentences,
@@ -173,6 +175,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 update_epoch_batch_itr=update_epoch_batch_itr,
                 **kwargs,
             )
+            self._training = iterator if training else self._training
+            return iterator
         assert self.model is not None, "fairseq builds the model before it reads data"
         reach = self.model.decoder.memory_reach()
         self._check_room("--max-tokens", max_tokens)
@@ -196,10 +200,11 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 skip_remainder_batch=skip_remainder_batch,
                 reuse_dataloader=True,
             )
-            cached = iterator, CarriedMemory(batches, reach, shard_id)
+            cached = iterator, CarriedMemory(batches, reach, shard_id, self.model.decoder.memory_flags())
             if not disable_iterator_cache:
                 self._iterators[key] = cached
         iterator, self.carried[training] = cached
+        self._training = iterator if training else self._training
         return iterator
 
     def _check_room(self, flag: str, max_tokens: int | None) -> None:
@@ -297,10 +302,16 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
         """fairseq's hook: what of the task goes into a checkpoint."""
-        carried = self.carried.get(True)
-        return {type(self).__name__: carried.state_dict()} if carried is not None else {}
+        carried = self.carried[True].state_dict() if True in self.carried else {}
+        return {type(self).__name__: {**carried, "sample_break_mode": str(self.args.sample_break_mode)}}
 
     def set_checkpoint_dict(self, saved: dict[str, Any]) -> None:
-        """fairseq's hook: take up the memory of a checkpoint whose epoch is continued."""
-        if True in self.carried:
+        """fairseq's hook: take up the memory of a checkpoint whose epoch is continued.
+
+        Raises UsageError if it cannot be continued with these flags.
+        """
+        then, now = saved.get("sample_break_mode", "none"), str(self.args.sample_break_mode)
+        if then == now == "none":
             self.carried[True].load_state_dict(saved)
+        elif then != now and self._training is not None and self._training.iterations_in_epoch > 0:
+            raise cannot_continue("--sample-break-mode", then, now)

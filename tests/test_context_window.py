@@ -1,14 +1,17 @@
 """Strided evaluation: every target once, in the window fairseq would give it, whoever makes the batches."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import LMContextWindowDataset, MonolingualDataset, TokenBlockDataset
 from fairseq.tasks import language_modeling
 
 from fairseq_ms.data.context_window import ContextWindowDataset
+from tests.helpers.trained import TINY, write_checkpoint, write_corpus
 from tests.registry import dictionary
 
 WORDS = dictionary(50)
@@ -66,3 +69,17 @@ def test_every_target_is_scored_once_and_in_order() -> None:
 
 def test_the_language_modeling_task_uses_these_windows() -> None:
     assert language_modeling.LMContextWindowDataset is ContextWindowDataset
+
+
+@pytest.mark.parametrize("mode", ["eos", "complete"])
+def test_a_line_longer_than_the_positions_is_refused_and_not_left_out(mode: str, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", {"train": ["a b c d e", "a b"], "test": ["a b c", "a b c d e", "b"]})
+    flags = ("--sample-break-mode", mode, "--tokens-per-sample", "5")
+    path = write_checkpoint(tmp_path / "five.pt", data, "vanilla_lm", *TINY, *flags)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    task.load_dataset("test")
+    sentence = (
+        f"^--sample-break-mode {mode} needs lines of at most the model's 5 positions, .*: got a line of 6 tokens$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        task.eval_lm_dataloader(task.dataset("test"), max_positions=models[0].max_positions())

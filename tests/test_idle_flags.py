@@ -1,4 +1,4 @@
-"""A flag without anything to change is refused where training begins, and checkpoints that have it still load."""
+"""Flags that could change nothing, or break a rule, are refused where training begins; old checkpoints still load."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,3 +183,15 @@ def test_an_output_that_cannot_be_trained_ends_training_before_it_starts(tmp_pat
     assert "Traceback" not in done.stderr
     assert "num_updates" not in done.stdout
     assert not list((tmp_path / "save").iterdir())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_negative_spread_of_weights_is_refused(arch: str) -> None:
+    with pytest.raises(ValueError, match=r"^--init-std must be at least 0: got -1\.0$"):
+        build(arch, {"tokens_per_sample": 16, "init_std": -1.0}, dictionary(9))
+
+
+def test_a_negative_spread_of_projections_is_refused() -> None:
+    flags = {"proj_init_std": -0.5, "adaptive_softmax_cutoff": "4,7"}
+    with pytest.raises(ValueError, match=r"^--proj-init-std must be at least 0: got -0\.5$"):
+        build("transformer_xl", {**NARROW, **flags}, dictionary(9))

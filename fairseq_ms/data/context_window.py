@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.data import LMContextWindowDataset
 from fairseq.tasks import language_modeling
@@ -80,6 +81,12 @@ def install() -> None:
         window = self.args.tokens_per_sample + context
         if positions is not None and window > positions:
             raise UsageError(f"--tokens-per-sample must not exceed the model's {positions} positions: got {window}")
+        longest = int(np.max(dataset.sizes, initial=0))
+        if positions is not None and longest > positions:
+            raise UsageError(
+                f"--sample-break-mode {self.args.sample_break_mode} needs lines of at most the model's {positions} "
+                f"positions, and --sample-break-mode none cuts longer ones: got a line of {longest} tokens"
+            )
         return load(self, dataset, *args, **settings)
 
     checked.refuses_what_does_not_fit = True  # type: ignore[attr-defined]

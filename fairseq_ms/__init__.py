@@ -47,7 +47,7 @@ def register() -> None:
 
     compat.prepare()
     errors.install_hook()
-    for patch in ("data.context_window", "data.resuming", "models.ensembles"):
+    for patch in ("data.context_window", "data.resuming", "models.ensembles", "tasks.training_checks"):
         importlib.import_module(f"{__name__}.{patch}").install()
     for kind in ("criterions", "tasks", "models"):
         package = importlib.import_module(f"{__name__}.{kind}")

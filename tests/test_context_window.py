@@ -122,7 +122,9 @@ def test_every_token_is_scored_once_whatever_stride_break_mode_batches_and_worke
 def test_a_line_longer_than_the_positions_is_refused_and_not_left_out(data: Path) -> None:
     for context in (0, 5):
         task = task_of(data, 12 - context, "eos")
-        with pytest.raises(UsageError, match=r"--gen-subset .* 12 positions .* got one of 15"):
+        with pytest.raises(
+            UsageError, match=r"^--sample-break-mode eos needs .* 12 positions, .* got a line of 15 tokens$"
+        ):
             task.eval_lm_dataloader(task.dataset("test"), max_positions=12, context_window=context)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.data import LMContextWindowDataset
 from fairseq.tasks import language_modeling
@@ -83,7 +84,7 @@ def install() -> None:
         if context < 0:
             raise UsageError(f"--context-window must be at least 0: got {context}")
         if positions is not None:
-            _check_fits(dataset, self.args.tokens_per_sample + context, positions)
+            _check_fits(dataset, self.args.tokens_per_sample + context, positions, self.args.sample_break_mode)
         return load(self, dataset, *args, **settings)
 
     @functools.wraps(setup)
@@ -101,13 +102,13 @@ def install() -> None:
     task.setup_task = classmethod(set_up)
 
 
-def _check_fits(dataset: Any, window: int, positions: int) -> None:
+def _check_fits(dataset: Any, window: int, positions: int, break_mode: Any) -> None:
     """Raise UsageError when a window, or a line that is a block by itself, has more tokens than there are positions."""
     if window > positions:
         raise UsageError(f"--tokens-per-sample must not exceed the model's {positions} positions: got {window}")
     longest = int(max(dataset.sizes, default=0))
     if longest > positions:
         raise UsageError(
-            f"--gen-subset must have no line longer than the model's {positions} positions with this "
-            f"--sample-break-mode: got one of {longest}"
+            f"--sample-break-mode {break_mode} needs lines of at most the model's {positions} positions, and "
+            f"--sample-break-mode none cuts longer ones: got a line of {longest} tokens"
         )

@@ -7,7 +7,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.config import LanguageModelConfig, fill_in_positions, validate
+from fairseq_ms.models.config import LanguageModelConfig, fill_in_positions, refuse_idle, validate
 from fairseq_ms.models.decoding import Decoding, PromptReader
 from fairseq_ms.models.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
@@ -157,10 +157,17 @@ class LanguageModel(FairseqLanguageModel):
         validate(cfg, task)
 
     @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        """Raise ``UsageError`` on flags that could change nothing; only for a model that is to be trained."""
+        refuse_idle(cfg)
+
+    @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         fill_in_positions(cfg)
         cls.validate(cfg, task)
+        if not getattr(task, "from_checkpoint", False):
+            cls.refuse_idle(cfg)
         embed = TokenEmbedding(
             word_embedding(cfg, task.source_dictionary),
             int(cfg.max_target_positions) if cls.has_position_embedding(cfg) else None,

@@ -65,6 +65,9 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
         compressed = {f"compressed{number}": self.compressed_mem_len for number in range(len(self.layers))}
         return {**super().memory_lengths(), **compressed}
 
+    def memory_flags(self) -> dict[str, Any]:
+        return {**super().memory_flags(), "--compressed-mem-len": self.compressed_mem_len}
+
     def memory_reach(self) -> int:
         tokens = self.mem_len + self.rate * self.compressed_mem_len
         return len(self.layers) * -(-tokens // self.segment_len)

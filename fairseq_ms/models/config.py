@@ -1,5 +1,6 @@
 """The flags that every language model has, and what must hold between them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -95,6 +96,17 @@ def validate_positions(cfg: Any) -> None:
     )
 
 
+def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
+    """Raise ``UsageError`` if one of these flags of a config class, which has no effect, is not at its default."""
+    for name in names:
+        value = getattr(cfg, name)
+        default = config.__dataclass_fields__[name].default
+        require(
+            value == default or str(value) == str(default),
+            f"--{name.replace('_', '-')} has no effect {why}: got {value}",
+        )
+
+
 def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
     """The pre-LN layers that the flags ask for."""
     settings = {
@@ -119,6 +131,7 @@ def validate(cfg: Any, task: Any) -> None:
         heads > 0 and dim % heads == 0,
         f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}",
     )
+    require(cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
     for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
         value = getattr(cfg, flag)
         name = "--" + flag.replace("_", "-")
@@ -153,3 +166,15 @@ def validate(cfg: Any, task: Any) -> None:
             f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
             f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
         )
+
+
+def refuse_idle(cfg: Any) -> None:
+    """Raise ``UsageError`` on adaptive settings of a model that is not adaptive."""
+    if not cfg.adaptive_softmax_cutoff:
+        names = ("adaptive_softmax_factor", "adaptive_softmax_dropout")
+        refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-softmax-cutoff")
+    if not cfg.adaptive_input:
+        names = ("adaptive_input_cutoff", "adaptive_input_factor")
+        refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-input")
+    if not cfg.tie_adaptive_weights:
+        refuse_given(LanguageModelConfig, cfg, ("tie_adaptive_proj",), "without --tie-adaptive-weights")

@@ -147,6 +147,7 @@ def validate(cfg: Any, task: Any) -> None:
         cfg.encoder_units is None or cfg.encoder_units >= 1,
         f"--encoder-units must be at least 1: got {cfg.encoder_units}",
     )
+    require(cfg.init_std is None or cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         value = getattr(cfg, name)
         require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.base import Decoder, LanguageModel
-from fairseq_ms.models.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.models.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.models.decoding import Decoding
 from fairseq_ms.models.streaming_decoding import Continuation, StreamState
 from fairseq_ms.modules.activation import ACTIVATIONS
@@ -67,6 +67,7 @@ class StreamingDecoder(Decoder):
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.segment_len = int(cfg.tokens_per_sample)
+        self.mem_len = int(cfg.mem_len)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
         self.table = Sinusoids(cfg.decoder_embed_dim)
@@ -77,7 +78,7 @@ class StreamingDecoder(Decoder):
     def make_layer(self) -> TransformerLayer:
         """One Transformer-XL layer."""
         layers = self.layers_cfg
-        attention = RelativeAttention(layers.dim, layers.heads, self.biases, layers.attention_dropout)
+        attention = RelativeAttention(layers.dim, layers.heads, self.biases, layers.attention_dropout, layers.recompute)
         return TransformerLayer(layers, attention)
 
     @abstractmethod
@@ -106,6 +107,10 @@ class StreamingDecoder(Decoder):
     def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
         """The parameters that training on less than a segment may leave without work."""
         return ()
+
+    def memory_flags(self) -> dict[str, Any]:
+        """The flags that ``memory_lengths`` come from, beside the segment's, and their values."""
+        return {"--mem-len": self.mem_len}
 
     def layer_run(
         self,
@@ -274,7 +279,15 @@ class StreamingLanguageModel(LanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
+        require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
         require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
+
+    @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        super().refuse_idle(cfg)
+        if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
+            why = "without --adaptive-input or --adaptive-softmax-cutoff"
+            refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)
 
     @classmethod
     def has_position_embedding(cls, cfg: Any) -> bool:

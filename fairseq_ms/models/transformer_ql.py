@@ -12,7 +12,7 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.models import streaming_sizes as sizes
-from fairseq_ms.models.config import require
+from fairseq_ms.models.config import refuse_given, require
 from fairseq_ms.models.presets import register_presets
 from fairseq_ms.models.scales import parse_counts
 from fairseq_ms.models.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
@@ -67,7 +67,6 @@ class TransformerQLDecoder(StreamingDecoder):
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.mem_len = int(cfg.mem_len)
         self.compression = str(cfg.compression)
         self.droppath = float(cfg.droppath)
         counts = parse_counts("--scale-layers", cfg.scale_layers)
@@ -88,6 +87,10 @@ class TransformerQLDecoder(StreamingDecoder):
             names.update({f"scale{lengths.factor}.layer{n}": lengths.memory for n in range(len(layers))})
             names[f"scale{lengths.factor}.output"] = lengths.trail
         return {**names, **{f"final.layer{n}": self.mem_len for n in range(len(self.final))}}
+
+    def memory_flags(self) -> dict[str, Any]:
+        layers = [f"{lengths.factor}x={len(layers)}" for lengths, layers in zip(self.lengths, self.scales)]
+        return {"--mem-len": self.mem_len, "--scale-layers": ",".join(layers)}
 
     def memory_reach(self) -> int:
         if not self.mem_len:
@@ -190,6 +193,13 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
                 "while the memory is empty, the coarse scales normalise rows of zeros, with very large gradients: set "
                 "--decoder-normalize-before, as the paper does, or at least --clip-norm"
             )
+
+    @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        super().refuse_idle(cfg)
+        if len(parse_counts("--scale-layers", cfg.scale_layers)) == 1:
+            why = f"with the single scale of --scale-layers {cfg.scale_layers}"
+            refuse_given(TransformerQLConfig, cfg, ("droppath", "compression"), why)
 
 
 _SHORT = {"tokens_per_sample": 8, "mem_len": 8, "droppath": 0.3}

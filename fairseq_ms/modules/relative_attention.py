@@ -212,12 +212,16 @@ class RelativeAttention(nn.Module):
         heads: number of heads N
         biases: u and w, (2, N, H), shared by all layers of a model
         dropout: probability of dropping an attention weight
+        recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
     """
 
-    def __init__(self, dim: int, heads: int, biases: nn.Parameter, dropout: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, heads: int, biases: nn.Parameter, dropout: float = 0.0, recompute: bool = True
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+        self.recompute = recompute
         self.qkv = Linear(dim, 3 * dim, bias=False)
         self.position = Linear(dim, dim, bias=False)
         self.out = Linear(dim, dim, bias=False)
@@ -240,6 +244,8 @@ class RelativeAttention(nn.Module):
         """
         if isinstance(past, Tensor):
             assert positions_PD is not None
+            if not self.recompute and torch.is_grad_enabled():
+                return self._kept_over_states(x_BTD, norm, positions_PD, past.detach())
             return self._over_states(x_BTD, norm, positions_PD, past.detach())
         return self._over_cache(norm(x_BTD) if norm is not None else x_BTD, past)
 
@@ -276,6 +282,23 @@ class RelativeAttention(nn.Module):
             u_NH, w_NH = self.biases.to(dtype).unbind(0)
             y = _RelativeAttention.apply(q_NBTH, kv_NBSH, r_PNH.to(dtype), u_NH, w_NH, dropout, seed)
         return self.out(y)
+
+    def _kept_over_states(
+        self, x_BTD: Tensor, norm: nn.LayerNorm | None, positions_PD: Tensor, memory_BMD: Tensor
+    ) -> Tensor:
+        """As ``_over_states``, with torch's own backward, which keeps everything."""
+        states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
+        states_BSD = norm(states_BSD) if norm is not None else states_BSD
+        k, v = self.keys_values(states_BSD, None)
+        queries, keys = x_BTD.size(1), states_BSD.size(1)
+        q = F.linear(states_BSD[:, keys - queries :], self.qkv.weight[: self.qkv.in_features])
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        u_NH, w_NH = self.biases.unbind(0)
+        by_content = (q + u_NH[:, None]) @ k.transpose(-1, -2)
+        by_distance = (q + w_NH[:, None]) @ self.distances(positions_PD[-(keys + 1) :]).permute(1, 2, 0)
+        scores = (by_content + shift_rows(by_distance, keys)) / math.sqrt(q.size(-1))
+        weights = F.dropout(hide_future(scores).softmax(-1), self.dropout, self.training)
+        return self.out((weights.to(v.dtype) @ v).transpose(1, 2).flatten(2))
 
     def _over_cache(self, x_BTD: Tensor, past: Past) -> Tensor:
         # (B, T, 3 * N * H) -> 3 of (B, N, T, H)

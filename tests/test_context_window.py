@@ -123,7 +123,7 @@ def test_a_line_longer_than_the_positions_is_refused_and_not_left_out(data: Path
     for context in (0, 5):
         task = task_of(data, 12 - context, "eos")
         with pytest.raises(
-            UsageError, match=r"^--sample-break-mode eos needs .* 12 positions, .* got a line of 15 tokens$"
+            UsageError, match=r"^--sample-break-mode eos needs .* 12 positions.*: got a line of 15 tokens$"
         ):
             task.eval_lm_dataloader(task.dataset("test"), max_positions=12, context_window=context)
 

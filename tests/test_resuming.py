@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from fairseq import options, tasks
-from fairseq.data import BaseWrapperDataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
 
@@ -36,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_corpus(folder / str(number), {"train": [*lines, *words]}) for number, lines in enumerate(parts)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def config(data: str, flags: tuple[str, ...]) -> Any:
     """fairseq's configuration of a training command."""
     parser = options.get_training_parser(default_task="language_modeling")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import torch
 from fairseq.data import LMContextWindowDataset
 from fairseq.tasks import language_modeling

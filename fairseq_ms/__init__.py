@@ -48,7 +48,8 @@ def register() -> None:
 
     compat.prepare()
     errors.install_hook()
-    importlib.import_module(f"{__name__}.host.context_window").install()
+    for patch in ("host.context_window", "host.resuming", "host.ensembles", "host.training_checks"):
+        importlib.import_module(f"{__name__}.{patch}").install()
     for kind in ("criterions", "tasks", "models"):
         package = importlib.import_module(f"{__name__}.{kind}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):

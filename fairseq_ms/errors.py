@@ -29,6 +29,12 @@ _MISTAKES = (
     ),
     (
         "OSError",
+        re.compile(rf"Model file not found: (?P<files>.+{re.escape(os.pathsep)}.+)"),
+        "--path must be a single checkpoint here, since fairseq makes ensembles only for fairseq-generate and "
+        "fairseq-interactive: got {files}",
+    ),
+    (
+        "OSError",
         re.compile(r"Model file not found: (?P<file>.*)"),
         "--path must name a checkpoint: {file} does not exist",
     ),
@@ -40,12 +46,50 @@ _MISTAKES = (
     (
         "AttributeError",
         re.compile(r"'NoneType' object has no attribute 'xla_device'"),
-        "--bf16 must be left out with --cpu: fairseq takes the two together for a TPU",
+        "--tpu needs the package torch_xla, which is not installed, and --bf16 must be left out as well: on a command "
+        "line, fairseq takes it for a TPU",
+    ),
+    (
+        "ValueError",
+        re.compile(r"Unsupported language modeling target: (self|past)"),
+        "--self-target and --past-target must be left out: the models predict the next token alone",
+    ),
+    (
+        "Exception",
+        re.compile(
+            r"Size of sample #(?P<number>\d+) is invalid \(=\(?(?P<size>\d+).* since max_positions=\(?(?P<most>\d+)"
+        ),
+        "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample: number "
+        "{number} has {size} tokens and {most} fit (--sample-break-mode none cuts lines, and "
+        "--skip-invalid-size-inputs-valid-test leaves them out)",
+    ),
+    (
+        "AssertionError",
+        re.compile(r"Sentences lengths should not exceed max_tokens=(?P<most>\d+)"),
+        "--max-tokens must be at least the length of the longest sample, --tokens-per-sample or that of a line with "
+        "--sample-break-mode eos or complete: got {most}",
+    ),
+    (
+        "RuntimeError",
+        re.compile(r"Cannot resume training due to dataloader mismatch"),
+        "--restore-file must have been written in an epoch of the same batches to be continued: keep the data, "
+        "--sample-break-mode, --tokens-per-sample, --batch-size and --max-tokens, or use --reset-dataloader to begin "
+        "a new epoch",
+    ),
+    (
+        "Exception",
+        re.compile(r"AdaptiveLoss is not compatible with the PyTorch version of DistributedDataParallel"),
+        "--ddp-backend must be legacy_ddp with --criterion adaptive_loss",
     ),
     (
         "AssertionError",
         re.compile(r"Torch not compiled with CUDA enabled"),
         "--fp16 must be left out on a machine without a GPU: this torch is built for CPUs only",
+    ),
+    (
+        "RuntimeError",
+        re.compile(r"^(Found no NVIDIA driver|The NVIDIA driver on your system is too old|No CUDA GPUs are available)"),
+        "--fp16 must be left out on a machine without a GPU: torch finds none",
     ),
     (
         "ValueError",

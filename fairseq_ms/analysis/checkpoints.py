@@ -57,14 +57,14 @@ class Checkpoint:
     @property
     def adds_bos(self) -> bool:
         """Whether every sample begins with an extra symbol, which takes a position and is never scored."""
-        return bool(getattr(self.task.args, "add_bos_token", False))
+        return bool(getattr(getattr(self.task, "args", None), "add_bos_token", False))
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that one window can hold; None if there is no limit."""
+        """The most tokens that one window can hold, an extra first symbol not counted; None if there is no limit."""
         if self.streaming:
             return None
-        return int(self.model.max_positions()) - int(self.adds_bos)
+        return int(self.model.max_positions())
 
     def describe(self) -> dict[str, Any]:
         """What JSON files say about the checkpoint."""

@@ -46,20 +46,23 @@ def encode(checkpoint: Checkpoint, context: str) -> Tensor:
     return tokens
 
 
-def readable(tokens: int, scale: int, positions: int) -> int:
+def readable(tokens: int, scale: int, positions: int, bos: bool = False) -> int:
     """How many of a context's last tokens to read, so that a k-gram ends exactly with the last of them.
 
-    The first k-gram is the first token alone, so this is 1 more than a multiple of the scale.
+    The first k-gram is the first token alone, so this is 1 more than a multiple of the scale; where every row begins
+    with the symbol of ``--add-bos-token``, that is the first, and this is a multiple of the scale.
     """
-    return (min(tokens, positions) - 1) // scale * scale + 1
+    first = 0 if bos else 1
+    return (min(tokens, positions) - first) // scale * scale + first
 
 
 @torch.no_grad()
 def complete(checkpoint: Checkpoint, tokens_T: Tensor, top: int | None = None) -> Completion:
     """The ``top`` most probable words (as many as the scale, if not given) of the bag after a context."""
     scale = scale_of(checkpoint)
-    read = readable(tokens_T.numel(), scale, int(checkpoint.model.max_positions()))
-    source_BT = tokens_T[-read:].unsqueeze(0).to(checkpoint.device)
+    read = readable(tokens_T.numel(), scale, int(checkpoint.model.max_positions()), checkpoint.adds_bos)
+    bos_T = tokens_T.new_tensor([checkpoint.dictionary.bos()] if checkpoint.adds_bos else [])
+    source_BT = torch.cat([bos_T, tokens_T[tokens_T.numel() - read :]]).unsqueeze(0).to(checkpoint.device)
     output = checkpoint.model(source_BT, per_block=True)
     log_probs_V = checkpoint.model.get_normalized_probs(output, log_probs=True)[0, -1].float()
     best, words = log_probs_V.topk(min(top or scale, log_probs_V.numel()))

@@ -42,15 +42,20 @@ class Scored:
         return self.targets - self.unfinished
 
 
-def count_targets(batches: Iterable[dict[str, Any]], dictionary: Any, scored: Scored) -> Iterator[dict[str, Any]]:
-    """Pass batches on unchanged and count in `scored` what fairseq's scorer will score in them."""
+def count_targets(
+    batches: Iterable[dict[str, Any]], dictionary: Any, scored: Scored, bos: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Pass batches on unchanged and count in `scored` what fairseq's scorer will score in them.
+
+    With `bos`, the first target of each block is the symbol of --add-bos-token, which is not scored.
+    """
     unfinished_V = torch.tensor([symbol.endswith("@@") for symbol in dictionary.symbols])
     for batch in batches:
         if "net_input" in batch:
             target_BT = batch["target"].cpu()
             starts = batch.get("start_indices", [0] * len(target_BT))
             for target_T, start in zip(target_BT, starts, strict=True):
-                own = utils.strip_pad(target_T[start:], dictionary.pad())
+                own = utils.strip_pad(target_T[start + int(bos) :], dictionary.pad())
                 unfinished = unfinished_V[own]
                 scored.targets += own.numel()
                 scored.unfinished += int(unfinished.sum())
@@ -83,13 +88,15 @@ def evaluate(
     # One worker and one shard: every target is scored here, once.
     given = [data, "--path", path, "--task", task._name, "--num-workers", "0", "--sample-break-mode", mode, *flags]
     given += ["--tokens-per-sample", str(window), "--context-window", str(context)]
+    bos = bool(getattr(task, "add_bos_token", False))
+    given += ["--add-bos-token"] if bos else []
     parser = options.get_eval_lm_parser(default_task=task._name)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=given))
     scored = Scored()
     score = fairseq_eval_lm.eval_lm
 
     def counting(*, source_dictionary: Any, batch_iterator: Any, **rest: Any) -> dict[str, float]:
-        batches = count_targets(batch_iterator, source_dictionary, scored)
+        batches = count_targets(batch_iterator, source_dictionary, scored, bos)
         return score(source_dictionary=source_dictionary, batch_iterator=batches, **rest)
 
     try:

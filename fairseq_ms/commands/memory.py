@@ -93,7 +93,9 @@ def _sizes(args: argparse.Namespace, cfg: Any, vocabulary: int, batch: int) -> S
 
     half = cfg.common.fp16 or cfg.common.bf16
     on_cpu = args.cpu or not torch.cuda.is_available()
-    return memory_formula.sizes_of(cfg.model, batch, cfg.task.tokens_per_sample, vocabulary, 2 if half else 4, on_cpu)
+    # The symbol that --add-bos-token puts before every row is computed, and kept, like any other.
+    tokens = cfg.task.tokens_per_sample + int(cfg.task.add_bos_token)
+    return memory_formula.sizes_of(cfg.model, batch, tokens, vocabulary, 2 if half else 4, on_cpu)
 
 
 def _paper(args: argparse.Namespace) -> int:

@@ -67,15 +67,16 @@ def run(args: argparse.Namespace) -> int:
     model.prepare_for_inference_(cfg)
     model.eval()
     symbols_K = colour_symbols(task.target_dictionary)
+    start = start_symbols(task)
     torch.manual_seed(args.seed)
     pictures: list[Tensor] = []
     if args.complete:
         originals = given_images(task, args.split, args.complete)
         given = round(args.keep * SIDE) * SIDE * 3
-        finished = drawn(model, originals[:, :given], symbols_K, args)
+        finished = drawn(model, originals[:, :given], symbols_K, args, start)
         pictures += [picture for pair in zip(originals, finished) for picture in pair]
     if args.count:
-        pictures += list(drawn(model, torch.empty(args.count, 0, dtype=torch.long), symbols_K, args))
+        pictures += list(drawn(model, torch.empty(args.count, 0, dtype=torch.long), symbols_K, args, start))
     write_grid([colours(picture, symbols_K) for picture in pictures], args.png, args.columns, args.scale)
     print(f"{args.count} images drawn, {args.complete} completed from {args.split}: {args.png}")
     return 0
@@ -93,6 +94,12 @@ def colour_symbols(dictionary: Any) -> Tensor:
     return torch.tensor(found)
 
 
+def start_symbols(task: Any) -> list[int]:
+    """What stands before the first colour of every image in training."""
+    bos = [task.source_dictionary.bos()] if getattr(task.args, "add_bos_token", False) else []
+    return [*bos, task.source_dictionary.eos()]
+
+
 def given_images(task: Any, split: str, count: int) -> Tensor:
     """(count, 3072) tokens of the first images of a split."""
     import torch
@@ -106,37 +113,42 @@ def given_images(task: Any, split: str, count: int) -> Tensor:
     dataset = task.dataset(split)
     if len(dataset) < count:
         raise UsageError(f"--complete must be at most the {len(dataset)} images of {split!r}: got {count}")
-    images = [dataset[number]["target"] for number in range(count)]
+    bos = len(start_symbols(task)) - 1
+    images = [dataset[number]["target"][bos:] for number in range(count)]
     if any(image.numel() != TOKENS for image in images):
         raise UsageError(f"data must have {TOKENS} tokens an image: got {images[0].numel()}")
     return torch.stack(images)
 
 
-def drawn(model: Any, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace) -> Tensor:
-    """Continue images of which T tokens are given, in batches; (B, T) to (B, 3072) tokens."""
+def drawn(model: Any, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace, start: list[int]) -> Tensor:
+    """Continue images of which T tokens are given behind ``start``, in batches; (B, T) to (B, 3072) tokens."""
     import torch
     from tqdm import tqdm
 
     total = (TOKENS - given_BT.shape[1]) * -(-given_BT.shape[0] // args.batch_size)
     with torch.no_grad(), tqdm(total=total, unit=" tokens", desc="drawing") as bar:
-        parts = [continued(model, part, symbols_K, args.temperature, bar) for part in given_BT.split(args.batch_size)]
+        parts = [
+            continued(model, part, symbols_K, args.temperature, bar, start) for part in given_BT.split(args.batch_size)
+        ]
     return torch.cat(parts)
 
 
-def continued(model: Any, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: Any) -> Tensor:
+def continued(
+    model: Any, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: Any, start: list[int]
+) -> Tensor:
     """One batch of ``drawn``: all that is given in one pass, and one cached step for each token that is drawn."""
     import torch
 
     decoder = model.decoder
-    start_B1 = torch.full((given_BT.shape[0], 1), decoder.dictionary.eos())
-    tokens_BT = torch.cat([start_B1, given_BT], dim=1)
+    start_BT = torch.tensor(start).repeat(given_BT.shape[0], 1)
+    tokens_BT = torch.cat([start_BT, given_BT], dim=1)
     state: dict[str, Any] = {}
-    while tokens_BT.shape[1] <= TOKENS:
+    while tokens_BT.shape[1] < len(start) + TOKENS:
         logits_BK = decoder(tokens_BT, incremental_state=state)[0][:, -1, symbols_K] / temperature
         picked_B1 = torch.multinomial(logits_BK.softmax(dim=1), 1)
         tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
         bar.update()
-    return tokens_BT[:, 1:]
+    return tokens_BT[:, len(start) :]
 
 
 def colours(tokens_T: Tensor, symbols_K: Tensor) -> Tensor:

@@ -70,6 +70,10 @@ class InBatchSampledSoftmax(FairseqCriterion):
             raise UsageError(f"--negative-batches must be at least 0: got {negative_batches}")
         if log_q_blocks < 1:
             raise UsageError(f"--log-q-blocks must be at least 1: got {log_q_blocks}")
+        # A checkpoint that was trained so may still be evaluated.
+        idle = str(log_q_correction) == "none" and not getattr(task, "from_checkpoint", False)
+        if idle and log_q_blocks != InBatchSampledSoftmaxConfig.log_q_blocks:
+            raise UsageError(f"--log-q-blocks has no effect with --log-q-correction none: got {log_q_blocks}")
         self.negative_batches = negative_batches
         self.corrected = str(log_q_correction) == "unigram"
         self.log_q_blocks = log_q_blocks

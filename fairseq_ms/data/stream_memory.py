@@ -13,6 +13,22 @@ from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.modules.streaming.memory import Memory
 
+# What a layout calls the places of a step, and what decides over them.
+_FLAGS = {
+    "tokens": "the data",
+    "segment": "--tokens-per-sample",
+    "streams": "--batch-size times ranks",
+    "segments": "--reset-memory, which decides over the number of segments,",
+}
+
+
+def cannot_continue(flag: str, then: Any, now: Any) -> UsageError:
+    """The error of a checkpoint that was written in the middle of an epoch of other batches."""
+    return UsageError(
+        f"{flag} must be as in the checkpoint to continue its epoch ({then}), or use --reset-dataloader to begin a "
+        f"new one: got {now}"
+    )
+
 
 class CarriedMemory:
     """Gives every batch of a stream the memory that the batch before it left.
@@ -20,12 +36,14 @@ class CarriedMemory:
     Attributes:
         batches: where the batches come from
         reach: how many segments back a memory can depend on
+        flags: what the memory's form depends on, as the user gave it
         step: the step that ``memory`` belongs to
     """
 
-    def __init__(self, batches: StreamBatches, reach: int, shard: int) -> None:
+    def __init__(self, batches: StreamBatches, reach: int, shard: int, flags: dict[str, Any]) -> None:
         self.batches = batches
         self.reach = reach
+        self.flags = flags
         self.shard = shard
         self.step = 0
         self.memory: Memory | None = None
@@ -85,8 +103,12 @@ class CarriedMemory:
         """For a checkpoint: tensors, numbers and names only."""
         memory = self.memory.state_dict() if self.memory is not None else None
         finished = self.step >= self.batches.steps
-        layout = self.batches.layout()
+        layout = self._layout()
         return {"step": self.step, "finished": finished, "shard": self.shard, "layout": layout, "memory": memory}
+
+    def _layout(self) -> dict[str, Any]:
+        """What has to be the same for the epoch to go on, by its flag or by what the checkpoints call it."""
+        return {**self.batches.layout(), **self.flags}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where the checkpoint was written; raises UsageError if the streams are cut differently now.
@@ -97,14 +119,10 @@ class CarriedMemory:
         if saved["finished"]:
             # The next epoch begins without a memory, and may be cut as it likes.
             return
-        layout = self.batches.layout()
-        if saved["layout"] != layout:
-            flags = {"tokens": "the data", "segment": "--tokens-per-sample", "streams": "--batch-size times ranks"}
-            name, then = next((name, value) for name, value in saved["layout"].items() if layout[name] != value)
-            raise UsageError(
-                f"{flags[name]} must be as in the checkpoint to continue its epoch ({then}), or use "
-                f"--reset-dataloader to begin a new one: got {layout[name]}"
-            )
+        layout = self._layout()
+        for name, then in saved["layout"].items():
+            if layout[name] != then:
+                raise cannot_continue(_FLAGS.get(name, name), then, layout[name])
         if saved["shard"] != self.shard or saved["memory"] is None:
             return
         memory = Memory.from_state_dict(saved["memory"])

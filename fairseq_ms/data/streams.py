@@ -134,7 +134,8 @@ class StreamBatches(FairseqDataset):
     def layout(self) -> dict[str, int]:
         """What has to be the same for a step to mean the same place in the corpus."""
         rows = self.streams * self.shards
-        return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows}
+        segments = len(self.segments)
+        return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows, "segments": segments}
 
     def batches(self) -> list[list[int]]:
         """The items in the order of time, as fairseq's iterators want them."""

@@ -14,6 +14,7 @@ import torch
 from fairseq.data import LMContextWindowDataset
 from fairseq.tasks import language_modeling
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_ms.errors import UsageError
 
@@ -21,34 +22,34 @@ from fairseq_ms.errors import UsageError
 class ContextWindowDataset(LMContextWindowDataset):
     """Blocks of a corpus, each with up to ``context_window`` source tokens before it (arguments as fairseq's).
 
-    Every target is scored in exactly one block; ``start_indices`` says where a block's own targets begin.
+    Every target is scored in exactly one block; ``start_indices`` says where a block's own targets begin. A block
+    that is longer than ``tokens_per_sample``, as a line can be, has so much less context: tokens of the blocks before
+    it and of the block itself are at most ``tokens_per_sample + context_window``. The symbol of ``--add-bos-token``
+    begins the window, as it began every row in training, and comes on top.
     """
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**self.dataset[index], "context": self._context(int(index))}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """fairseq's batch of the blocks, with source (B, T + context) and target moved behind their contexts."""
+        """fairseq's batch of the blocks, with source and target (B, longest window) moved behind their contexts."""
         batch = self.dataset.collater(samples)
         if not samples:
             return batch
         net_input, target = batch["net_input"], batch["target"]
-        rows, width = net_input["src_tokens"].shape
-        tokens = target.new_full((rows, width + self.context_window), self.pad_idx)
-        targets = torch.full_like(tokens, self.pad_idx)
-        starts = []
+        bos = int(self.dataset.add_bos_token)
+        sources, targets, starts = [], [], []
         for row, sample in enumerate(samples):
-            length = int(net_input["src_tokens"][row].ne(self.pad_idx).sum())
-            room = self.tokens_per_sample + self.context_window - length
+            length = sample["source"].numel()
+            room = max(0, self.tokens_per_sample + self.context_window + bos - length)
             context = sample["context"][max(0, sample["context"].numel() - room) :]
-            start = context.numel()
-            tokens[row, :start] = context
-            tokens[row, start : start + width] = net_input["src_tokens"][row]
-            targets[row, start : start + width] = target[row]
-            starts.append(start)
-        net_input["src_tokens"] = tokens
+            source_T, target_T = net_input["src_tokens"][row, :length], target[row, :length]
+            sources.append(torch.cat([source_T[:bos], context, source_T[bos:]]))
+            targets.append(torch.cat([torch.full_like(context, self.pad_idx), target_T]))
+            starts.append(context.numel())
+        net_input["src_tokens"] = pad_sequence(sources, batch_first=True, padding_value=self.pad_idx)
         net_input["src_lengths"] = net_input["src_lengths"] + torch.tensor(starts)
-        batch["target"] = targets
+        batch["target"] = pad_sequence(targets, batch_first=True, padding_value=self.pad_idx)
         batch["start_indices"] = starts
         return batch
 
@@ -58,7 +59,8 @@ class ContextWindowDataset(LMContextWindowDataset):
         missing = self.context_window
         while missing > 0 and index > 0:
             index -= 1
-            pieces.append(self.dataset[index]["source"][-missing:])
+            source = self.dataset[index]["source"][int(self.dataset.add_bos_token) :]
+            pieces.append(source[-missing:])
             missing -= pieces[-1].numel()
         return torch.cat(pieces[::-1]) if pieces else torch.empty(0, dtype=torch.long)
 
@@ -66,21 +68,46 @@ class ContextWindowDataset(LMContextWindowDataset):
 def install() -> None:
     """Have fairseq's ``language_modeling`` task evaluate with ``ContextWindowDataset``, and never silently less.
 
-    fairseq leaves out blocks that are longer than the model's positions; here that is a ``UsageError``.
+    fairseq leaves out blocks that are longer than the model's positions; here that is a ``UsageError``, and so are
+    windows of which the context leaves nothing to score.
     """
     task = language_modeling.LanguageModelingTask
     language_modeling.LMContextWindowDataset = ContextWindowDataset
     if getattr(task.eval_lm_dataloader, "refuses_what_does_not_fit", False):
         return
-    load = task.eval_lm_dataloader
+    load, setup = task.eval_lm_dataloader, task.setup_task.__func__  # type: ignore[attr-defined]
 
     @functools.wraps(load)
     def checked(self: Any, dataset: Any, *args: Any, **settings: Any) -> Any:
         positions, context = settings.get("max_positions"), settings.get("context_window", 0)
-        window = self.args.tokens_per_sample + context
-        if positions is not None and window > positions:
-            raise UsageError(f"--tokens-per-sample must not exceed the model's {positions} positions: got {window}")
+        if context < 0:
+            raise UsageError(f"--context-window must be at least 0: got {context}")
+        if positions is not None:
+            _check_fits(dataset, self.args.tokens_per_sample + context, positions, self.args.sample_break_mode)
         return load(self, dataset, *args, **settings)
+
+    @functools.wraps(setup)
+    def set_up(cls: Any, args: Any, **settings: Any) -> Any:
+        # fairseq-eval-lm takes the context from the window before it makes the task.
+        if args.tokens_per_sample < 1:
+            raise UsageError(
+                "--tokens-per-sample must be at least 1, and in fairseq-eval-lm 1 more than --context-window: "
+                f"{args.tokens_per_sample} tokens are left to score"
+            )
+        return setup(cls, args, **settings)
 
     checked.refuses_what_does_not_fit = True  # type: ignore[attr-defined]
     task.eval_lm_dataloader = checked
+    task.setup_task = classmethod(set_up)
+
+
+def _check_fits(dataset: Any, window: int, positions: int, break_mode: Any) -> None:
+    """Raise UsageError when a window, or a line that is a block by itself, has more tokens than there are positions."""
+    if window > positions:
+        raise UsageError(f"--tokens-per-sample must not exceed the model's {positions} positions: got {window}")
+    longest = int(max(dataset.sizes, default=0))
+    if longest > positions:
+        raise UsageError(
+            f"--sample-break-mode {break_mode} needs lines of at most the model's {positions} positions, and "
+            f"--sample-break-mode none cuts longer ones: got a line of {longest} tokens"
+        )

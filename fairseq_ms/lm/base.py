@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fairseq_ms.decoding.incremental import Decoding, PromptReader
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.config import LanguageModelConfig, validate
+from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, validate
 from fairseq_ms.lm.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.output import TiedOutput, untied_output
@@ -31,7 +31,7 @@ class Decoder(FairseqIncrementalDecoder):
     def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(dictionary)
         self.embed = embed
-        self.positions = int(cfg.max_target_positions or cfg.tokens_per_sample)
+        self.positions = fill_in_positions(cfg)
         self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
@@ -100,7 +100,7 @@ class Decoder(FairseqIncrementalDecoder):
         return features if self.project is None else self.project(features)
 
     def max_positions(self) -> int:
-        """Longest sequence the position embedding covers."""
+        """Longest sequence the position embedding covers; what ``--add-bos-token`` puts before it is not counted."""
         return self.positions
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
@@ -132,17 +132,34 @@ class LanguageModel(FairseqLanguageModel):
         """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model."""
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory)
 
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """As fairseq's, whose ``train`` that refuses is a local function, which no model can be pickled with."""
+        super().make_generation_fast_(**kwargs)
+        self.__dict__.pop("train", None)
+
+    def train(self, mode: bool = True) -> "LanguageModel":
+        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
+        if mode and self._is_generation_fast:
+            raise RuntimeError("cannot train after make_generation_fast")
+        return super().train(mode)
+
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         """Raise ``UsageError`` on flags that do not fit together; subclasses add their own rules."""
         validate(cfg, task)
 
     @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        """Raise ``UsageError`` on flags that could change nothing; only for a model that is to be trained."""
+        refuse_idle(cfg)
+
+    @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
-        if getattr(cfg, "max_target_positions", None) is None:
-            cfg.max_target_positions = cfg.tokens_per_sample
+        fill_in_positions(cfg)
         cls.validate(cfg, task)
+        if not getattr(task, "from_checkpoint", False):
+            cls.refuse_idle(cfg)
         embed = TokenEmbedding(
             word_embedding(cfg, task.source_dictionary),
             int(cfg.max_target_positions) if cls.has_position_embedding(cfg) else None,

@@ -1,5 +1,6 @@
 """The flags that every language model has, and what must hold between them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -74,6 +75,38 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def fill_in_positions(cfg: Any) -> int:
+    """Set ``--max-target-positions`` where it is not given, and return how many of them text can have.
+
+    With ``--add-bos-token`` fairseq puts a symbol before every row, beyond ``--tokens-per-sample``.
+    """
+    extra = int(cfg.add_bos_token)
+    if getattr(cfg, "max_target_positions", None) is None:
+        cfg.max_target_positions = cfg.tokens_per_sample + extra
+    return int(cfg.max_target_positions) - extra
+
+
+def validate_positions(cfg: Any) -> None:
+    """Raise ``UsageError`` unless a row of ``--tokens-per-sample`` fits into ``--max-target-positions``."""
+    positions = int(cfg.max_target_positions)
+    got = f"{cfg.tokens_per_sample} and --add-bos-token" if cfg.add_bos_token else str(cfg.tokens_per_sample)
+    require(
+        cfg.tokens_per_sample + int(cfg.add_bos_token) <= positions,
+        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: got {got}",
+    )
+
+
+def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
+    """Raise ``UsageError`` if one of these flags of a config class, which has no effect, is not at its default."""
+    for name in names:
+        value = getattr(cfg, name)
+        default = config.__dataclass_fields__[name].default
+        require(
+            value == default or str(value) == str(default),
+            f"--{name.replace('_', '-')} has no effect {why}: got {value}",
+        )
+
+
 def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
     """The pre-LN layers that the flags ask for."""
     settings = {
@@ -92,16 +125,13 @@ def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
 
 def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
-    positions = int(cfg.max_target_positions)
-    require(
-        cfg.tokens_per_sample <= positions,
-        f"--tokens-per-sample must not exceed --max-target-positions {positions}: got {cfg.tokens_per_sample}",
-    )
+    validate_positions(cfg)
     dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
     require(
         heads > 0 and dim % heads == 0,
         f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}",
     )
+    require(cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
     for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
         value = getattr(cfg, flag)
         name = "--" + flag.replace("_", "-")
@@ -136,3 +166,15 @@ def validate(cfg: Any, task: Any) -> None:
             f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
             f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
         )
+
+
+def refuse_idle(cfg: Any) -> None:
+    """Raise ``UsageError`` on adaptive settings of a model that is not adaptive."""
+    if not cfg.adaptive_softmax_cutoff:
+        names = ("adaptive_softmax_factor", "adaptive_softmax_dropout")
+        refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-softmax-cutoff")
+    if not cfg.adaptive_input:
+        names = ("adaptive_input_cutoff", "adaptive_input_factor")
+        refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-input")
+    if not cfg.tie_adaptive_weights:
+        refuse_given(LanguageModelConfig, cfg, ("tie_adaptive_proj",), "without --tie-adaptive-weights")

@@ -71,8 +71,9 @@ def parse_counts(flag: str, text: str, least: int = 1, need_finest: bool = True)
 def parse_windows(flag: str, text: str, overlap: bool = False) -> dict[int, tuple[int, int]]:
     """``"1x=0:8,4x=8:256"`` as {1: (0, 8), 4: (8, 256)}.
 
-    Each window begins where the finer one ends; with ``overlap`` it may begin earlier, never later. Raises
-    UsageError on another form, an empty window, an overlap or a gap, and as ``parse_items`` does.
+    Each window begins where the finer one ends; with ``overlap`` it may begin earlier, never later, and never
+    before k - 1, where blocks of k tokens are finished at every position. Raises UsageError on another form, an
+    empty window, an overlap or a gap, and as ``parse_items`` does.
     """
     windows: dict[int, tuple[int, int]] = {}
     reached = 0
@@ -87,6 +88,11 @@ def parse_windows(flag: str, text: str, overlap: bool = False) -> dict[int, tupl
             raise UsageError(
                 f"{flag} must not overlap: {factor}x begins at {near} but finer scales reach {reached} "
                 "(--window-overlap allow permits it)"
+            )
+        if near < factor - 1:
+            raise UsageError(
+                f"{flag} must begin {factor}x at {factor - 1} or farther, because the newest block of {factor} tokens "
+                f"may be unfinished and unseen: got {value!r}"
             )
         if far <= reached:
             raise UsageError(

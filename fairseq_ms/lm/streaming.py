@@ -6,6 +6,7 @@ segment attention is causal; at its end the memory moves on. A call may bring an
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -21,13 +22,14 @@ from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.streaming import Continuation, StreamState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.memory import CachedPast, LayerRun, Memory
 from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
 from fairseq_ms.ops.activation import ACTIVATIONS
+from fairseq_ms.ops.idle import keep_in_graph
 from fairseq_ms.ops.recompute import Dropout
-from fairseq_ms.ops.relative_attention import sinusoids
+from fairseq_ms.ops.relative_attention import Sinusoids
 
 # What fairseq's generator takes for "no limit": a stream has no last position.
 _NO_LIMIT = 10**6
@@ -65,9 +67,11 @@ class StreamingDecoder(Decoder):
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.segment_len = int(cfg.tokens_per_sample)
+        self.mem_len = int(cfg.mem_len)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
         self.drop = Dropout(self.layers_cfg.dropout, self.layers_cfg.recompute)
+        self.table = Sinusoids(cfg.decoder_embed_dim)
         heads = cfg.decoder_attention_heads
         # The biases u and w, shared by the attention of all layers.
         self.biases = nn.Parameter(torch.empty(2, heads, cfg.decoder_embed_dim // heads))
@@ -99,6 +103,14 @@ class StreamingDecoder(Decoder):
     def memory_reach(self) -> int:
         """How many segments back a segment's outputs can depend on, at most."""
 
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        """The parameters that training on less than a segment may leave without work."""
+        return ()
+
+    def memory_flags(self) -> dict[str, Any]:
+        """The flags that ``memory_lengths`` come from, beside the segment's, and their values."""
+        return {"--mem-len": self.mem_len}
+
     def layer_run(
         self,
         name: str,
@@ -118,7 +130,7 @@ class StreamingDecoder(Decoder):
 
     def sinusoids(self, keys: int) -> Tensor:
         """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
-        return self.drop(sinusoids(keys, self.layers_cfg.dim, self.biases))
+        return self.drop(self.table(keys, self.biases))
 
     def new_memory(self, batch_size: int) -> Memory:
         """The memory of B streams before their first tokens: zeros (Figures 2 and 3, line 3)."""
@@ -141,6 +153,8 @@ class StreamingDecoder(Decoder):
                 states, loss = self.finish(run)
                 losses += [loss] if loss is not None else []
         x_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if not whole and self.training and torch.is_grad_enabled():
+            x_BTD = keep_in_graph(x_BTD, self.idle_without_a_whole_segment())
         loss = torch.stack(losses).mean() if losses else None
         return self.drop(x_BTD[:, known:]), Memory(states, tokens_BT[:, whole:]), loss
 
@@ -253,7 +267,15 @@ class StreamingLanguageModel(LanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
+        require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
         require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
+
+    @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        super().refuse_idle(cfg)
+        if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
+            why = "without --adaptive-input or --adaptive-softmax-cutoff"
+            refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)
 
     @classmethod
     def has_position_embedding(cls, cfg: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ms.decoding.bottomup import BottomUpState
 from fairseq_ms.decoding.state import DecodingState
@@ -25,6 +25,7 @@ from fairseq_ms.modules.multiscale.bottomup import BottomUpScale
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
 from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.modules.typed_list import TypedList
+from fairseq_ms.ops.idle import keep_in_graph
 
 
 @dataclass
@@ -106,21 +107,19 @@ class BottomUpDecoder(Decoder):
             representations[scale.factor] = out_BCD
         out_BTD = self.aggregate(x_BTD, list(representations.values()))
         out_BTD = self.stack(out_BTD)
-        return {1: out_BTD + self._unused(representations) if self.training else out_BTD, **representations}
+        if self.training:
+            out_BTD = keep_in_graph(out_BTD, self._idle(representations))
+        return {1: out_BTD, **representations}
 
-    def _unused(self, representations: dict[int, Tensor]) -> Tensor | float:
-        """Zero, as a function of the parameters that too short a batch leaves without a gradient.
-
-        Distributed training waits for a gradient of every parameter.
-        """
-        idle = [
+    def _idle(self, representations: dict[int, Tensor]) -> list[nn.Parameter]:
+        """The parameters that too short a batch leaves without work."""
+        return [
             parameter
             for blocks, *modules in zip(representations.values(), self.coarse, self.aggregate.attention.coarse)
             if blocks.size(1) == 0
             for module in modules
             for parameter in module.parameters()
         ]
-        return sum(0.0 * parameter.sum() for parameter in idle) if idle else 0.0
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         return BottomUpState(

@@ -1,5 +1,6 @@
 """``compressive_transformer``: Transformer-XL whose oldest memories are kept in compressed form (Rae et al., 2020)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,9 +65,15 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
         compressed = {f"compressed{number}": self.compressed_mem_len for number in range(len(self.layers))}
         return {**super().memory_lengths(), **compressed}
 
+    def memory_flags(self) -> dict[str, Any]:
+        return {**super().memory_flags(), "--compressed-mem-len": self.compressed_mem_len}
+
     def memory_reach(self) -> int:
         tokens = self.mem_len + self.rate * self.compressed_mem_len
         return len(self.layers) * -(-tokens // self.segment_len)
+
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        return self.compress.parameters()
 
     def past_of(self, states: dict[str, Tensor], number: int) -> Tensor:
         return torch.cat([states[f"compressed{number}"], states[f"layer{number}"]], dim=1)

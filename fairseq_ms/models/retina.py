@@ -32,7 +32,7 @@ class RetinaConfig(LanguageModelConfig):
     decoder_layers: int = field(default=12, metadata={"help": "number of layers"})
     scale_windows: str = field(
         default="1x=0:8,4x=8:256,16x=256:512",
-        metadata={"help": "attention window of each scale as SCALEx=near:far in tokens"},
+        metadata={"help": "attention window of each scale k as kx=near:far in tokens, near at least k - 1"},
     )
     scale_heads: Optional[str] = field(
         default=None,

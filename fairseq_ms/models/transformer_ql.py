@@ -1,7 +1,9 @@
 """``transformer_ql``: Transformer-XL at several scales, whose context grows quadratically (Figures 1 and 2)."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.lm.config import require
+from fairseq_ms.lm.config import refuse_given, require
 from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.lm.scales import parse_counts
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
@@ -65,13 +67,17 @@ class TransformerQLDecoder(StreamingDecoder):
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.mem_len = int(cfg.mem_len)
         self.compression = str(cfg.compression)
         self.droppath = float(cfg.droppath)
         counts = parse_counts("--scale-layers", cfg.scale_layers)
         self.lengths = scale_lengths(self.segment_len, self.mem_len, list(counts))
         self.scales: Any = nn.ModuleList(
             nn.ModuleList(self.make_layer() for _ in range(count)) for count in counts.values()
+        )
+        # Every layer of Figure 2b ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
+        # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
+        self.scale_norms: Any = nn.ModuleList(
+            nn.LayerNorm(cfg.decoder_embed_dim) if cfg.decoder_normalize_before else nn.Identity() for _ in counts
         )
         self.final = nn.ModuleList(self.make_layer() for _ in range(cfg.output_layers))
 
@@ -82,6 +88,10 @@ class TransformerQLDecoder(StreamingDecoder):
             names[f"scale{lengths.factor}.output"] = lengths.trail
         return {**names, **{f"final.layer{n}": self.mem_len for n in range(len(self.final))}}
 
+    def memory_flags(self) -> dict[str, Any]:
+        layers = [f"{lengths.factor}x={len(layers)}" for lengths, layers in zip(self.lengths, self.scales)]
+        return {"--mem-len": self.mem_len, "--scale-layers": ",".join(layers)}
+
     def memory_reach(self) -> int:
         if not self.mem_len:
             return 0
@@ -89,6 +99,10 @@ class TransformerQLDecoder(StreamingDecoder):
         for lengths, layers in zip(self.lengths, self.scales):
             tokens += [lengths.memory * lengths.factor] * len(layers) + [lengths.trail * lengths.factor]
         return sum(-(-count // self.segment_len) for count in tokens)
+
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        # Where no block has ended, coarse scales have nothing to do, nor finer ones whose outputs droppath drops.
+        return chain(self.embed.parameters(), self.scales.parameters(), self.scale_norms.parameters())
 
     def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> ScalesRun:
         scales, outputs = [], []
@@ -124,7 +138,7 @@ class TransformerQLDecoder(StreamingDecoder):
             if x_BTD.size(1):
                 for layer in layers:
                     x_BTD = layer.feed(x_BTD)
-                output.append(x_BTD)
+                output.append(self.scale_norms[number](x_BTD))
         kept = run.outputs[self._first_kept() :]
         x_BTD = kept[0].at_tokens(start, count)
         for output in kept[1:]:
@@ -179,6 +193,13 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
                 "while the memory is empty, the coarse scales normalise rows of zeros, with very large gradients: set "
                 "--decoder-normalize-before, as the paper does, or at least --clip-norm"
             )
+
+    @classmethod
+    def refuse_idle(cls, cfg: Any) -> None:
+        super().refuse_idle(cfg)
+        if len(parse_counts("--scale-layers", cfg.scale_layers)) == 1:
+            why = f"with the single scale of --scale-layers {cfg.scale_layers}"
+            refuse_given(TransformerQLConfig, cfg, ("droppath", "compression"), why)
 
 
 _SHORT = {"tokens_per_sample": 8, "mem_len": 8, "droppath": 0.3}

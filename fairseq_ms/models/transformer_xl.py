@@ -38,7 +38,6 @@ class TransformerXLDecoder(StreamingDecoder):
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.mem_len = int(cfg.mem_len)
         self.layers = nn.ModuleList(self.make_layer() for _ in range(cfg.decoder_layers))
 
     def memory_lengths(self) -> dict[str, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from fairseq.modules import LearnedPositionalEmbedding
+from fairseq.modules import AdaptiveInput, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
+from fairseq_ms.ops.idle import keep_in_graph
 from fairseq_ms.ops.recompute import Dropout
 
 
@@ -41,6 +42,8 @@ class TokenEmbedding(nn.Module):
         Padding has to be on the right: it then never lies in the past of a token that counts.
         """
         x_BTD = self.words(tokens_BT)
+        if self.training and isinstance(self.words, AdaptiveInput):
+            x_BTD = keep_in_graph(x_BTD, _idle_bands(self.words, tokens_BT))
         if self.positions is not None:
             positions = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
             x_BTD = x_BTD + self.positions(tokens_BT, positions=positions.unsqueeze(0))
@@ -49,3 +52,14 @@ class TokenEmbedding(nn.Module):
     def like(self) -> Tensor:
         """An empty (1, 1, D), of the type and on the device of what ``forward`` gives."""
         return next(self.parameters()).new_empty(1, 1, self.dim)
+
+
+def _idle_bands(words: AdaptiveInput, tokens_BT: Tensor) -> list[nn.Parameter]:
+    """The parameters of bands of the vocabulary of which there is no token."""
+    starts = [0, *words.cutoff[:-1]]
+    return [
+        parameter
+        for start, end, band in zip(starts, words.cutoff, words.embeddings)
+        if not bool(((tokens_BT >= start) & (tokens_BT < end)).any())
+        for parameter in band.parameters()
+    ]

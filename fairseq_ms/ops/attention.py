@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import draw_seed, keep_mask, kept_share, pointwise_linear
+from fairseq_ms.ops.recompute import draw_seed, keep_mask, kept_share, mixed_seed, pointwise_linear
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
 _QUERY_CHUNK = 64
@@ -150,7 +150,7 @@ class ChunkedAttention:
         return weights
 
     def _keep(self, number: int, weights: Tensor) -> Tensor:
-        return keep_mask(self.seed + number, weights.shape, self.dropout, weights)
+        return keep_mask(mixed_seed(self.seed, number), weights.shape, self.dropout, weights)
 
 
 class _KeepingInputs(torch.autograd.Function):

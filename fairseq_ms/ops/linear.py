@@ -11,46 +11,82 @@ _PACKED_ROWS = 8
 
 
 class PackedWeight:
-    """A weight in oneDNN's blocked layout, good for one CPU tensor at one version.
+    """A weight in oneDNN's blocked layout, good for one CPU tensor until somebody writes to it.
 
     Generation on a CPU reads every weight once per token, so its speed is that of streaming weights
     from memory; the blocked layout streams about twice as fast as a row-major matrix.
+
+    A copy of it, by ``copy`` or ``pickle``, begins empty and packs the first weight that it is asked about.
     """
 
-    def __init__(self, weight_OI: Tensor) -> None:
-        self.source = weight_OI
-        self.version = weight_OI._version
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_ROWS)
+    def __init__(self) -> None:
+        self.packed: Tensor | None = None
+        # A second owner of the weight's memory, which is copied on write: whoever writes to the weight, through
+        # ``.data`` and where its version does not count too, moves it to other memory first, and reading it does not.
+        # So the weight is what was packed for as long as it lies where it lay, and this costs no memory until then.
+        self.snapshot: Tensor | None = None
+        self.place: tuple | None = None
+        self.fresh = True
+
+    def __reduce__(self) -> tuple:
+        return PackedWeight, ()
 
     @staticmethod
     def supports(weight_OI: Tensor) -> bool:
-        """Whether oneDNN can pack this weight: float32 or bfloat16 on a CPU whose build has the operators."""
+        """Whether oneDNN can pack this weight: float32 or bfloat16 on a CPU whose build has the operators.
+
+        Its memory must be torch's own, as that of a parameter is unless a NumPy array, another process or a whole
+        model in a file gave it: only such memory can be copied on write.
+        """
         if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return False
         if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+            return False
+        if not (hasattr(torch, "_lazy_clone") and hasattr(torch._C, "_data_address")):
+            return False
+        storage = weight_OI.untyped_storage()
+        if not storage.resizable() or storage.is_shared():
             return False
         if weight_OI.dtype == torch.bfloat16:
             return torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return weight_OI.dtype == torch.float32
 
+    def pack(self, weight_OI: Tensor) -> bool:
+        """Take a weight in; whether it could be packed."""
+        self.fresh = False
+        if not self.supports(weight_OI):
+            return False
+        # In this order: packing asks for leave to write, and gets other memory than the weight of an earlier snapshot.
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_ROWS)
+        self.snapshot = torch._lazy_clone(weight_OI.detach())
+        self.place = _place(weight_OI)
+        return True
+
     def serves(self, x: Tensor, weight_OI: Tensor) -> bool:
-        """Whether the packed copy still equals this weight and x can be multiplied by it."""
-        return (
-            weight_OI is self.source
-            and weight_OI._version == self.version
-            and x.dtype == weight_OI.dtype
-            and x.device.type == "cpu"
-            and not torch.is_grad_enabled()
-        )
+        """Whether the packed copy equals this weight and x can be multiplied by it."""
+        if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != weight_OI.dtype:
+            return False
+        if self.fresh:
+            self.pack(weight_OI)
+        if self.packed is not None and _place(weight_OI) != self.place:
+            self.packed = self.snapshot = None
+        return self.packed is not None
 
     def linear(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
         """``x @ weight.T + bias``; x (..., I) -> (..., O)."""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias_O, "none", [], "")
 
 
+def _place(tensor: Tensor) -> tuple:
+    """Where a tensor's numbers lie, told without asking for leave to write there."""
+    memory = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    return memory, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+
+
 def pack(weight_OI: Tensor) -> PackedWeight | None:
     """The packed copy of a weight, or None where packing is not supported."""
-    return PackedWeight(weight_OI) if PackedWeight.supports(weight_OI) else None
+    packed = PackedWeight()
+    return packed if packed.pack(weight_OI) else None
 
 
 def packed_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, packed: PackedWeight | None) -> Tensor:
@@ -64,7 +100,7 @@ class Linear(nn.Linear):
     """``nn.Linear`` that packs its weight when fairseq calls ``make_generation_fast_``.
 
     The packed copy is not part of the state dict, is dropped when the module moves to another device or
-    type, and is ignored while gradients are enabled or once the weight has changed.
+    type or the weight has changed, and is ignored while gradients are enabled.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:

@@ -18,11 +18,28 @@ from torch.utils.checkpoint import checkpoint
 
 # Sixteen random bits decide over one number, so four are decided by one draw of the generator.
 _LEVELS = 2**16
+_64_BITS = 2**64 - 1
 
 
 def draw_seed() -> int:
     """A fresh seed from torch's default CPU generator, so that runs repeat under ``torch.manual_seed``."""
     return int(torch.randint(0, 2**62, ()))
+
+
+def mixed_seed(seed: int, *counters: int) -> int:
+    """The seed of one of many masks, told apart by counters: 32 bits, in which every bit of all arguments counts.
+
+    A generator on a CPU uses no more than 32 bits of its seed, and seeds that lie close together need not give
+    streams that are far apart.
+    """
+    state = seed & _64_BITS
+    for counter in (0, *counters):
+        # One step of splitmix64, with the counter added to its state.
+        state = (state + counter + 0x9E3779B97F4A7C15) & _64_BITS
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _64_BITS
+        state ^= state >> 31
+    return state >> 32
 
 
 def kept_share(p: float) -> float:

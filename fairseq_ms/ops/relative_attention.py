@@ -35,6 +35,23 @@ def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
     return table.to(like)
 
 
+class Sinusoids:
+    """``sinusoids`` of one dimension, computed once and again only for more keys, another type or another device."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self.table_PD: Tensor | None = None
+
+    def __call__(self, keys: int, like: Tensor) -> Tensor:
+        """Those of ``keys`` keys, (keys + 1, D): the last rows of any longer table."""
+        table = self.table_PD
+        if table is None or table.size(0) <= keys or table.dtype != like.dtype or table.device != like.device:
+            # A tensor made in inference mode could not be trained with later.
+            with torch.inference_mode(False):
+                table = self.table_PD = sinusoids(keys, self.dim, like)
+        return table[table.size(0) - keys - 1 :]
+
+
 def shift_rows(scores: Tensor, keys: int) -> Tensor:
     """Scores (..., T, S + 1) by distance, farthest first, as a view (..., T, S) by key."""
     queries = scores.size(-2)
@@ -181,6 +198,7 @@ def relative_attention(
     r_PNH: Tensor,
     biases_2NH: Tensor,
     dropout: float,
+    recompute: bool,
 ) -> Tensor:
     """Attention from a segment (B, T, D) to its memory (B, M, D) and to itself, by content and distance: (B, T, N * H).
 
@@ -195,7 +213,10 @@ def relative_attention(
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
         biases_2NH: Transformer-XL's u and v
         dropout: probability of dropping an attention weight
+        recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
     """
+    if not recompute and torch.is_grad_enabled():
+        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, biases_2NH, dropout)
     seed = draw_seed() if dropout > 0.0 else 0
     device, heads = x_BTD.device.type, r_PNH.size(1)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
@@ -211,3 +232,27 @@ def relative_attention(
         )
         u_NH, v_NH = biases_2NH.to(dtype).unbind(0)
         return _RelativeAttention.apply(q_NBTH, kv_NBSH, r_PNH.to(dtype), u_NH, v_NH, dropout, seed)
+
+
+def _keeping_everything(
+    x_BTD: Tensor,
+    memory_BMD: Tensor,
+    norm: nn.LayerNorm | None,
+    qkv_ED: Tensor,
+    r_PNH: Tensor,
+    biases_2NH: Tensor,
+    dropout: float,
+) -> Tensor:
+    """The same with torch's own backward, which keeps everything."""
+    states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
+    states_BSD = norm(states_BSD) if norm is not None else states_BSD
+    inner, heads = qkv_ED.size(1), r_PNH.size(1)
+    queries, keys = x_BTD.size(1), states_BSD.size(1)
+    k, v = F.linear(states_BSD, qkv_ED[inner:]).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    q = F.linear(states_BSD[:, keys - queries :], qkv_ED[:inner]).unflatten(-1, (heads, -1)).transpose(1, 2)
+    u_NH, v_NH = biases_2NH.unbind(0)
+    by_content = (q + u_NH[:, None]) @ k.transpose(-1, -2)
+    by_distance = (q + v_NH[:, None]) @ r_PNH.permute(1, 2, 0)
+    scores = (by_content + shift_rows(by_distance, keys)) / math.sqrt(q.size(-1))
+    weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
+    return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.ops.attention import ChunkedAttention, attend
 from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import draw_seed, pointwise_linear
+from fairseq_ms.ops.recompute import draw_seed, mixed_seed, pointwise_linear
 from fairseq_ms.ops.window_layout import HeadGroup, Layout, Layouts
 
 # Positions whose scores are in memory at a time: as few as a core's cache holds, as many as make a matrix product
@@ -113,8 +113,7 @@ class WindowAttention:
         step = max(1, _PIECE // layout.query_block)
         for start in range(0, layout.blocks, step):
             piece = slice(start, min(start + step, layout.blocks))
-            # A piece has a few dozen chunks of queries at most, each with a seed of its own.
-            seed = self.seed + (number << 40) + (row << 24) + (start << 8)
+            seed = mixed_seed(self.seed, number, row, start) if self.dropout > 0.0 else 0
             sighted = None if layout.sighted is None else layout.sighted[piece]
             yield piece, ChunkedAttention(bias[piece], False, self.dropout, seed, sighted)
 

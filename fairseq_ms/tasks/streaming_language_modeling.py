@@ -17,7 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, extra_of
+from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.streaming import StreamingLanguageModel
@@ -54,6 +54,8 @@ class StreamingLanguageModelingConfig(FairseqDataclass):
     max_target_positions: Optional[int] = field(
         default=None, metadata={"help": "refused by this task: a stream has no last position"}
     )
+    # What a validation in between will be given, to refuse it before training starts.
+    max_tokens_valid: Optional[int] = II("dataset.max_tokens_valid")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]  # noqa: RUF009
 
 
@@ -69,6 +71,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary)
         self.model: StreamingLanguageModel | None = None
         self.carried: dict[bool, CarriedMemory] = {}
+        # The batches of training, whose position a checkpoint sets before it hands on what else it has.
+        self._training: iterators.EpochBatchIterator | None = None
         self._iterators: dict[tuple[Any, ...], tuple[iterators.EpochBatchIterator, CarriedMemory]] = {}
 
     @classmethod
@@ -156,7 +160,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         # fairseq says how to shuffle in training and nowhere else.
         training = grouped_shuffling is not None
         if not isinstance(dataset, Corpus):
-            return super().get_batch_iterator(
+            iterator = super().get_batch_iterator(
                 dataset,
                 max_tokens=max_tokens,
                 max_sentences=max_sentences,
@@ -171,8 +175,13 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 update_epoch_batch_itr=update_epoch_batch_itr,
                 **kwargs,
             )
+            self._training = iterator if training else self._training
+            return iterator
         assert self.model is not None, "fairseq builds the model before it reads data"
         reach = self.model.decoder.memory_reach()
+        self._check_room("--max-tokens", max_tokens)
+        if training:
+            self._check_room("--max-tokens-valid", getattr(self.args, "max_tokens_valid", None))
         batches = self._stream_batches(dataset, max_tokens, max_sentences, num_shards, 0 if training else reach)
         shape = (batches.streams, batches.together, reach, num_shards, shard_id, num_workers, data_buffer_size)
         key = (id(dataset), training, skip_remainder_batch, *shape)
@@ -191,11 +200,21 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 skip_remainder_batch=skip_remainder_batch,
                 reuse_dataloader=True,
             )
-            cached = iterator, CarriedMemory(batches, reach, shard_id)
+            cached = iterator, CarriedMemory(batches, reach, shard_id, self.model.decoder.memory_flags())
             if not disable_iterator_cache:
                 self._iterators[key] = cached
         iterator, self.carried[training] = cached
+        self._training = iterator if training else self._training
         return iterator
+
+    def _check_room(self, flag: str, max_tokens: int | None) -> None:
+        """Raise UsageError if a batch has no room for a segment."""
+        assert self.model is not None
+        segment = self.model.decoder.segment_len
+        if max_tokens is not None and max_tokens < segment:
+            raise UsageError(
+                f"{flag} must be at least --tokens-per-sample {segment}, so that a segment fits: got {max_tokens}"
+            )
 
     def _stream_batches(
         self, corpus: Corpus, max_tokens: int | None, streams: int | None, shards: int, warm_up: int
@@ -206,7 +225,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         row = segment
         if warm_up and max_tokens is not None and str(self.args.reset_memory) == "corpus":
             row = segment * max(1, min(_ROW_TOKENS, max_tokens // (streams or 1)) // segment)
-        by_tokens = max(1, max_tokens // row) if max_tokens is not None else None
+        by_tokens = max_tokens // row if max_tokens is not None else None
         streams = min(count for count in (streams, by_tokens, len(corpus)) if count is not None)
         if warm_up:
             # A stream shorter than twice what it reads first would spend its time on warming up.
@@ -283,10 +302,16 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
         """fairseq's hook: what of the task goes into a checkpoint."""
-        carried = self.carried.get(True)
-        return {type(self).__name__: carried.state_dict()} if carried is not None else {}
+        carried = self.carried[True].state_dict() if True in self.carried else {}
+        return {type(self).__name__: {**carried, "sample_break_mode": str(self.args.sample_break_mode)}}
 
     def set_checkpoint_dict(self, saved: dict[str, Any]) -> None:
-        """fairseq's hook: take up the memory of a checkpoint whose epoch is continued."""
-        if True in self.carried:
+        """fairseq's hook: take up the memory of a checkpoint whose epoch is continued.
+
+        Raises UsageError if it cannot be continued with these flags.
+        """
+        then, now = saved.get("sample_break_mode", "none"), str(self.args.sample_break_mode)
+        if then == now == "none":
             self.carried[True].load_state_dict(saved)
+        elif then != now and self._training is not None and self._training.iterations_in_epoch > 0:
+            raise cannot_continue("--sample-break-mode", then, now)

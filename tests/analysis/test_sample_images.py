@@ -74,7 +74,7 @@ def test_drawing_follows_the_model(pixels: Path, checkpoint: Path) -> None:
     symbols = sample_images.colour_symbols(task.target_dictionary)
     given = sample_images.given_images(task, "valid", 2)[:, : sample_images.TOKENS - 40]
     with torch.no_grad(), tqdm(disable=True) as bar:
-        drawn = sample_images.continued(models[0].eval(), given, symbols, 1e-6, bar)
+        drawn = sample_images.continued(models[0].eval(), given, symbols, 1e-6, bar, [2])
         source = torch.cat([torch.full((2, 1), 2), drawn[:, :-1]], dim=1)
         likeliest = symbols[models[0](source)[0][:, :, symbols].argmax(dim=2)]
     assert torch.equal(drawn[:, : given.shape[1]], given)

@@ -7,9 +7,10 @@ def random_flags(rng: random.Random) -> dict:
         factors.append(factors[-1] * rng.choice([2, 3]))
     overlap = rng.random() < 0.3
     windows, reached = [], 0
-    for factor in factors:
-        near = max(0, reached - rng.randint(0, 2)) if overlap else reached
-        far = max(reached, near + factor) + rng.randint(1, 8)
+    for factor, coarser in zip(factors, [*factors[1:], 1]):
+        near = max(factor - 1, reached - rng.randint(0, 2)) if overlap else reached
+        # The next window may not begin before its blocks are finished.
+        far = max(max(reached, near + factor) + rng.randint(1, 8), coarser - 1)
         windows.append(f"{factor}x={near}:{far}")
         reached = far
     rng.shuffle(windows)

@@ -16,6 +16,6 @@ def random_flags(rng: random.Random) -> dict:
         "output_layers": rng.choice([0, 1, 2]),
         "tokens_per_sample": factors[-1] * rng.choice([1, 2, 3]),
         "mem_len": rng.choice([0, 1, 3, 6, 11, 25]),
-        "droppath": 0.3,
-        "compression": rng.choice(["max", "avg"]),
+        "droppath": 0.3 if len(factors) > 1 else 0.0,
+        "compression": rng.choice(["max", "avg"]) if len(factors) > 1 else "max",
     }

@@ -1,15 +1,23 @@
 """Strided evaluation: every target once, in the window fairseq would give it, whoever makes the batches."""
 
 import random
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import LMContextWindowDataset, MonolingualDataset, TokenBlockDataset
+from fairseq import options
+from fairseq.data import LMContextWindowDataset, MonolingualDataset, TokenBlockDataset, data_utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import language_modeling
 
+from fairseq_ms.errors import UsageError
 from fairseq_ms.host.context_window import ContextWindowDataset
-from tests.registry import dictionary
+from tests.helpers import trained
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.naive.windows import block_lengths, naive_log_probs, scored_log_probs
+from tests.registry import build, dictionary
 
 WORDS = dictionary(50)
 
@@ -25,11 +33,12 @@ def blocks(rng: random.Random, tokens_per_sample: int, break_mode: str) -> Monol
     return MonolingualDataset(corpus, corpus.sizes, WORDS, WORDS, shuffle=False, targets=["future"])
 
 
-@pytest.mark.parametrize("break_mode", ["none", "complete"])
+@pytest.mark.parametrize("break_mode", ["none", "complete", "eos"])
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_equal_those_of_fairseq_in_one_process(seed: int, break_mode: str) -> None:
     rng = random.Random(seed)
-    size, context = rng.randint(20, 30), rng.randint(1, 40)
+    # Lines have up to 20 tokens, so some of them are longer than a block.
+    size, context = rng.randint(5, 30), rng.randint(1, 40)
     corpus = blocks(rng, size, break_mode)
     ours = ContextWindowDataset(corpus, size, context, WORDS.pad())
     theirs = LMContextWindowDataset(corpus, size, context, WORDS.pad())
@@ -39,9 +48,12 @@ def test_windows_equal_those_of_fairseq_in_one_process(seed: int, break_mode: st
         expected = theirs.collater([theirs[index] for index in indices])
         got = ours.collater([ours[index] for index in indices])
         assert got["start_indices"] == expected["start_indices"]
-        assert torch.equal(got["net_input"]["src_tokens"], expected["net_input"]["src_tokens"])
+        # fairseq pads every row by the context; here the longest row has no padding.
+        longest = int(got["net_input"]["src_lengths"].max())
+        assert torch.equal(got["net_input"]["src_tokens"], expected["net_input"]["src_tokens"][:, :longest])
         assert torch.equal(got["net_input"]["src_lengths"], expected["net_input"]["src_lengths"])
-        assert torch.equal(got["target"], expected["target"])
+        assert torch.equal(got["target"], expected["target"][:, :longest])
+        assert expected["target"][:, longest:].eq(WORDS.pad()).all()
 
 
 def test_a_window_does_not_depend_on_which_blocks_were_collated_before() -> None:
@@ -66,3 +78,67 @@ def test_every_target_is_scored_once_and_in_order() -> None:
 
 def test_the_language_modeling_task_uses_these_windows() -> None:
     assert language_modeling.LMContextWindowDataset is ContextWindowDataset
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lines of 1 to 15 tokens, their ends included."""
+    lengths = [3, 14, 1, 9, 2, 11, 5, 0, 14, 13, 2]
+    lines = [" ".join(line.split()[:count]) for line, count in zip(trained.random_lines(4, 11, length=14), lengths)]
+    return trained.write_corpus(tmp_path_factory.mktemp("lines"), {"train": lines, "test": lines})
+
+
+def task_of(data: Path, stride: int, break_mode: str) -> Any:
+    parser = options.get_training_parser(default_task="language_modeling")
+    flags = ["--arch", "vanilla_lm", "--tokens-per-sample", str(stride), "--sample-break-mode", break_mode]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(data), *flags]))
+    task = language_modeling.LanguageModelingTask.setup_task(cfg.task)
+    task.load_dataset("test")
+    return task
+
+
+SMALL = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2, "decoder_layers": 2}
+
+
+@pytest.mark.parametrize("break_mode", ["none", "complete", "eos"])
+@pytest.mark.parametrize(("stride", "context"), [(16, 0), (15, 1), (12, 4), (8, 8), (3, 13), (1, 15)])
+def test_every_token_is_scored_once_whatever_stride_break_mode_batches_and_workers(
+    stride: int, context: int, break_mode: str, data: Path
+) -> None:
+    task = task_of(data, stride, break_mode)
+    model = build("vanilla_lm", {**SMALL, "init_std": 0.4}, task.dictionary, positions=16).eval()
+    lines = data_utils.load_indexed_dataset(str(data / "test"), task.dictionary, None)
+    lengths = [lines[number].numel() for number in range(len(lines))]
+    tokens = torch.cat([lines[number].long() for number in range(len(lines))])
+    blocks = block_lengths(lengths, stride, break_mode)
+    expected = naive_log_probs(model, tokens, blocks, stride, context, bos=None)
+    assert expected.numel() == sum(lengths)
+    workers = 2 if stride == 12 else 0
+    for settings in ({"batch_size": 1, "num_workers": 0}, {"max_tokens": 40, "num_workers": workers}):
+        found = scored_log_probs(model, task, "test", context, False, **settings)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_line_longer_than_the_positions_is_refused_and_not_left_out(data: Path) -> None:
+    for context in (0, 5):
+        task = task_of(data, 12 - context, "eos")
+        with pytest.raises(
+            UsageError, match=r"^--sample-break-mode eos needs .* 12 positions.*: got a line of 15 tokens$"
+        ):
+            task.eval_lm_dataloader(task.dataset("test"), max_positions=12, context_window=context)
+
+
+def test_a_context_window_that_leaves_nothing_to_score_is_refused(data: Path, tmp_path: Path) -> None:
+    path = trained.write_checkpoint(
+        tmp_path / "model.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "16"
+    )
+    done = run_cli(
+        *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", path, "--cpu"),
+        *("--tokens-per-sample", "16", "--context-window", "16"),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: --tokens-per-sample must be at least 1")
+    assert "Traceback" not in done.stderr
+    with pytest.raises(UsageError, match="--context-window: -1 tokens are left"):
+        task_of(data, -1, "none")

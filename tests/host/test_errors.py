@@ -1,7 +1,6 @@
 """What a user sees of a mistake: one sentence and a non-zero exit code; of a bug: its traceback."""
 
 import pytest
-import torch
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError, sentence_of
@@ -76,12 +75,40 @@ def test_a_missing_subset_gets_one_sentence(data):
     assert_nothing_written(data)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="half precision works with a GPU, and needs no sentence")
 @pytest.mark.parametrize("flag", ["--fp16", "--bf16"])
 def test_half_precision_without_a_gpu_gets_one_sentence(flag, tmp_path):
     data = write_corpus(tmp_path)
-    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), check=False)
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), env=hidden, check=False)
     assert_one_sentence(done, "fairseq-train", f"{flag} must be left out")
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--tpu", "--tpu needs the package torch_xla, which is not installed"),
+        ("--self-target", "--self-target and --past-target must be left out: the models predict the next token alone"),
+    ],
+)
+def test_a_flag_for_other_machines_or_models_gets_one_sentence(flag, sentence, tmp_path):
+    data = write_corpus(tmp_path)
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), check=False)
+    assert_one_sentence(done, "fairseq-train", sentence)
+
+
+def test_a_line_that_is_longer_than_the_positions_gets_one_sentence(tmp_path):
+    data = write_corpus(tmp_path)
+    flags = ("--sample-break-mode", "eos", "--tokens-per-sample", "6", "--max-update", "1")
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", *flags), check=False)
+    assert_one_sentence(done, "fairseq-train", "--tokens-per-sample", "--sample-break-mode none", "7 tokens", "6 fit")
+
+
+def test_an_ensemble_to_score_with_gets_one_sentence(data):
+    done = run_cli("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", "a.pt:b.pt", "--cpu", check=False)
+    assert "Traceback" not in done.stderr
+    sentence = "--path must be a single checkpoint here, since fairseq makes ensembles only for fairseq-generate and "
+    last = f"fairseq-eval-lm: error: {sentence}fairseq-interactive: got a.pt:b.pt"
+    assert done.stderr.splitlines()[-1] == last
 
 
 def test_a_missing_checkpoint_gets_one_sentence(data):
@@ -128,6 +155,7 @@ def spawned(text):
     return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 2)
 
 
+NO_GPU = "--fp16 must be left out on a machine without a GPU"
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n'
 
 
@@ -140,12 +168,32 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
         (spawned(f"{TRACE}RuntimeError: UsageError: no\n"), None),
         (spawned(f"{TRACE}ValueError: --x: got 3\n"), None),
         (ValueError("--x: got 3"), None),
+        (AssertionError("Torch not compiled with CUDA enabled"), f"{NO_GPU}: this torch is built for CPUs only"),
+        (RuntimeError("Found no NVIDIA driver on your system. Please ..."), f"{NO_GPU}: torch finds none"),
+        (RuntimeError("The NVIDIA driver on your system is too old (found ..."), f"{NO_GPU}: torch finds none"),
+        (RuntimeError("No CUDA GPUs are available"), f"{NO_GPU}: torch finds none"),
+        (RuntimeError("CUDA out of memory."), None),
         (AttributeError("'NoneType' object has no attribute 'device'"), None),
         (
             ValueError("DistributedDataParallel device_ids ..., and module parameters {device(type='cpu')}."),
             "--ddp-backend must be legacy_ddp when several processes train with --cpu",
         ),
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
+        (
+            AssertionError("Sentences lengths should not exceed max_tokens=5"),
+            "--max-tokens must be at least the length of the longest sample, --tokens-per-sample or that of a line "
+            "with --sample-break-mode eos or complete: got 5",
+        ),
+        (
+            Exception("AdaptiveLoss is not compatible with the PyTorch version of DistributedDataParallel. Please"),
+            "--ddp-backend must be legacy_ddp with --criterion adaptive_loss",
+        ),
+        (
+            RuntimeError("Cannot resume training due to dataloader mismatch, please report this to the"),
+            "--restore-file must have been written in an epoch of the same batches to be continued: keep the data, "
+            "--sample-break-mode, --tokens-per-sample, --batch-size and --max-tokens, or use --reset-dataloader to "
+            "begin a new epoch",
+        ),
         (
             Exception("Cannot load model parameters from checkpoint a/b.pt; please ensure that the ..."),
             "--restore-file must hold a model of the same --arch and sizes: a/b.pt does not fit this one",

@@ -7,10 +7,33 @@ import pytest
 
 from tests.helpers.cli import ROOT, run_cli
 
+DEMO = ROOT / "user_dir_examples" / "demo"
+
+
+def test_a_killed_training_is_said_to_be_killed_and_to_go_on(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import commands
+kill = "import os, signal; print('a last line', flush=True); os.kill(os.getpid(), signal.%s)" % sys.argv[3]
+commands.train([sys.executable, "-c", kill], Path(sys.argv[2]) / "train.log", 10, "retina_lm")
+"""
+    for name in ("SIGKILL", "SIGTERM"):
+        done = run_cli("python", "-c", program, DEMO, tmp_path, name, check=False)
+        assert done.returncode == 1
+        said = done.stderr.strip().splitlines()[-1]
+        assert said.endswith(
+            f"demo: training retina_lm was killed by {name}; the same command goes on with it (its output is in "
+            f"{tmp_path / 'train.log'})"
+        )
+        assert "a last line" not in said
+        assert "failed" not in said
+
 
 @pytest.mark.slow
 def test_the_demo_prints_its_table_and_three_samples(tmp_path: Path) -> None:
-    script = ROOT / "user_dir_examples" / "demo" / "run.py"
+    script = DEMO / "run.py"
     done = run_cli("python", script, "--updates", "6", "--out", tmp_path, timeout=1200.0)
     rows = re.findall(r"^(vanilla_lm|retina_lm) +([\d,]+) +([\d.]+) +([\d.]+) +([\d.]+)", done.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ["vanilla_lm", "retina_lm"] * 2

@@ -1,9 +1,11 @@
 """The streaming models against per-token loops, in outputs and gradients, and what their memory promises."""
 
+import copy
 import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.modules.streaming.memory import Memory
 from tests.helpers.dropout import drop_nothing
@@ -103,6 +105,39 @@ def test_cached_decoding_continues_a_memory(arch: str, seed: int) -> None:
     torch.testing.assert_close(again[:, 0], whole[:, 0], rtol=EXACT, atol=EXACT)
 
 
+class _Count(TorchDispatchMode):
+    """How often a table of sines is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sines = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.sines += function is torch.ops.aten.sin.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sinusoids_are_computed_once_for_a_row_and_again_only_for_another_type(arch: str) -> None:
+    words = dictionary(9)
+    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
+    model = build(arch, {**flags, "tokens_per_sample": 4, "mem_len": 12}, words).eval()
+    tokens = torch.randint(4, len(words), (1, 64))
+    with torch.inference_mode(), _Count() as count:
+        first = model(tokens)[0]
+    assert count.sines == 1
+    with _Count() as count:
+        # What inference has left behind can be trained with.
+        model(tokens)[0].sum().backward()
+        assert torch.equal(copy.deepcopy(model)(tokens)[0], first)
+    assert count.sines == 0
+    with _Count() as count:
+        twice = model.double()(tokens)[0]
+    assert count.sines == 1
+    naive = getattr(naive_streaming, arch)(model, tokens)
+    torch.testing.assert_close(twice, naive[0] if isinstance(naive, tuple) else naive, rtol=EXACT, atol=EXACT)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_foreign_memory_is_refused_in_one_sentence(arch: str) -> None:
     case = exact_case(arch, 0)
@@ -165,17 +200,41 @@ def test_the_language_model_loss_does_not_touch_the_compression_and_moves_everyt
     assert all(grad.any() for grad in moved)
 
 
-def test_one_scale_without_output_layers_is_transformer_xl() -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_one_scale_without_output_layers_is_transformer_xl_and_the_norm_of_its_scale(before: bool) -> None:
     words, rng = dictionary(9), random.Random(0)
     flags = {"decoder_embed_dim": 6, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
-    flags |= {"tokens_per_sample": 5, "mem_len": 7, "init_std": 0.4, "decoder_normalize_before": True}
+    flags |= {"tokens_per_sample": 5, "mem_len": 7, "init_std": 0.4, "decoder_normalize_before": before}
     torch.manual_seed(0)
     xl = build("transformer_xl", {**flags, "decoder_layers": 3}, words).eval()
     ql = build("transformer_ql", {**flags, "scale_layers": "1x=3", "output_layers": 0}, words).eval()
     weights = {name.replace("decoder.layers.", "decoder.scales.0."): w for name, w in xl.state_dict().items()}
+    if before:
+        weights |= {"decoder.scale_norms.0.weight": torch.rand(6), "decoder.scale_norms.0.bias": torch.rand(6)}
     ql.load_state_dict(weights, strict=True)
     tokens = torch.randint(4, len(words), (2, 4 * 5 + rng.randrange(5)))
-    assert torch.equal(ql(tokens)[0], xl(tokens)[0])
+    features = xl.decoder.features(tokens)
+    if before:
+        features = naive_streaming.norm(ql.decoder.scale_norms[0], features)
+    torch.testing.assert_close(ql.decoder.features(tokens), features)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_pooled_and_averaged_is_normalised(before: bool) -> None:
+    words = dictionary(9)
+    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2, "init_std": 0.4}
+    flags |= {"tokens_per_sample": 4, "mem_len": 4, "scale_layers": "1x=1,2x=2,4x=1", "output_layers": 1}
+    model = build("transformer_ql", {**flags, "decoder_normalize_before": before}, words).eval()
+    states = model(torch.randint(4, len(words), (2, 40)))[1]["memory"].states
+    outputs = [state for name, state in states.items() if name.endswith("output") and state.numel()]
+    assert len(outputs) == 2
+    for state in outputs:
+        # What layers are to read next; the layer norms are as they start.
+        torch.testing.assert_close(state.mean(-1), torch.zeros(state.shape[:2]), atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(state.var(-1, correction=0), torch.ones(state.shape[:2]), atol=1e-2, rtol=0.0)
+    # Nothing normalises the outputs of the layers behind the average, unless they do it themselves.
+    spread = model.decoder.features(torch.randint(4, len(words), (2, 40))).var(-1, correction=0)
+    assert bool(((spread - 1).abs() < 1e-2).all()) != before
 
 
 @pytest.mark.parametrize(("scales", "droppath"), [(3, 0.9), (2, 0.6), (3, 0.0)])
@@ -226,5 +285,6 @@ def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:  # type: ign
         model.decoder.stream(torch.randint(4, 13, (2, 8)), None)[0].pow(2).sum().backward()
         largest[before] = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     assert said == {False: True, True: False}
-    # Why: without a single token in them, the coarse scales' rows are zeros.
-    assert largest[False] > 1e4 > 1e2 > largest[True]
+    # Why: without a single token in them, the coarse scales' rows are zeros. Post-LN, one layer norm after another
+    # multiplies their gradient by 316, pre-LN the only one on their way, behind the scale.
+    assert largest[False] > 1e9 > 1e3 > largest[True]

@@ -164,27 +164,6 @@ def test_queries_that_see_nothing_are_zero_and_pass_no_gradient() -> None:
     assert (result[0, ~blind, 4:] != 0.0).all()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_token_up_to_the_last_window_is_seen_at_some_scale(seed: int) -> None:
-    rng = random.Random(seed)
-    factors = [1]
-    for _ in range(rng.choice([0, 1, 2])):
-        factors.append(factors[-1] * rng.choice([2, 3, 4]))
-    groups, reached = [], 0
-    for factor, next_factor in zip(factors, [*factors[1:], 1]):
-        # Behind a fine window shorter than a block of the next scale, the newest block is not finished in time.
-        far = max(reached + factor + rng.randint(0, 9), next_factor - 1)
-        groups.append(HeadGroup(factor, reached, far, 1))
-        reached = far
-    length = 2 * reached + 5
-    seen = torch.zeros(length, length, dtype=torch.bool)
-    for group in groups:
-        blocks = visible(group, length).repeat_interleave(group.factor, dim=1)
-        seen[:, : blocks.size(1)] |= blocks
-    distance = torch.arange(length)[:, None] - torch.arange(length)
-    assert seen[(distance >= 0) & (distance <= reached - factors[-1])].all()
-
-
 def test_a_sliding_cache_holds_the_last_positions() -> None:
     rng = random.Random(0)
     for keep in (1, 3, 8):

@@ -212,6 +212,9 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                 before = memory[number][index]
                 memory[number][index] = shift(states[:moved], before)
                 states = compute(layer, decoder.biases, states, before)
+            if layers[0].normalize_before:
+                # Every layer of Figure 2b ends in a layer norm; a pre-LN layer does not, so its scale does.
+                states = [norm(decoder.scale_norms[number], x) for x in states]
             accumulated.append((states, memory[number][-1]))
             memory[number][-1] = shift(states[:moved], memory[number][-1])
         combined = []

@@ -9,8 +9,11 @@ from fairseq_ms.modules.output import TiedOutput
 from fairseq_ms.modules.pooling import Downsample, Upsample
 from fairseq_ms.ops.linear import Linear, PackedWeight
 
+# What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
+PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+@pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if packs])
 @pytest.mark.parametrize("shape", [(1, 1, 24), (8, 1, 24), (3, 17, 24), (2, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_projection_is_the_projection(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
@@ -55,13 +58,28 @@ def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str)
         assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
 
 
-def test_packing_on_a_type_without_support_falls_back() -> None:
-    assert not PackedWeight.supports(torch.empty(4, 6, dtype=torch.float64))
-    linear = Linear(6, 4).double()
+@pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if not packs])
+def test_packing_on_a_type_without_support_falls_back(dtype: torch.dtype) -> None:
+    assert_is_left_as_it_is(Linear(6, 4).to(dtype))
+
+
+def assert_is_left_as_it_is(linear: Linear) -> None:
+    """fairseq's hook packs nothing, and the projection is torch's own."""
     linear.make_generation_fast_()
     assert linear.packed is None
-    x = torch.randn(3, 6, dtype=torch.float64)
+    x = torch.randn(3, 6, dtype=linear.weight.dtype)
     assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
+
+
+def test_a_cpu_without_bfloat16_instructions_packs_float32_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert PackedWeight.supports(torch.empty(4, 6))
+    assert_is_left_as_it_is(Linear(6, 4).bfloat16())
+
+
+def test_a_torch_without_the_operators_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert_is_left_as_it_is(Linear(6, 4))
 
 
 def test_the_tied_output_follows_its_embedding() -> None:

@@ -95,6 +95,9 @@ def hand_count(arch: str) -> int:
     total = 8 * layer + 2 * dim
     if arch.startswith("compressive"):
         total += 8 * (2 * dim * dim + dim)
+    if arch.startswith("transformer_ql"):
+        # A layer norm behind each of the two scales.
+        total += 2 * 2 * dim
     if dataset == "simplebooks2":
         return total + VOCABULARIES[dataset] * dim
     bounds = [0, 20_000, 40_000, *([200_000] if dataset == "wt103" else []), VOCABULARIES[dataset]]
@@ -174,6 +177,11 @@ def test_the_training_script_says_what_the_hydra_file_says(arch: str, tmp_path: 
     assert int(flags["--tokens-per-sample"]) == cfg.task.tokens_per_sample
     assert int(flags["--batch-size"]) == cfg.dataset.batch_size
     assert flags["--criterion"] == cfg.criterion._name
+    # fairseq's default, unless fairseq refuses it.
+    backend = (
+        "legacy_ddp" if cfg.criterion._name == "adaptive_loss" else FairseqConfig().distributed_training.ddp_backend
+    )
+    assert flags.get("--ddp-backend", "pytorch_ddp") == cfg.distributed_training.ddp_backend == backend
     assert float(flags["--lr"]) == cfg.optimization.lr[0]
     assert float(flags["--min-lr"]) == pytest.approx(cfg.lr_scheduler.min_lr)
     assert float(flags["--clip-norm"]) == cfg.optimization.clip_norm

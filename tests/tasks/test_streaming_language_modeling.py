@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.data import iterators
+from fairseq.data import Dictionary, iterators
 from torch.nn import functional as F
 
 from fairseq_ms.data.streams import Corpus
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from tests.helpers import trained
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import train_command, write_corpus
 from tests.helpers.dropout import drop_nothing
@@ -235,6 +236,90 @@ def test_resuming_in_the_middle_of_an_epoch_goes_on_with_the_next_batch() -> Non
     again = task.get_batch_iterator(task.dataset("train"), max_sentences=2, grouped_shuffling=False)
     again.load_state_dict(saved)
     assert next(again.next_epoch_itr())["stream"]["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "sentence"),
+    [
+        ("transformer_xl", {"mem_len": 5}, "--mem-len must be as in the checkpoint .*[(]3[)]"),
+        ("compressive_transformer", {"mem_len": 5}, "--mem-len must be as in the checkpoint .*[(]3[)]"),
+        ("compressive_transformer", {"compressed_mem_len": 5}, "--compressed-mem-len must be as in the checkpoint"),
+        ("transformer_ql", {"mem_len": 5}, "--mem-len must be as in the checkpoint"),
+        ("transformer_ql", {"scale_layers": "1x=1,4x=1"}, "--scale-layers must be as in the checkpoint"),
+    ],
+)
+def test_another_memory_within_an_epoch_is_refused_by_the_flag_that_changed_it(
+    arch: str, changes: dict[str, Any], sentence: str
+) -> None:
+    flags = {
+        "transformer_xl": {},
+        "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
+        "transformer_ql": {"scale_layers": "1x=1,2x=1", "output_layers": 1, "decoder_normalize_before": True},
+    }[arch]
+    task, _ = make("transformer_xl", 1)
+    task.args.tokens_per_sample = 4
+    sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 4, "mem_len": 3, **flags}
+
+    def begin(**changes: Any) -> Any:
+        task._iterators.clear()
+        task.model = build(arch, {**sizes, **changes}, task.dictionary)
+        return list(batches_of(task, "train", 2))
+
+    for sample in begin()[:3]:
+        train(task, sample)
+    saved = task.get_checkpoint_dict()["StreamingLanguageModelingTask"]
+    begin()
+    task.set_checkpoint_dict(saved)
+    begin(**changes)
+    with pytest.raises(ValueError, match=f"^{sentence}.*--reset-dataloader.*: got"):
+        task.set_checkpoint_dict(saved)
+    # A finished epoch binds nothing.
+    task.set_checkpoint_dict({**saved, "finished": True})
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "eos"), ("eos", "none")])
+def test_another_break_mode_within_an_epoch_is_refused(before: str, after: str, tmp_path: Path) -> None:
+    data = trained.write_corpus(tmp_path, {"train": trained.random_lines(3, 40)})
+    words = Dictionary.load(str(data / "dict.txt"))
+    model = build("transformer_xl", {"tokens_per_sample": 8}, words)
+
+    def resumed(mode: str, *saved: Any) -> tuple[StreamingLanguageModelingTask, Any]:
+        task = StreamingLanguageModelingTask(arguments(sample_break_mode=mode, data=str(data)), words)
+        task.args.dataset_impl = None
+        task.model = model
+        task.load_dataset("train")
+        iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=2, grouped_shuffling=False)
+        if saved:
+            position, state = saved
+            iterator.load_state_dict(position)
+            task.set_checkpoint_dict(state)
+        return task, iterator
+
+    task, iterator = resumed(before)
+    batches = iterator.next_epoch_itr()
+    for _ in range(3):
+        next(batches)
+    state = task.get_checkpoint_dict()["StreamingLanguageModelingTask"]
+    resumed(before, iterator.state_dict(), state)
+    sentence = f"^--sample-break-mode must be as in the checkpoint to continue its epoch .{before}., .*: got {after}$"
+    with pytest.raises(ValueError, match=sentence):
+        resumed(after, iterator.state_dict(), state)
+    list(batches)
+    # A finished epoch binds nothing.
+    resumed(after, iterator.state_dict(), {**state, "finished": True})
+
+
+def test_documents_that_begin_anew_within_an_epoch_are_refused() -> None:
+    task, _ = make("transformer_xl", 1, reset="corpus")
+    list(batches_of(task, "train", 2))
+    saved = task.get_checkpoint_dict()["StreamingLanguageModelingTask"]
+    other, _ = make("transformer_xl", 1, reset="document")
+    list(batches_of(other, "train", 2))
+    with pytest.raises(ValueError, match=r"^--reset-memory, .* must be as in the checkpoint"):
+        other.set_checkpoint_dict(saved)
+    # A checkpoint of before has no such number.
+    older = {**saved, "layout": {name: saved["layout"][name] for name in ("tokens", "segment", "streams")}}
+    other.set_checkpoint_dict(older)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,11 @@ def train(command: list[str], log: Path, updates: int, title: str) -> None:
         process.wait()
         if process.returncode == 0:
             bar.update(updates - bar.n)
+    if process.returncode < 0:
+        raise SystemExit(
+            f"demo: training {title} was killed by {signal.Signals(-process.returncode).name}; "
+            f"the same command goes on with it (its output is in {log})"
+        )
     if process.returncode:
         raise SystemExit(f"demo: training {title} failed ({last.strip()}); its output is in {log}")
 

@@ -43,8 +43,9 @@ case $arch in
     *)                                                       segment=8 ;;
 esac
 case $arch in
-    *_simplebooks2 | *_simplebooks2_ms) criterion=cross_entropy cutoffs=() ;;
-    *)                                  criterion=adaptive_loss
+    *_simplebooks2 | *_simplebooks2_ms) criterion=(--criterion cross_entropy) cutoffs=() ;;
+    # Bands without a target have no gradient, for which fairseq's default backend would wait.
+    *)                                  criterion=(--criterion adaptive_loss --ddp-backend legacy_ddp)
         cutoffs=(--adaptive-input-cutoff 2000,6000 --adaptive-softmax-cutoff 2000,6000) ;;
 esac
 if [ "${1:-}" = --small ]; then
@@ -58,7 +59,7 @@ fi
 
 exec fairseq-train "$data" \
     --user-dir "$(fairseq-ms user-dir)" --task streaming_language_modeling --arch "$arch" \
-    --tokens-per-sample "$segment" --num-workers 2 --criterion "$criterion" --ddp-backend legacy_ddp \
+    --tokens-per-sample "$segment" --num-workers 2 "${criterion[@]}" \
     --optimizer adam --lr-scheduler cosine --warmup-updates 0 --clip-norm "$clip" "${size[@]}" \
     --save-dir "checkpoints/$arch" --no-epoch-checkpoints --seed 1 \
     "$@"

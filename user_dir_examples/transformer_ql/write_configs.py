@@ -42,10 +42,7 @@ checkpoint:
   save_dir: checkpoints/{arch}
   no_epoch_checkpoints: true
 
-distributed_training:
-  ddp_backend: legacy_ddp
-
-task:
+{distributed}task:
   _name: streaming_language_modeling
   data: ???
   tokens_per_sample: {segment}
@@ -74,6 +71,13 @@ model:
   _name: {model}
 """
 
+# Bands of the vocabulary without a target have no gradient, for which fairseq's default backend would wait.
+DISTRIBUTED = """\
+distributed_training:
+  ddp_backend: legacy_ddp
+
+"""
+
 
 def dataset_of(arch: str, model: str) -> str:
     """The row of ``TRAINING`` that a preset is trained by."""
@@ -99,12 +103,14 @@ def config_text(arch: str) -> str:
     tokens, updates, lr, clip = TRAINING[dataset_of(arch, model)]
     values = dict(values)
     segment = values.pop("tokens_per_sample")
+    adaptive = bool(values.get("adaptive_softmax_cutoff"))
     text = TEMPLATE.format(
         arch=arch,
         tables=tables_of(arch),
         segment=segment,
         streams=tokens // segment,
-        criterion="adaptive_loss" if values.get("adaptive_softmax_cutoff") else "cross_entropy",
+        distributed=DISTRIBUTED if adaptive else "",
+        criterion="adaptive_loss" if adaptive else "cross_entropy",
         updates=updates,
         lr=f"{lr:.6f}".rstrip("0"),
         clip=clip,

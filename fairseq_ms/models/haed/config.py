@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.lm.config import require
+from fairseq_ms.lm.config import require, validate_positions
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
 from fairseq_ms.modules.hierarchical.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
@@ -148,15 +148,11 @@ def validate(cfg: Any, task: Any) -> None:
         cfg.encoder_units is None or cfg.encoder_units >= 1,
         f"--encoder-units must be at least 1: got {cfg.encoder_units}",
     )
+    require(cfg.init_std is None or cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         value = getattr(cfg, name)
         require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")
-    positions = int(cfg.max_target_positions)
-    require(
-        cfg.tokens_per_sample <= positions,
-        f"--tokens-per-sample must not exceed the model's --max-target-positions {positions}: "
-        f"got {cfg.tokens_per_sample}",
-    )
+    validate_positions(cfg)
     require(
         len(task.source_dictionary) == len(task.target_dictionary),
         "--output-dictionary-size must be that of the input dictionary, since a chunk that has been spelled is read "

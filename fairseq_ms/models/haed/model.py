@@ -23,6 +23,7 @@ from torch import Tensor
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import fill_in_positions
 from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.models.haed.config import (
     HAEDConfig,
@@ -90,7 +91,7 @@ class HierarchicalDecoder(Decoder):
     Args:
         hierarchy: segmentation, chunk encoder and main model.
         speller: the decoder of single chunks.
-        positions: greatest number of tokens in a sequence.
+        positions: greatest number of tokens in a sequence, without the one of ``--add-bos-token``.
         dictionary: the symbols V.
     """
 
@@ -156,17 +157,16 @@ class _TwoPhases:
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> BaseFairseqModel:
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
-        if getattr(cfg, "max_target_positions", None) is None:
-            cfg.max_target_positions = cfg.tokens_per_sample
+        positions = fill_in_positions(cfg)
         validate(cfg, task)
         dictionary = task.source_dictionary
         hierarchy = build_hierarchy(cfg, dictionary)
         if getattr(cfg.criterion, "_name", cfg.criterion) == IEM_CRITERION:
-            model = ImplicitEmbeddingModel(hierarchy, cfg.decoder_embed_dim, int(cfg.max_target_positions))
+            model = ImplicitEmbeddingModel(hierarchy, cfg.decoder_embed_dim, positions)
             initialise(model, cfg.init_std)
             return model
         speller = build_speller(cfg, dictionary)
-        decoder = HierarchicalDecoder(hierarchy, speller, int(cfg.max_target_positions), task.target_dictionary)
+        decoder = HierarchicalDecoder(hierarchy, speller, positions, task.target_dictionary)
         initialise(decoder, cfg.init_std)
         return cls(decoder)  # type: ignore[call-arg]
 
@@ -212,7 +212,7 @@ class ImplicitEmbeddingModel(BaseFairseqModel):
     Args:
         hierarchy: segmentation, chunk encoder and main model.
         main_dim: width D of the main outputs.
-        positions: greatest number of tokens in a sequence.
+        positions: greatest number of tokens in a sequence, without the one of ``--add-bos-token``.
     """
 
     supported_targets = {"future"}

@@ -15,9 +15,12 @@ def reconstruction_loss(layer: RelativeLayer, segment_BTD: Tensor, old_BMD: Tens
 
     The mean squared difference of what attention by content alone (no positions, no biases) brings back from
     either. Only ``compressed`` passes a gradient on: everything else is detached, the layer's weights included.
+    The mean is at least of float32: in half precision, its product with a sample size overflows, forward or backward.
     """
     segment_BTD, old_BMD = segment_BTD.detach(), old_BMD.detach()
-    return F.mse_loss(_read(layer, segment_BTD, compressed_BCD), _read(layer, segment_BTD, old_BMD))
+    precise = torch.promote_types(compressed_BCD.dtype, torch.float32)
+    by_compressed, by_old = (_read(layer, segment_BTD, memory).to(precise) for memory in (compressed_BCD, old_BMD))
+    return F.mse_loss(by_compressed, by_old)
 
 
 def _read(layer: RelativeLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:

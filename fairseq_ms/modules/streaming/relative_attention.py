@@ -40,6 +40,7 @@ class RelativeAttention(nn.Module):
         dim = config.dim
         self.heads = config.heads
         self.dropout = config.attention_dropout
+        self.recompute = config.recompute
         self.norm = nn.LayerNorm(dim) if config.normalize_before else None
         self.qkv = Linear(dim, 3 * dim, bias=False)
         self.position = Linear(dim, dim, bias=False)
@@ -79,7 +80,9 @@ class RelativeAttention(nn.Module):
         keys = memory_BMD.size(1) + x_BTD.size(1)
         r_PNH = self.distances(positions_PD[-(keys + 1) :])
         dropout = self.dropout if self.training else 0.0
-        y = relative_attention(x_BTD, memory_BMD, self.norm, self.qkv.weight, r_PNH, self.biases, dropout)
+        y = relative_attention(
+            x_BTD, memory_BMD, self.norm, self.qkv.weight, r_PNH, self.biases, dropout, self.recompute
+        )
         return self.out(y)
 
     def _over_cache(self, x_BTD: Tensor, past: Past) -> Tensor:

@@ -1,0 +1,129 @@
+"""A run that is killed and resumed goes on with the batches that it would have had, in every epoch.
+
+fairseq draws the order of samples when it makes an iterator, from the seed and from the epoch of that moment:
+the first epoch in an uninterrupted run, and the current one in a resumed run, whose batches are then others.
+Here a resumed run makes its iterators as the uninterrupted run has made them, whose order does not change.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.data.fairseq_dataset import EpochListening
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.file_io import PathManager
+from fairseq.logging import meters, metrics
+from fairseq.trainer import Trainer
+
+
+def install() -> None:
+    """Have fairseq resume every run this way; calling it again does nothing."""
+    _wrap(Trainer, "get_train_iterator", _as_uninterrupted)
+    _wrap(Trainer, "load_checkpoint", _with_meters)
+    _wrap(EpochBatchIterator, "_get_iterator_for_epoch", _in_its_own_epoch)
+    if not isinstance(vars(PathManager)["copy"], _Whole):
+        PathManager.copy = _Whole(PathManager.copy)
+
+
+def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method by ``around(original, self, ...)``, once."""
+    original = getattr(owner, name)
+    if getattr(original, "resumes", False):
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **settings: Any) -> Any:
+        return around(original, self, *args, **settings)
+
+    wrapped.resumes = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+
+
+def _as_uninterrupted(
+    original: Callable[..., Any], trainer: Any, epoch: int, combine: bool = True, load_dataset: bool = True, **more: Any
+) -> Any:
+    """``Trainer.get_train_iterator``, which loads the data when a run starts and where every epoch has its own.
+
+    A run that starts later than in epoch 1 repeats what the uninterrupted one did: it loads the data and makes an
+    iterator in epoch 1, and asks for one again in the current epoch. Whether that is the same iterator is the
+    task's decision. Data that is loaded for every epoch (``DATA1:DATA2``) is ordered by epoch anyway.
+    """
+    repeat = load_dataset and epoch > 1 and not more.get("disable_iterator_cache", False)
+    if repeat:
+        original(trainer, 1, combine=combine, load_dataset=True, **more)
+    iterator = original(trainer, epoch, combine=combine, load_dataset=load_dataset and not repeat, **more)
+    # What is made when a checkpoint is read has to know the flag that fairseq passes only later.
+    iterator.fixes_batches = trainer.cfg.distributed_training.fix_batches_to_gpus
+    if repeat:
+        iterator.epoch = epoch
+        if callable(getattr(iterator, "batch_sampler", None)):
+            iterator._frozen_batches = None
+        iterator.dataset.set_epoch(epoch)
+    return iterator
+
+
+def _in_its_own_epoch(
+    original: Callable[..., Any],
+    iterator: Any,
+    epoch: int,
+    shuffle: bool,
+    fix_batches_to_gpus: bool | None = None,
+    offset: int = 0,
+) -> Any:
+    """``EpochBatchIterator._get_iterator_for_epoch`` without what is left of another epoch.
+
+    fairseq keeps a data loader from its first epoch on: with that epoch's ``--curriculum``, and with workers whose
+    copies of the dataset stay in that epoch.
+    """
+    if fix_batches_to_gpus is None:
+        fix_batches_to_gpus = getattr(iterator, "fixes_batches", False)
+    sampler = getattr(iterator, "epoch_batch_sampler", None)
+    if sampler is not None:
+        sampler.shuffle, sampler.fix_batches_to_gpus = shuffle, fix_batches_to_gpus
+    listens = getattr(type(iterator.dataset), "set_epoch", None) is not EpochListening.set_epoch
+    if listens and iterator.num_workers > 0:
+        iterator.dataloader = None
+    return original(iterator, epoch, shuffle, fix_batches_to_gpus=fix_batches_to_gpus, offset=offset)
+
+
+def _with_meters(
+    original: Callable[..., Any],
+    trainer: Any,
+    filename: str,
+    reset_optimizer: bool = False,
+    reset_lr_scheduler: bool = False,
+    optimizer_overrides: Any = None,
+    reset_meters: bool = False,
+) -> Any:
+    """``Trainer.load_checkpoint``, which drops all meters between two epochs, even those that go on over them.
+
+    Then the first loss that is printed would be the mean of fewer updates than ``--log-interval``.
+    """
+    state = original(trainer, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
+    if state is not None and not reset_meters and "metrics" in state:
+        place = state["train_iterator"]
+        if place.get("version", 1) >= 2 and place["iterations_in_epoch"] == 0:
+            metrics.load_state_dict(state["metrics"])
+            metrics.reset_meters("train")
+            # As fairseq does inside an epoch: times of another process mean nothing here.
+            for meter in (metrics.get_meters("default") or {}).values():
+                if isinstance(meter, meters.TimeMeter):
+                    meter.reset()
+    return state
+
+
+class _Whole:
+    """``PathManager.copy`` that leaves either the old file or the new one behind when it is killed."""
+
+    def __init__(self, copy: Callable[..., Any]) -> None:
+        self.copy = copy
+
+    def __call__(self, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not PathManager.supports_rename(dst_path):
+            return self.copy(src_path, dst_path, overwrite=overwrite)
+        copied = self.copy(src_path, f"{dst_path}.tmp", overwrite=overwrite)
+        os.replace(f"{dst_path}.tmp", dst_path)
+        return copied

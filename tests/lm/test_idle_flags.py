@@ -1,0 +1,197 @@
+"""Flags that could change nothing, or break a rule, are refused where training begins; old checkpoints still load."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
+from tests.helpers.cli import run_cli
+from tests.helpers.corpus import train_command
+from tests.helpers.corpus import write_corpus as write_sentences
+from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
+from tests.registry import ARCHITECTURES, build, dictionary
+
+STREAMING = ["transformer_xl", "compressive_transformer", "transformer_ql"]
+ADAPTIVE = [arch for arch in ARCHITECTURES if "adaptive_input" in MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__]
+NARROW = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_attention_heads": 2, "tokens_per_sample": 8}
+IDLE = {
+    "adaptive_softmax_factor": (2.0, "--adaptive-softmax-factor has no effect without --adaptive-softmax-cutoff"),
+    "adaptive_softmax_dropout": (0.2, "--adaptive-softmax-dropout has no effect without --adaptive-softmax-cutoff"),
+    "adaptive_input_cutoff": ("4,7", "--adaptive-input-cutoff has no effect without --adaptive-input"),
+    "adaptive_input_factor": (2.0, "--adaptive-input-factor has no effect without --adaptive-input"),
+}
+
+
+def narrow(arch: str, **flags: Any) -> dict[str, Any]:
+    own = {"retina_lm": {"scale_windows": "1x=0:4,2x=4:8"}, "multiscale_bottomup": {"scale_layers": "4x=1,1x=1"}}
+    return {**NARROW, **own.get(arch, {}), **flags}
+
+
+@pytest.mark.parametrize("flag", IDLE)
+@pytest.mark.parametrize("arch", ADAPTIVE)
+def test_a_setting_of_what_is_not_adaptive_is_refused(arch: str, flag: str) -> None:
+    value, sentence = IDLE[flag]
+    with pytest.raises(ValueError, match=f"^{sentence}.*: got {value}"):
+        build(arch, narrow(arch, **{flag: value}), dictionary(9), positions=8)
+
+
+def test_projections_that_are_not_tied_with_weights_are_refused() -> None:
+    flags = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
+    with pytest.raises(
+        ValueError, match=r"^--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True"
+    ):
+        build("vanilla_lm", {**NARROW, **flags, "tie_adaptive_proj": True}, dictionary(9), positions=8)
+
+
+@pytest.mark.parametrize("arch", STREAMING)
+def test_a_start_of_projections_that_are_not_there_is_refused(arch: str) -> None:
+    sentence = "^--proj-init-std has no effect without --adaptive-input or --adaptive-softmax-cutoff: got 0.3"
+    with pytest.raises(ValueError, match=sentence):
+        build(arch, {**NARROW, "proj_init_std": 0.3}, dictionary(9))
+    build(arch, {**NARROW, "proj_init_std": 0.3, "adaptive_softmax_cutoff": "4,7"}, dictionary(9))
+
+
+@pytest.mark.parametrize(("flag", "value"), [("droppath", 0.3), ("compression", "avg")])
+def test_what_is_between_scales_is_refused_with_one_scale(flag: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^--{flag} has no effect with the single scale .*1x=2.*: got {value}"):
+        build("transformer_ql", {**NARROW, "scale_layers": "1x=2", flag: value}, dictionary(9))
+    build("transformer_ql", {**NARROW, "scale_layers": "1x=2,2x=1", flag: value}, dictionary(9))
+
+
+def test_blocks_in_which_nothing_is_counted_are_refused() -> None:
+    task = SimpleNamespace(target_dictionary=dictionary(5))
+    with pytest.raises(ValueError, match=r"^--log-q-blocks has no effect with --log-q-correction none: got 7"):
+        InBatchSampledSoftmax(task, 3, "none", 7, False, 1)
+    InBatchSampledSoftmax(task, 3, "unigram", 7, False, 1)
+    # That of a checkpoint, which only evaluates.
+    InBatchSampledSoftmax(SimpleNamespace(**vars(task), from_checkpoint=True), 3, "none", 7, False, 1)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_flag_is_refused_at_its_default(arch: str) -> None:
+    build(arch, {"tokens_per_sample": 16}, dictionary(9))
+
+
+def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    data = write_corpus(tmp_path / "data", {split: random_lines(3, 20) for split in ("train", "test")})
+    # As a release before the rule wrote it.
+    written = pytest.MonkeyPatch()
+    written.setattr("fairseq_ms.lm.base.LanguageModel.refuse_idle", lambda cfg: None, raising=False)
+    path = write_checkpoint(tmp_path / "old.pt", data, "vanilla_lm", *TINY, "--adaptive-softmax-factor", "2")
+    written.undo()
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    assert models[0].decoder.adaptive_softmax is None
+    _, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    with pytest.raises(ValueError, match=r"^--adaptive-softmax-factor has no effect"):
+        tasks.setup_task(cfg.task).build_model(cfg.model)
+
+
+class _Backward(TorchDispatchMode):
+    """Counts the layer norms and the random draws of what runs within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("native_layer_norm", "random_", "bernoulli_", "native_dropout", "_softmax"):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("normalize_before", [True, False])
+@pytest.mark.parametrize("arch", STREAMING)
+def test_without_recomputation_backward_normalises_and_draws_nothing(arch: str, normalize_before: bool) -> None:
+    found = {}
+    for recompute in ("none", "pointwise"):
+        dropouts = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.1)
+        flags = {**NARROW, **dropouts, "decoder_normalize_before": normalize_before, "recompute": recompute}
+        model = build(arch, flags, dictionary(9)).train()
+        loss = model(torch.randint(4, 13, (2, 20)))[0].sum()
+        with _Backward() as mode:
+            loss.backward()
+        found[recompute] = mode.found
+    assert found["none"] == []
+    assert {"random_", "native_layer_norm"} >= set(found["pointwise"]) >= {"random_"}
+
+
+def training(arch: str, data: Path, *flags: str) -> Any:
+    """The configuration of a ``fairseq-train``."""
+    command = train_command(arch, data, data / "save")[1:]
+    without = [part for part in command if part not in ("--share-decoder-input-output-embed", "--cpu")]
+    parser = options.get_training_parser()
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*without, *flags]))
+
+
+CUTOFF = ("--adaptive-softmax-cutoff", "5,9")
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "sentence"),
+    [
+        ("vanilla_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5,9: got cross_entropy"),
+        ("coarse_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5,9: got bag_of_words"),
+        (
+            "transformer_ql",
+            ("--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"),
+            "--adaptive-softmax-cutoff must be given with --criterion adaptive_loss: got none",
+        ),
+    ],
+)
+def test_a_criterion_that_cannot_train_the_output_is_refused(arch, flags, sentence, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
+    cfg = training(arch, data, *flags)
+    task = tasks.setup_task(cfg.task)
+    task.build_model(cfg.model)
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        task.build_criterion(cfg.criterion)
+    # As fairseq-validate does with a checkpoint.
+    task.build_model(cfg.model, from_checkpoint=True)
+    task.build_criterion(cfg.criterion)
+
+
+@pytest.mark.parametrize("flag", ["--max-tokens", "--max-tokens-valid"])
+def test_a_batch_without_room_for_a_segment_is_refused(flag: str, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
+    cfg = training("transformer_xl", data, flag, "23")
+    task = tasks.setup_task(cfg.task)
+    task.build_model(cfg.model)
+    task.load_dataset("train")
+
+    def deal_out(**training: Any) -> Any:
+        return task.get_batch_iterator(task.dataset("train"), max_tokens=cfg.dataset.max_tokens, **training)
+
+    with pytest.raises(ValueError, match=f"^{flag} must be at least --tokens-per-sample 24, .*: got 23$"):
+        deal_out(grouped_shuffling=False, max_sentences=4)
+
+
+def test_an_output_that_cannot_be_trained_ends_training_before_it_starts(tmp_path: Path) -> None:
+    data = write_sentences(tmp_path)
+    command = train_command("vanilla_lm", data, tmp_path / "save", *CUTOFF)
+    done = run_cli(*(part for part in command if part != "--share-decoder-input-output-embed"), check=False)
+    sentence = "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff 5,9: got cross_entropy"
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"fairseq-train: error: {sentence}"
+    assert "Traceback" not in done.stderr
+    assert "num_updates" not in done.stdout
+    assert not list((tmp_path / "save").iterdir())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_negative_spread_of_weights_is_refused(arch: str) -> None:
+    with pytest.raises(ValueError, match=r"^--init-std must be at least 0: got -1\.0$"):
+        build(arch, {"tokens_per_sample": 16, "init_std": -1.0}, dictionary(9))
+
+
+def test_a_negative_spread_of_projections_is_refused() -> None:
+    flags = {"proj_init_std": -0.5, "adaptive_softmax_cutoff": "4,7"}
+    with pytest.raises(ValueError, match=r"^--proj-init-std must be at least 0: got -0\.5$"):
+        build("transformer_xl", {**NARROW, **flags}, dictionary(9))

@@ -1,0 +1,79 @@
+"""What ``--scale-windows`` accepts leaves no token unseen, and what it refuses is told in one sentence."""
+
+import random
+import re
+
+import pytest
+import torch
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.lm.scales import parse_windows
+from fairseq_ms.models.retina import RetinaConfig
+from fairseq_ms.ops.masks import Blocks
+
+FLAG = "--scale-windows"
+
+
+def unseen(windows: dict[int, tuple[int, int]]) -> int:
+    """How many pairs of a position and a token no farther than far_m - k_m behind it no window shows."""
+    factors = list(windows)
+    reach = windows[factors[-1]][1] - factors[-1]
+    length = 2 * windows[factors[-1]][1] + 5
+    positions = torch.arange(length)
+    seen = torch.zeros(length, length, dtype=torch.bool)
+    for factor, (near, far) in windows.items():
+        blocks = Blocks(factor, near, far).visible(positions[:, None], torch.arange(length // factor))
+        seen[:, : blocks.size(1) * factor] |= blocks.repeat_interleave(factor, dim=1)
+    distance = positions[:, None] - positions
+    return int(((distance >= 0) & (distance <= reach) & ~seen).sum())
+
+
+def random_windows(rng: random.Random, overlap: bool) -> dict[int, tuple[int, int]]:
+    windows, factor, reached = {}, 1, 0
+    for _ in range(rng.choice([1, 2, 3])):
+        near = max(0, reached - rng.randint(0, 3)) if overlap else reached
+        reached = max(reached + 1, near + factor) + rng.randint(0, 7)
+        windows[factor] = (near, reached)
+        factor *= rng.choice([2, 3, 4])
+    return windows
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_every_token_up_to_the_last_window_is_seen_through_accepted_windows(seed: int, overlap: bool) -> None:
+    windows = random_windows(random.Random(seed), overlap)
+    text = ",".join(f"{factor}x={near}:{far}" for factor, (near, far) in windows.items())
+    if all(near >= factor - 1 for factor, (near, _) in windows.items()):
+        assert parse_windows(FLAG, text, overlap) == windows
+        assert unseen(windows) == 0
+        return
+    with pytest.raises(UsageError, match="unfinished"):
+        parse_windows(FLAG, text, overlap)
+    # Where windows do not overlap, nothing is refused that has no hole.
+    assert overlap or unseen(windows)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("1x=0:8,16x=8:32", ["16x", "15", "8"]), ("1x=0:2,4x=2:24", ["4x", "3", "2"]), ("1x=0:3,4x=3:24", None)],
+)
+def test_a_window_that_begins_inside_an_unfinished_block_is_refused(text: str, named: list[str] | None) -> None:
+    if named is None:
+        assert unseen(parse_windows(FLAG, text)) == 0
+        return
+    with pytest.raises(UsageError) as caught:
+        parse_windows(FLAG, text)
+    sentence = str(caught.value)
+    assert sentence.startswith(FLAG)
+    assert "\n" not in sentence
+    assert set(named) <= set(re.findall(r"\w+", sentence))
+
+
+def test_the_windows_of_every_preset_are_accepted_and_leave_no_hole() -> None:
+    presets = {arch: values for arch, (_, values) in PRESETS.items() if values.get("scale_windows")}
+    # Table 4: three retina models and five windows at 1x; Table 3's retina has the default windows.
+    assert len(presets) == 8
+    for arch, values in {**presets, "retina_lm": {"scale_windows": RetinaConfig.scale_windows}}.items():
+        overlap = values.get("window_overlap") == "allow"
+        assert unseen(parse_windows(FLAG, values["scale_windows"], overlap)) == 0, arch

@@ -1,0 +1,162 @@
+"""Torch's DistributedDataParallel, fairseq's default backend: every parameter has a gradient, whatever the batch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, multiprocessing, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_ms.ops.idle import keep_in_graph
+from tests.helpers.cli import ROOT
+from tests.helpers.corpus import random_flags, train_command, write_corpus
+from tests.models.test_iem import batch, criterion, first_phase, small_task
+from tests.registry import ARCHITECTURES, build, dictionary
+
+# The lengths that the two processes have in one update: lines of nothing but their end, beside such and others.
+LENGTHS = ((1, 1), (2, 1), (1, 7), (3, 1))
+SEEDS = range(3)
+ADAPTIVE = {
+    "adaptive_input": True,
+    "adaptive_input_cutoff": "5,7",
+    "adaptive_input_factor": 1.0,
+    "share_decoder_input_output_embed": False,
+}
+SCALES = {"scale_layers": "1x=1,2x=1,4x=1", "tokens_per_sample": 8, "droppath": 0.9}
+# What leaves the most without work, beside random configurations.
+IDLE = {
+    "transformer_ql": [
+        {**SCALES, "mem_len": memory, "output_layers": layers} for memory, layers in ((0, 1), (6, 1), (0, 0))
+    ],
+    "multiscale_bottomup": [{"scale_layers": "1x=1,2x=1,4x=1", "decoder_attention_heads": 2, "scale_heads": None}],
+}
+
+
+def configurations() -> list[tuple[str, dict]]:
+    """Every architecture with several configurations, the first with an adaptive input where there is one."""
+    found = []
+    for arch in ARCHITECTURES:
+        drawn = [random_flags(arch, seed) for seed in SEEDS]
+        if "share_decoder_input_output_embed" in drawn[0]:
+            drawn.append({**drawn[0], **ADAPTIVE})
+        drawn += [{**drawn[0], **flags} for flags in IDLE.get(arch, [])]
+        found += [(arch, flags) for flags in drawn]
+    return found
+
+
+def short_loss(model: nn.Module, words: int, length: int) -> Tensor:
+    """A training loss over two lines of so many tokens."""
+    tokens = torch.randint(2, words, (2, length + 1))
+    logits, extra = model(tokens[:, :-1])
+    loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+    return loss if extra.get("auxiliary_loss") is None else loss + extra["auxiliary_loss"]
+
+
+@pytest.mark.parametrize(("arch", "flags"), configurations())
+def test_the_shortest_batches_give_every_parameter_a_gradient(arch: str, flags: dict) -> None:
+    torch.manual_seed(1)
+    words = dictionary(9)
+    model = build(arch, flags, words).train()
+    for length in range(1, 9):
+        model.zero_grad()
+        short_loss(model, len(words), length).backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == [], f"at length {length}"
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def first_phase_loss(model: nn.Module, length: int) -> Tensor:
+    """That of a line of so many tokens."""
+    task = small_task()
+    sample = batch(task, [1])
+    sample["net_input"]["src_tokens"] = sample["net_input"]["src_tokens"][:, :length]
+    sample["target"] = sample["target"][:, :length]
+    return criterion(task)(model, sample)[0]
+
+
+def _one_process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    words = dictionary(9)
+
+    def train(name: str, model: nn.Module, loss_of: Callable[[nn.Module, int], Tensor]) -> None:
+        wrapped = DistributedDataParallel(model.train(), find_unused_parameters=False)
+        if hasattr(model, "hierarchy"):
+            wrapped.hierarchy, wrapped.update = model.hierarchy, 0
+        for lengths in LENGTHS:
+            loss_of(wrapped, lengths[rank]).backward()
+        # What both have is the same only if every gradient has gone round.
+        both = [torch.zeros(()), torch.zeros(())]
+        torch.distributed.all_gather(both, sum(p.grad.float().abs().sum() for p in model.parameters()))
+        assert both[0] == both[1], name
+
+    for arch, flags in configurations():
+        torch.manual_seed(3)
+        model = build(arch, flags, words)
+        torch.manual_seed(3 + rank)
+        train(arch, model, lambda wrapped, length: short_loss(wrapped, len(words), length))
+    train("the first phase", first_phase(2), first_phase_loss)
+    torch.distributed.destroy_process_group()
+
+
+def test_torchs_ddp_trains_every_architecture_on_the_shortest_batches(tmp_path: Path) -> None:
+    multiprocessing.spawn(_one_process, (str(tmp_path),), nprocs=2)
+
+
+# fairseq names a GPU for every process, which torch refuses on a CPU; the rest of its default backend works there.
+TRAIN_ON_A_CPU = """
+import fairseq.models.distributed_fairseq_model as fairseqs
+from fairseq_cli.train import cli_main
+
+class OnACPU(fairseqs.DistributedDataParallel):
+    def __init__(self, module, device_ids, output_device, **more):
+        super().__init__(module, **more)
+
+fairseqs.DistributedDataParallel = OnACPU
+cli_main()
+"""
+
+
+def test_fairseqs_default_backend_trains_on_lines_shorter_than_a_segment(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path)
+    _, *flags = train_command("compressive_transformer", data, tmp_path / "save", "--sample-break-mode", "eos")
+    program = [sys.executable, "-c", TRAIN_ON_A_CPU, *flags, "--max-update", "4", "--ddp-backend", "pytorch_ddp"]
+    program += ["--distributed-backend", "gloo", "--distributed-world-size", "2", "--distributed-no-spawn"]
+    program += ["--distributed-init-method", f"file://{tmp_path}/rendezvous", "--distributed-rank"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen([*program, str(rank)], env=environment, **output) for rank in range(2)]  # type: ignore[call-overload]
+    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    assert (tmp_path / "save" / "checkpoint_last.pt").is_file()
+
+
+def test_what_is_kept_in_the_graph_gets_a_gradient_of_zero_where_sums_overflow() -> None:
+    parameter = nn.Parameter(torch.full((3, 400), 60_000.0, dtype=torch.float16))
+    assert parameter.sum().isinf(), "or this test tests nothing"
+    x = torch.randn(5, 4, dtype=torch.float16, requires_grad=True)
+    y = keep_in_graph(x, [parameter, nn.Parameter(torch.ones(2))])
+    assert torch.equal(y, x)
+    assert y.dtype == x.dtype
+    y.backward(torch.full_like(y, 60_000.0))
+    assert parameter.grad is not None
+    assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+    assert torch.equal(x.grad, torch.full_like(x, 60_000.0))
+    assert keep_in_graph(x, []) is x
+
+
+def test_a_batch_shorter_than_a_block_trains_the_bottom_up_model_in_half_precision() -> None:
+    words = dictionary(9)
+    flags = {"decoder_embed_dim": 64, "decoder_attention_heads": 2, "scale_layers": "4x=1,1x=1"}
+    model = build("multiscale_bottomup", flags, words).train()
+    with torch.no_grad():
+        # No number is large, but their sum is more than half precision holds.
+        model.decoder.coarse[0].stack.layers[0].ffn.up.weight.fill_(10.0)
+    model.half()
+    short_loss(model, len(words), 2).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

@@ -1,0 +1,75 @@
+"""Training steps in half precision, with fairseq's scale of the loss and the presets' sizes of a batch."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from torch import Tensor, nn
+
+from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.modules.streaming.compression import reconstruction_loss
+from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from tests.registry import build, dictionary
+
+# fairseq's --fp16-init-scale.
+SCALE = 128.0
+# Tokens in a batch of compressive_transformer_simplebooks2 (Appendix E).
+TOKENS = 1024
+
+
+class Scaled:
+    """The optimizer's part in a backward pass, as fairseq's FP16Optimizer does it."""
+
+    def backward(self, loss: Tensor) -> None:
+        (loss * SCALE).backward()
+
+
+def gradients(model: nn.Module, words: Any, sample: dict[str, Any]) -> dict[str, Tensor]:
+    """Those of a training step of the streaming task, (by parameter), without the scale."""
+    task = StreamingLanguageModelingTask(
+        SimpleNamespace(sample_break_mode="eos", reset_memory="corpus", tokens_per_sample=None, data=""), words
+    )
+    task.model = model
+    task.train_step(sample, model, CrossEntropyCriterion(task, False), Scaled(), 0)
+    return {name: p.grad.double() / SCALE for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_compression_is_trained_in_half_precision_as_in_full(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    words, lengths = dictionary(20), dict(PRESETS["compressive_transformer_simplebooks2"][1])
+    flags = {name: lengths[name] for name in ("tokens_per_sample", "mem_len", "compressed_mem_len")}
+    flags |= {"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 32, "decoder_attention_heads": 2}
+    flags |= {"decoder_normalize_before": True, "init_std": 0.2, "dropout": 0.0, "attention_dropout": 0.0}
+    model = build("compressive_transformer", flags, words).train()
+    # Four segments a line: the first two find nothing but zeros to compress.
+    tokens = torch.randint(4, len(words), (TOKENS // 16, 17))
+    sample = {
+        "net_input": {"src_tokens": tokens[:, :-1], "src_lengths": torch.full((TOKENS // 16,), 16)},
+        "target": tokens[:, 1:].contiguous(),
+        "ntokens": TOKENS,
+    }
+    found = gradients(copy.deepcopy(model).to(dtype), words, sample)
+    expected = gradients(model, words, sample)
+    for name, gradient in found.items():
+        assert gradient.isfinite().all(), name
+        if "compress" in name:
+            # bfloat16 has eight bits.
+            distance = (gradient - expected[name]).norm() / expected[name].norm()
+            assert distance < 0.05, name
+
+
+def test_differences_too_large_for_half_precision_when_squared_make_a_finite_loss() -> None:
+    words = dictionary(5)
+    flags = {"decoder_layers": 1, "decoder_embed_dim": 8, "decoder_attention_heads": 1, "tokens_per_sample": 4}
+    layer = build("compressive_transformer", {**flags, "decoder_normalize_before": False}, words).decoder.layers[0]
+    with torch.no_grad():
+        layer.attention.qkv.weight.copy_(torch.eye(8).repeat(3, 1))
+    layer.half()
+    x = torch.full((2, 4, 8), 300.0, dtype=torch.float16)
+    old = torch.full((2, 4, 8), -300.0, dtype=torch.float16)
+    loss = reconstruction_loss(layer, x, old, -old[:, ::2])
+    assert float(loss) == 600.0**2

@@ -1,0 +1,76 @@
+"""Dropout masks of attention through windows, read off the results, are independent draws wherever one looks."""
+
+import pytest
+import torch
+
+from fairseq_ms.ops import window_attention
+from fairseq_ms.ops.recompute import dropout, kept_share, mixed_seed
+from fairseq_ms.ops.window_attention import WindowAttention
+from fairseq_ms.ops.window_layout import HeadGroup, Layouts
+
+P = 0.3
+
+
+def dropped_streams(
+    recompute: bool, groups: int, rows: int, blocks: int, queries: int, window: int, keys: int
+) -> torch.Tensor:
+    """The masks as one row of bits for every group, row of the batch, head and block of ``queries``: (streams, bits).
+
+    Scores are zero and every value says by which key it is, modulo ``window``, so the result of a query shows in
+    ``window`` columns which of the keys it sees it has kept. All of it is the same in every group and row. The first
+    block, whose queries see fewer keys, is left out, and all but the first ``keys`` columns.
+    """
+    heads, head_dim, length = 2, window, blocks * queries
+    group = HeadGroup(1, 0, window, heads)
+    layouts = Layouts([group] * groups, length, torch.device("cpu"))
+    pair = torch.zeros(rows, length, 2, heads, head_dim)
+    pair[:, :, 1] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
+    pair = pair.flatten(2)
+    fine = torch.cat([torch.zeros(rows, length, groups * heads * head_dim), pair], dim=2)
+    attention = WindowAttention([group] * groups, layouts.groups, head_dim, P)
+    run = attention if recompute else attention.by_autograd
+    out = run(fine, *[pair] * (groups - 1))
+    # (B, T, groups * N * H) -> (groups, B, blocks, Q, N, H)
+    out = out.view(rows, blocks, queries, groups, heads, head_dim).permute(3, 0, 1, 2, 4, 5)
+    kept = (out[..., :keys] != 0.0).double()
+    # -> (groups * B * blocks * N, Q * keys)
+    return kept[:, :, 1:].transpose(3, 4).flatten(4).flatten(0, 3)
+
+
+def assert_independent(streams: torch.Tensor) -> None:
+    """Bits that are 1 with probability 1 - P, no two rows of which go together."""
+    bits = streams.size(1)
+    share = 1.0 - P
+    # Six standard deviations, of the mean of all and of each of a few million correlations.
+    assert abs(streams.mean().item() - share) < 6.0 * (share * P / streams.numel()) ** 0.5
+    centred = (streams - share) / (share * P) ** 0.5
+    together = (centred @ centred.t() / bits).fill_diagonal_(0.0)
+    assert together.abs().max() < 6.0 / bits**0.5
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_masks_of_groups_rows_heads_and_pieces_are_uncorrelated(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pieces of one query block each, and more rows than fit into eight bits.
+    monkeypatch.setattr(window_attention, "_PIECE", 32)
+    assert_independent(dropped_streams(recompute, groups=2, rows=258, blocks=3, queries=32, window=32, keys=32))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_masks_of_the_chunks_of_a_piece_are_uncorrelated(recompute: bool) -> None:
+    # A window as long as the sequence: one piece, which is worked through in chunks of 64 queries.
+    assert_independent(dropped_streams(recompute, groups=2, rows=9, blocks=4, queries=64, window=256, keys=64))
+
+
+def test_masks_of_successive_layers_are_uncorrelated() -> None:
+    torch.manual_seed(3)
+    assert_independent(torch.stack([(dropout(torch.ones(4000), P, True) != 0.0).double() for _ in range(200)]))
+
+
+def test_mixed_seeds_differ_in_32_bits_for_every_counter() -> None:
+    counters = [(a, b, c) for a in range(8) for b in range(0, 512, 7) for c in range(0, 1 << 16, 1 << 11)]
+    seeds = {mixed_seed(5, *each) % 2**32 for each in counters}
+    # 18,688 draws from 2**32 agree in 0.04 pairs.
+    assert len(seeds) == len(counters)
+    assert kept_share(P) == pytest.approx(1.0 - P, abs=2**-17)

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Transformer-QL beside Transformer-XL early in training and where a model overfits, as two Markdown tables.
+
+    python user_dir_examples/transformer_ql/regimes.py data/simplebooks-2/bin runs/regimes
+
+Early: width 128, 400 updates of 1,024 tokens, Transformer-QL without droppath; validation perplexity at the end.
+Overfitting: width 96, 1,500 updates of 512 tokens over the first 30,000 tokens of the training data again and again,
+Transformer-QL with droppath 0.3; best and last validation perplexity. Eight layers, segment and memory of 8 tokens and
+everything else are those of the presets *_simplebooks2. One run after the other, each with as many threads as torch
+takes (set OMP_NUM_THREADS to choose). The same command goes on with runs that were interrupted.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import torch
+from fairseq.data import data_utils, indexed_dataset
+
+TRAIN = Path(__file__).resolve().parent / "train.sh"
+MODELS = {"Transformer-XL": "transformer_xl_simplebooks2", "Transformer-QL": "transformer_ql_simplebooks2"}
+# Tokens of each split where a model overfits.
+SHORTENED = {"train": 30_000, "valid": 10_000}
+
+
+def width(dim: int) -> list[str]:
+    """Flags of a model of this width."""
+    sizes = {"embed-dim": dim, "ffn-embed-dim": 4 * dim, "attention-heads": dim // 32}
+    return [text for name, size in sizes.items() for text in (f"--decoder-{name}", str(size))]
+
+
+REGIMES = {
+    "early": [*width(128), "--batch-size", "128", "--max-update", "400"],
+    "overfitting": [*width(96), "--batch-size", "64", "--max-update", "1500"],
+}
+COMMON = ["--lr", "0.003", "--warmup-updates", "50", "--num-workers", "0", "--log-format", "json"]
+DROPPATH = {"early": "0.0", "overfitting": "0.3"}
+
+
+def shorten(data: Path, out: Path) -> None:
+    """A data folder of the first lines of train and valid, about as many tokens as ``SHORTENED`` says."""
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(data / "dict.txt", out / "dict.txt")
+    for split, wanted in SHORTENED.items():
+        lines = data_utils.load_indexed_dataset(str(data / split))
+        if lines is None:
+            raise SystemExit(f"DATA must be a folder that fairseq-preprocess wrote: {data / split}.bin is missing")
+        builder = indexed_dataset.make_builder(str(out / f"{split}.bin"), "mmap")
+        tokens = 0
+        for number in range(len(lines)):
+            if tokens >= wanted:
+                break
+            builder.add_item(torch.as_tensor(lines[number]))
+            tokens += len(lines[number])
+        # The index comes last, and is what says that the split is whole.
+        builder.finalize(str(out / f"{split}.idx"))
+
+
+def perplexities(log: Path) -> list[float]:
+    """Every validation perplexity that a training has printed, in the order of updates."""
+    found: dict[int, float] = {}
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    for record in re.findall(r"\| valid \| (\{.*\})", text):
+        values = json.loads(record)
+        found[int(values["valid_num_updates"])] = float(values["valid_ppl"])
+    return [found[update] for update in sorted(found)]
+
+
+def train(arch: str, data: Path, folder: Path, flags: list[str]) -> list[float]:
+    """Train, or go on with it, unless it is done; the validation perplexities."""
+    log = folder.with_name(f"{folder.name}.log")
+    if not log.is_file() or "done training" not in log.read_text(encoding="utf-8"):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [str(TRAIN), arch, str(data), *COMMON, *flags, "--save-dir", str(folder)]
+        with log.open("a", encoding="utf-8") as out:
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
+        if done.returncode:
+            raise SystemExit(f"training ended with exit code {done.returncode}, see {log}")
+    return perplexities(log)
+
+
+def rows(regime: str, data: Path, out: Path, seeds: list[int], more: list[str]) -> Iterator[str]:
+    """The rows of a table, each when its training is done."""
+    for seed, (title, arch) in product(seeds, MODELS.items()):
+        flags = [*REGIMES[regime], "--seed", str(seed), *more]
+        if title == "Transformer-QL":
+            flags += ["--droppath", DROPPATH[regime]]
+        found = train(arch, data, out / f"{regime}.{arch}.{seed}", flags)
+        best = f"{min(found):.1f} | " if regime == "overfitting" else ""
+        yield f"| {title} | {seed} | {best}{found[-1]:.1f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="DATA", help="folder that fairseq-preprocess wrote")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder for logs and checkpoints")
+    parser.add_argument("--regime", choices=list(REGIMES), help="one of the two (default: both)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="a run of each (default: 1 2)")
+    args, more = parser.parse_known_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for regime in [args.regime] if args.regime else REGIMES:
+        data = args.data
+        if regime == "overfitting":
+            data = args.out / "data"
+            if not (data / "valid.idx").is_file():
+                shorten(args.data, data)
+        best = ("best valid | ", "--- | ") if regime == "overfitting" else ("", "")
+        print(f"\n{regime}\n\n| model | seed | {best[0]}last valid |\n| --- | --- | {best[1]}--- |")
+        for row in rows(regime, data, args.out, args.seeds, more):
+            print(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -49,7 +49,7 @@ def register() -> None:
     compat.prepare()
     errors.install_hook()
     importlib.import_module(f"{__name__}.host.context_window").install()
-    for kind in ("criterions", "tasks", "models"):
+    for kind in ("criterions", "tasks", "models", "presets"):
         package = importlib.import_module(f"{__name__}.{kind}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"{package.__name__}.{module}")

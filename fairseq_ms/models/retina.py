@@ -11,11 +11,9 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import parse_counts, parse_windows
+from fairseq_ms.lm.scales import retina_scales, window_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.kv_cache import CannotTruncate, DecodingState, StackState, reorder_all
 from fairseq_ms.modules.multiscale.local_attention import LocalAttention
@@ -78,25 +76,9 @@ class LocalState(DecodingState):
 def head_groups(cfg: Any) -> list[HeadGroup]:
     """The heads by scale; raises UsageError when windows or heads break a rule."""
     overlap = str(getattr(cfg, "window_overlap", "forbid")) == "allow"
-    windows = parse_windows("--scale-windows", cfg.scale_windows, overlap)
-    total = cfg.decoder_attention_heads
-    given = getattr(cfg, "scale_heads", None)
-    if given is None:
-        if total % len(windows):
-            raise UsageError(
-                f"--decoder-attention-heads must be a multiple of the {len(windows)} scales of --scale-windows "
-                f"unless --scale-heads splits them: got {total}"
-            )
-        heads = {factor: total // len(windows) for factor in windows}
-    else:
-        heads = parse_counts("--scale-heads", given)
-        if heads.keys() != windows.keys():
-            raise UsageError(
-                f"--scale-heads must name the scales of --scale-windows {cfg.scale_windows!r}: got {given!r}"
-            )
-        if sum(heads.values()) != total:
-            raise UsageError(f"--scale-heads must add up to --decoder-attention-heads {total}: got {given!r}")
-    return [HeadGroup(factor, near, far, heads[factor]) for factor, (near, far) in windows.items()]
+    heads = getattr(cfg, "scale_heads", None)
+    scales = retina_scales(cfg.scale_windows, heads, cfg.decoder_attention_heads, overlap)
+    return [HeadGroup(scale.factor, scale.near, scale.far, scale.heads) for scale in scales]
 
 
 class SingleStackDecoder(Decoder):
@@ -156,9 +138,8 @@ class VanillaLanguageModel(LanguageModel):
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
         if cfg.scale_windows:
-            windows = parse_windows("--scale-windows", cfg.scale_windows)
             require(
-                len(windows) == 1,
+                len(window_scales(cfg.scale_windows)) == 1,
                 f"--scale-windows of vanilla_lm must have the single scale 1x: got {cfg.scale_windows!r}",
             )
 
@@ -174,49 +155,3 @@ class RetinaLanguageModel(LanguageModel):
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
         head_groups(cfg)
-
-
-_CC_NEWS = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16}
-
-# Table 2 (CC-News), Table 3 (WikiText-103) and Table 4 (BookCorpus).
-register_presets(
-    "vanilla_lm",
-    {
-        "ccnews_10": {**_CC_NEWS, "decoder_layers": 10},
-        "ccnews_12": {**_CC_NEWS, "decoder_layers": 12},
-        "ccnews_14": {**_CC_NEWS, "decoder_layers": 14},
-        "wt103_16": {"decoder_layers": 16},
-        "books_12": {"decoder_layers": 12},
-        "books_14": {"decoder_layers": 14},
-        "books_30_narrow": {
-            "decoder_layers": 30,
-            "decoder_embed_dim": 256,
-            "decoder_ffn_embed_dim": 1024,
-            "decoder_attention_heads": 4,
-        },
-        "books_20_narrow": {
-            "decoder_layers": 20,
-            "decoder_embed_dim": 512,
-            "decoder_ffn_embed_dim": 2048,
-            "decoder_attention_heads": 8,
-        },
-        **{
-            f"books_12_window{far}": {"decoder_layers": 12, "scale_windows": f"1x=0:{far}"}
-            for far in (8, 16, 64, 128, 256)
-        },
-    },
-)
-
-register_presets(
-    "retina_lm",
-    {
-        "wt103_16": {"decoder_layers": 16},
-        "books_12_8_256_512": {"decoder_layers": 12, "scale_windows": "1x=0:8,4x=8:256,16x=256:512"},
-        "books_12_16_256_512": {"decoder_layers": 12, "scale_windows": "1x=0:16,4x=16:256,16x=256:512"},
-        "books_12_128_256_512": {
-            "decoder_layers": 12,
-            "scale_windows": "1x=0:128,4x=64:256,16x=128:512",
-            "window_overlap": "allow",
-        },
-    },
-)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(text, encoding="utf-8")
+    # Processes of one training may write it at once, and none must read the half of it.
+    unfinished = args.out.with_name(f".{args.out.name}.{uuid.uuid4().hex}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(args.out)
     return 0
 
 

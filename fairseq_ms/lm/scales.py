@@ -112,7 +112,7 @@ def window_scales(windows: str, overlap: bool = False) -> Scales:
 
 @cache
 def retina_scales(windows: str, heads: str | None, total: int, overlap: bool = False) -> Scales:
-    """``window_scales`` which share the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
+    """``window_scales`` that share the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
     scales = window_scales(windows, overlap)
     counts = _heads(heads, total, scales.factors, "scales of --scale-windows", windows)
     return Scales(tuple(replace(scale, heads=counts[scale.factor]) for scale in scales))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_ms import cli
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import write_corpus
 from tests.registry import build, dictionary
@@ -32,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def hydra_train(config: str, data: Path, save: Path, *overrides: str) -> dict[int, dict[str, str]]:
     """Train a small model with one of the paper's runs; what was logged, by update."""
-    run_cli("fairseq-ms", "config", config, "--out", save / "configs" / f"{config}.yaml")
+    assert cli.main(["config", config, "--out", str(save / "configs" / f"{config}.yaml")]) == 0
     small = [f"++model.{name}={value}" for name, value in SMALL.items()]
     done = run_cli(
         *("fairseq-hydra-train", "--config-dir", save / "configs", "--config-name", config, *small, *overrides),

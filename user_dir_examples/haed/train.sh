@@ -31,7 +31,7 @@ case $name in
     characters_* | pixels_*) ;;
     *) echo "$0: NAME must be characters_* or pixels_*, as in the first lines of this script: got $name" >&2; exit 2 ;;
 esac
-fairseq-ms config "$name" --out "checkpoints/$name.yaml"
+fairseq-ms config "$name" --out "$PWD/checkpoints/$name.yaml"
 size=()
 if [ "$updates" = --small ]; then
     updates=60

@@ -44,7 +44,9 @@ def test_there_is_something_to_find():
 def test_the_hydra_command_reads_the_ready_configuration_of_every_paper(path, tmp_path):
     command = ["fairseq-hydra-train", "--config-dir", path.parent, "--config-name", path.stem, "--cfg", "job"]
     done = run_cli(*command, f"common.user_dir={USER_DIR}", "task.data=here", cwd=tmp_path)
-    assert OmegaConf.create(done.stdout).task.data == "here"
+    cfg = OmegaConf.create(done.stdout)
+    assert cfg.task.data == "here"
+    assert cfg.model == OmegaConf.load(path).model
 
 
 def comment_lines(path: Path) -> list[str]:

@@ -29,6 +29,20 @@ def shapes(model: str, flags: dict) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in built.state_dict().items()}
 
 
+def test_every_row_of_table_1_and_figures_2_to_4_is_a_preset_for_both_data_sets() -> None:
+    transformer = {"main": "transformer"}
+    rows = {
+        **{"hred_{}": {}, "hred_{}_transformer": transformer, "haed_{}": {}},
+        **{f"hred_{{}}_transformer_encoder_{n}": {**transformer, "encoder_units": n} for n in (16, 64, 256, 1024)},
+        **{f"haed_{{}}_decoder_{n}": {"decoder_units": n} for n in (128, 256, 512, 1024, 2048)},
+        "haed_{}_iem": {"decoder_attention_heads": 12, "decoder_units": 2000},
+        "haed_{}_megabyte": {"decoder": "transformer", "decoder_units": 512},
+    }
+    expected = {name.format("wt103"): values for name, values in rows.items()}
+    expected |= {name.format("imagenet32"): {"segmentation": "fixed", **values} for name, values in rows.items()}
+    assert {arch: PRESETS[arch].values for arch in ARCHS} == expected
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_hydra_file_says_what_the_preset_says(arch: str) -> None:
     assert_the_file_carries_the_values_of(arch)

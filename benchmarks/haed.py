@@ -66,7 +66,7 @@ def build(model: str, dictionary: Dictionary, positions: int, flags: dict[str, A
 
 def preset(arch: str, dictionary: Dictionary, positions: int, quick: bool, criterion: str = "cross_entropy") -> Any:
     """The model of a preset, or a tiny one like it."""
-    model, flags = PRESETS[arch]
+    model, flags = PRESETS[arch].model, PRESETS[arch].values
     return build(model, dictionary, positions, {**flags, **(TINY if quick else {}), "criterion": criterion})
 
 

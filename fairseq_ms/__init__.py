@@ -50,7 +50,7 @@ def register() -> None:
     errors.install_hook()
     for patch in ("host.context_window", "host.resuming", "host.ensembles", "host.training_checks"):
         importlib.import_module(f"{__name__}.{patch}").install()
-    for kind in ("criterions", "tasks", "models"):
+    for kind in ("criterions", "tasks", "models", "presets"):
         package = importlib.import_module(f"{__name__}.{kind}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"{package.__name__}.{module}")

@@ -263,8 +263,7 @@ def rows_of(cfg: Any, sizes: Sizes) -> list[Row]:
     if arch == "multiscale_bottomup":
         from fairseq_ms.models.bottomup import fine_to_coarse
 
-        _, coarse = fine_to_coarse(cfg)
-        heads = {scale.factor: scale.heads for scale in coarse}
+        heads = {scale.factor: scale.heads for scale in fine_to_coarse(cfg).coarse}
         return bottom_up(sizes, parse_counts("--scale-layers", cfg.scale_layers), heads)
     raise UsageError(f"there is no formula for {arch}, only the measured bytes")
 

@@ -1,35 +1,80 @@
-"""Presets: named settings for ``--arch``, given as differences from a model's defaults."""
+"""Presets: named settings for ``--arch`` and, with a recipe for training, for ``fairseq-hydra-train``."""
 
 from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model_architecture
 
-PRESETS: dict[str, tuple[str, dict[str, Any]]] = {}
-"""By ``--arch`` name: the model it belongs to and what it changes."""
+Settings = Mapping[str, Mapping[str, Any]]
+"""Hydra's settings by section: ``{"optimization": {"max_update": 1000}}``."""
 
 
-def register_presets(model: str, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Register ``<model>_<name>`` for every row of the table: a mapping from flags, with underscores, to values.
+@dataclass(frozen=True)
+class Recipe:
+    """How a paper trains its models.
 
-    A flag that the user gives wins over the preset's. fairseq skips presets under ``fairseq-hydra-train``; there
-    the yaml files under ``user_dir_examples`` carry the same values.
+    Attributes:
+        source: where the paper says so
+        settings: fairseq's settings by section; those under "model" are defaults that a file should spell out
+        notes: what whoever runs it should know
     """
-    known = {field.name for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[model])}
-    for name, values in table.items():
-        arch = f"{model}_{name}"
-        unknown = values.keys() - known
-        assert not unknown, (arch, unknown)
-        assert arch not in ARCH_MODEL_REGISTRY, arch
-        PRESETS[arch] = (model, dict(values))
-        register_model_architecture(model, arch)(_preset(dict(values)))
+
+    source: str
+    settings: Settings
+    notes: str = ""
 
 
-def _preset(values: dict[str, Any]) -> Any:
+@dataclass(frozen=True)
+class Preset:
+    """One row of a paper's tables.
+
+    Attributes:
+        name: what ``--arch`` and ``fairseq-ms config`` call it
+        model: the architecture it belongs to
+        table: where the paper reports it
+        values: what it changes of the model's defaults, by flag, with underscores
+        recipe: how it is trained
+    """
+
+    name: str
+    model: str
+    table: str
+    values: Mapping[str, Any]
+    recipe: Recipe
+
+
+PRESETS: dict[str, Preset] = {}
+"""What ``--arch`` takes, by name."""
+
+CONFIGS: dict[str, Preset] = {}
+"""What ``fairseq-ms config`` takes, by name: all presets, and runs of one that its name does not tell apart."""
+
+
+def register_presets(rows: Iterable[Preset]) -> None:
+    """Let ``--arch`` and ``fairseq-ms config`` name every row; a flag that the user gives wins over the preset's."""
+    rows = list(rows)
+    register_configs(rows)
+    for row in rows:
+        assert row.name not in ARCH_MODEL_REGISTRY, row.name
+        PRESETS[row.name] = row
+        register_model_architecture(row.model, row.name)(_fill_in(row.values))
+
+
+def register_configs(rows: Iterable[Preset]) -> None:
+    """Let ``fairseq-ms config`` alone name every row."""
+    for row in rows:
+        unknown = row.values.keys() - {field.name for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[row.model])}
+        assert not unknown, (row.name, unknown)
+        assert row.name not in CONFIGS, row.name
+        CONFIGS[row.name] = row
+
+
+def _fill_in(values: Mapping[str, Any]) -> Callable[[Namespace], None]:
     def fill_in(args: Namespace) -> None:
         for flag, value in values.items():
             if getattr(args, flag, None) is None:

@@ -1,10 +1,16 @@
-"""Per-scale settings as users write them: ``1x=0:8,4x=8:256`` or ``4x=8,1x=12``, in any order."""
+"""The scales of a model, from what users write: ``1x=0:8,4x=8:256`` or ``4x=8,1x=12``, in any order.
+
+A specification is parsed and checked once: the functions below remember what they have returned, so whoever checks the
+flags and whoever builds the layers get the same object.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 
 from fairseq_ms.errors import UsageError
 
@@ -30,6 +36,103 @@ class Scale:
 
     def __str__(self) -> str:
         return f"{self.factor}x"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a model, finest first; each factor divides the next."""
+
+    finest_first: tuple[Scale, ...]
+
+    def __iter__(self) -> Iterator[Scale]:
+        return iter(self.finest_first)
+
+    def __len__(self) -> int:
+        return len(self.finest_first)
+
+    @property
+    def factors(self) -> list[int]:
+        """How many tokens a position of each scale stands for."""
+        return [scale.factor for scale in self.finest_first]
+
+    @property
+    def finest(self) -> Scale:
+        """The scale of tokens, where a model has it."""
+        return self.finest_first[0]
+
+    @property
+    def coarse(self) -> tuple[Scale, ...]:
+        """All scales but the finest, finest first."""
+        return self.finest_first[1:]
+
+    @property
+    def coarsest_first(self) -> tuple[Scale, ...]:
+        """All scales, in the order of a top-down model."""
+        return self.finest_first[::-1]
+
+
+@cache
+def layer_scales(layers: str) -> Scales:
+    """The scales of ``--scale-layers``: ``"4x=8,1x=12"``; raises UsageError as ``parse_counts`` does."""
+    counts = parse_counts("--scale-layers", layers)
+    return Scales(tuple(Scale(factor, count) for factor, count in counts.items()))
+
+
+@cache
+def single_scale(layers: str) -> Scale:
+    """The one scale of ``--scale-layers``, which need not be 1x; raises UsageError on another form."""
+    counts = parse_counts("--scale-layers", layers, need_finest=False)
+    if len(counts) != 1:
+        raise UsageError(f"--scale-layers of coarse_lm must have a single scale such as 4x=12: got {layers!r}")
+    ((factor, count),) = counts.items()
+    return Scale(factor, count)
+
+
+@cache
+def aggregated_scales(layers: str, heads: str | None, total: int) -> Scales:
+    """``layer_scales`` whose coarse scales share the ``total`` heads of an aggregation layer.
+
+    ``heads`` is ``--scale-heads``, such as ``"4x=8,16x=4"``, or None to split them evenly. Raises UsageError without a
+    coarse scale, on heads of other scales or of another sum, and where they cannot be split.
+    """
+    scales = layer_scales(layers)
+    if not scales.coarse:
+        raise UsageError(f"--scale-layers of multiscale_bottomup must have a scale beside 1x: got {layers!r}")
+    factors = scales.factors[1:]
+    counts = _heads(heads, total, factors, "coarse scales of --scale-layers", layers)
+    return Scales((scales.finest, *(replace(scale, heads=counts[scale.factor]) for scale in scales.coarse)))
+
+
+@cache
+def window_scales(windows: str, overlap: bool = False) -> Scales:
+    """The scales of ``--scale-windows``: ``"1x=0:8,4x=8:256"``; raises UsageError as ``parse_windows`` does."""
+    spans = parse_windows("--scale-windows", windows, overlap)
+    return Scales(tuple(Scale(factor, near=near, far=far) for factor, (near, far) in spans.items()))
+
+
+@cache
+def retina_scales(windows: str, heads: str | None, total: int, overlap: bool = False) -> Scales:
+    """``window_scales`` that share the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
+    scales = window_scales(windows, overlap)
+    counts = _heads(heads, total, scales.factors, "scales of --scale-windows", windows)
+    return Scales(tuple(replace(scale, heads=counts[scale.factor]) for scale in scales))
+
+
+def _heads(given: str | None, total: int, factors: list[int], flag: str, text: str) -> dict[int, int]:
+    """The heads of ``--decoder-attention-heads`` by scale, as ``--scale-heads`` splits them or evenly."""
+    if given is None:
+        if total % len(factors):
+            raise UsageError(
+                f"--decoder-attention-heads must be a multiple of the {len(factors)} {flag} "
+                f"unless --scale-heads splits them: got {total}"
+            )
+        return dict.fromkeys(factors, total // len(factors))
+    counts = parse_counts("--scale-heads", given, need_finest=1 in factors)
+    if list(counts) != factors:
+        raise UsageError(f"--scale-heads must name the {flag} {text!r}: got {given!r}")
+    if sum(counts.values()) != total:
+        raise UsageError(f"--scale-heads must add up to --decoder-attention-heads {total}: got {given!r}")
+    return counts
 
 
 def parse_items(flag: str, text: str, need_finest: bool = True) -> dict[int, str]:

@@ -1,1 +1,1 @@
-"""One file per architecture: config dataclass, presets table, model; each file registers what it defines."""
+"""One file per architecture: config dataclass and model; each file registers what it defines."""

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from fairseq_ms.decoding.bottomup import BottomUpState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.base import Decoder, LanguageModel
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import Scale, parse_counts
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config
+from fairseq_ms.lm.scales import Scales, aggregated_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.aggregation import AggregationLayer
 from fairseq_ms.modules.multiscale.bottomup import BottomUpScale
@@ -45,36 +44,9 @@ class BottomUpConfig(LanguageModelConfig):
     )
 
 
-def fine_to_coarse(cfg: Any) -> tuple[int, list[Scale]]:
-    """The number of layers at 1x, and the coarse scales, finest first, with the heads that look at them.
-
-    Raises UsageError when ``--scale-layers`` or ``--scale-heads`` breaks a rule.
-    """
-    layers = parse_counts("--scale-layers", cfg.scale_layers)
-    coarse = [factor for factor in layers if factor > 1]
-    total = cfg.decoder_attention_heads
-    require(
-        bool(coarse), f"--scale-layers of multiscale_bottomup must have a scale beside 1x: got {cfg.scale_layers!r}"
-    )
-    if cfg.scale_heads is None:
-        require(
-            total % len(coarse) == 0,
-            f"--decoder-attention-heads must be a multiple of the {len(coarse)} coarse scales of --scale-layers "
-            f"unless --scale-heads splits them: got {total}",
-        )
-        heads = {factor: total // len(coarse) for factor in coarse}
-    else:
-        heads = parse_counts("--scale-heads", cfg.scale_heads, need_finest=False)
-        require(
-            list(heads) == coarse,
-            f"--scale-heads must name the coarse scales of --scale-layers {cfg.scale_layers!r}: "
-            f"got {cfg.scale_heads!r}",
-        )
-        require(
-            sum(heads.values()) == total,
-            f"--scale-heads must add up to --decoder-attention-heads {total}: got {cfg.scale_heads!r}",
-        )
-    return layers[1], [Scale(factor, layers[factor], heads=heads[factor]) for factor in coarse]
+def fine_to_coarse(cfg: Any) -> Scales:
+    """The scales of the model; raises UsageError when ``--scale-layers`` or ``--scale-heads`` breaks a rule."""
+    return aggregated_scales(cfg.scale_layers, cfg.scale_heads, cfg.decoder_attention_heads)
 
 
 class BottomUpDecoder(Decoder):
@@ -83,16 +55,13 @@ class BottomUpDecoder(Decoder):
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         config = layer_config(cfg)
-        fine_layers, scales = fine_to_coarse(cfg)
-        self.coarse: TypedList[BottomUpScale] = TypedList()
-        finer = 1
-        for scale in scales:
-            self.coarse.append(
-                BottomUpScale(scale.factor, scale.factor // finer, scale.layers, config, str(cfg.downsampler))
-            )
-            finer = scale.factor
-        self.aggregate = AggregationLayer(config, {scale.factor: scale.heads for scale in scales})
-        self.stack = TransformerStack(config, fine_layers)
+        scales = fine_to_coarse(cfg)
+        self.coarse = TypedList(
+            BottomUpScale(scale.factor, scale.factor // finer, scale.layers, config, str(cfg.downsampler))
+            for scale, finer in zip(scales.coarse, scales.factors)
+        )
+        self.aggregate = AggregationLayer(config, {scale.factor: scale.heads for scale in scales.coarse})
+        self.stack = TransformerStack(config, scales.finest.layers)
 
     def features(self, tokens_BT: Tensor) -> Tensor:
         return self.representations(tokens_BT)[1]
@@ -137,14 +106,3 @@ class BottomUpLanguageModel(LanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         fine_to_coarse(cfg)
-
-
-# Table 3 (WikiText-103), Table 5 and Table 8 (BookCorpus).
-register_presets(
-    "multiscale_bottomup",
-    {
-        "wt103_5_10": {"scale_layers": "4x=5,1x=10"},
-        "books_8_9_9": {"scale_layers": "16x=8,4x=9,1x=9"},
-        "books_7_8_8": {"scale_layers": "16x=7,4x=8,1x=8"},
-    },
-)

@@ -17,9 +17,8 @@ from torch import Tensor
 from fairseq_ms.decoding.coarse import CoarseState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.base import Decoder, LanguageModel
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import Scale, parse_counts
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config
+from fairseq_ms.lm.scales import single_scale
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.blocks import right_aligned
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
@@ -36,14 +35,6 @@ class CoarseConfig(LanguageModelConfig):
     downsampler: ChoiceEnum(list(DOWNSAMPLERS)) = field(  # type: ignore[valid-type]
         default="avg", metadata={"help": "how tokens are pooled into blocks"}
     )
-
-
-def single_scale(text: str) -> Scale:
-    """The one scale of ``--scale-layers``; raises UsageError on another form."""
-    counts = parse_counts("--scale-layers", text, need_finest=False)
-    require(len(counts) == 1, f"--scale-layers of coarse_lm must have a single scale such as 4x=12: got {text!r}")
-    ((factor, layers),) = counts.items()
-    return Scale(factor, layers)
 
 
 class CoarseDecoder(Decoder):
@@ -98,7 +89,3 @@ class CoarseLanguageModel(LanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         single_scale(cfg.scale_layers)
-
-
-# Table 7 (WikiText-103); the paper does not say how many layers these models have.
-register_presets("coarse_lm", {f"wt103_{factor}x": {"scale_layers": f"{factor}x=12"} for factor in (2, 4, 8, 16, 64)})

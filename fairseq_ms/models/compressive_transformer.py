@@ -9,7 +9,6 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.lm.config import require
-from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.models.transformer_xl import (
     StackRun,
     TransformerXLConfig,
@@ -20,7 +19,6 @@ from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.streaming.compression import falling_out, reconstruction_loss
 from fairseq_ms.modules.streaming.memory import shift
-from fairseq_ms.presets import streaming_sizes as sizes
 
 
 @dataclass
@@ -119,17 +117,3 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
             "--reconstruction-loss-weight must be above 0, since nothing else trains the compression: "
             f"got {cfg.reconstruction_loss_weight}",
         )
-
-
-_SHORT = {"tokens_per_sample": 4, "mem_len": 6, "compressed_mem_len": 6}
-_LONG = {"tokens_per_sample": 8, "mem_len": 12, "compressed_mem_len": 12}
-
-# Table 1; its other lengths are given when testing.
-register_presets(
-    "compressive_transformer",
-    {
-        "simplebooks2": {**sizes.SIMPLEBOOKS2, **_SHORT},
-        "simplebooks92": {**sizes.SIMPLEBOOKS92, **_SHORT},
-        "wt103": {**sizes.WT103, **_LONG},
-    },
-)

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from fairseq_ms.decoding.retina import RetinaState
 from fairseq_ms.decoding.state import DecodingState
-from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import parse_counts, parse_windows
+from fairseq_ms.lm.scales import retina_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.retina import RetinaLayer
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
@@ -50,25 +48,9 @@ class RetinaConfig(LanguageModelConfig):
 def head_groups(cfg: Any) -> list[HeadGroup]:
     """The heads by scale; raises UsageError when windows or heads break a rule."""
     overlap = str(getattr(cfg, "window_overlap", "forbid")) == "allow"
-    windows = parse_windows("--scale-windows", cfg.scale_windows, overlap)
-    total = cfg.decoder_attention_heads
-    given = getattr(cfg, "scale_heads", None)
-    if given is None:
-        if total % len(windows):
-            raise UsageError(
-                f"--decoder-attention-heads must be a multiple of the {len(windows)} scales of --scale-windows "
-                f"unless --scale-heads splits them: got {total}"
-            )
-        heads = {factor: total // len(windows) for factor in windows}
-    else:
-        heads = parse_counts("--scale-heads", given)
-        if heads.keys() != windows.keys():
-            raise UsageError(
-                f"--scale-heads must name the scales of --scale-windows {cfg.scale_windows!r}: got {given!r}"
-            )
-        if sum(heads.values()) != total:
-            raise UsageError(f"--scale-heads must add up to --decoder-attention-heads {total}: got {given!r}")
-    return [HeadGroup(factor, near, far, heads[factor]) for factor, (near, far) in windows.items()]
+    heads = getattr(cfg, "scale_heads", None)
+    scales = retina_scales(cfg.scale_windows, heads, cfg.decoder_attention_heads, overlap)
+    return [HeadGroup(scale.factor, scale.near, scale.far, scale.heads) for scale in scales]
 
 
 class RetinaDecoder(Decoder):
@@ -116,19 +98,3 @@ class RetinaLanguageModel(LanguageModel):
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
         head_groups(cfg)
-
-
-# Table 2 (CC-News), Table 3 (WikiText-103) and Table 4 (BookCorpus).
-register_presets(
-    "retina_lm",
-    {
-        "wt103_16": {"decoder_layers": 16},
-        "books_12_8_256_512": {"decoder_layers": 12, "scale_windows": "1x=0:8,4x=8:256,16x=256:512"},
-        "books_12_16_256_512": {"decoder_layers": 12, "scale_windows": "1x=0:16,4x=16:256,16x=256:512"},
-        "books_12_128_256_512": {
-            "decoder_layers": 12,
-            "scale_windows": "1x=0:128,4x=64:256,16x=128:512",
-            "window_overlap": "allow",
-        },
-    },
-)

@@ -15,8 +15,7 @@ from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.topdown import TopDownState
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import Scale, parse_counts
+from fairseq_ms.lm.scales import Scale, layer_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.topdown import TopDownScale
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
@@ -35,21 +34,15 @@ class TopDownConfig(LanguageModelConfig):
     )
 
 
-def coarse_to_fine(text: str) -> list[Scale]:
-    """The scales of ``--scale-layers``, coarsest first; raises UsageError on another form."""
-    counts = parse_counts("--scale-layers", text)
-    return [Scale(factor, layers) for factor, layers in reversed(counts.items())]
-
-
 class TopDownDecoder(Decoder):
     """Scales from coarse to fine; the finest gives the features."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         layers = layer_config(cfg)
-        scales, coarser = coarse_to_fine(cfg.scale_layers), None
         self.scales: TypedList[TopDownScale] = TypedList()
-        for scale in scales:
+        coarser: Scale | None = None
+        for scale in layer_scales(cfg.scale_layers).coarsest_first:
             ratio = coarser.factor // scale.factor if coarser is not None else None
             self.scales.append(TopDownScale(scale.factor, ratio, scale.layers, layers, str(cfg.downsampler)))
             coarser = scale
@@ -82,39 +75,4 @@ class TopDownLanguageModel(LanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        coarse_to_fine(cfg.scale_layers)
-
-
-_CC_NEWS = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16}
-_ALLOCATIONS = [
-    (16, 12, 6, 1),
-    (10, 10, 8, 5),
-    (8, 8, 7, 7),
-    (7, 7, 8, 8),
-    (5, 5, 9, 9),
-    (3, 3, 10, 10),
-    (2, 2, 11, 11),
-    (1, 1, 12, 12),
-]
-
-
-def _four_scales(layers: tuple[int, ...]) -> str:
-    return ",".join(f"{factor}x={count}" for factor, count in zip((64, 16, 4, 1), layers))
-
-
-# Table 2 (CC-News), Table 3 (WikiText-103) and Table 4 (BookCorpus).
-register_presets(
-    "multiscale_topdown",
-    {
-        "ccnews_5_5_6_6": {**_CC_NEWS, "scale_layers": _four_scales((5, 5, 6, 6))},
-        "ccnews_5_5_9_9": {**_CC_NEWS, "scale_layers": _four_scales((5, 5, 9, 9))},
-        "ccnews_2_4_8_12": {**_CC_NEWS, "scale_layers": _four_scales((2, 4, 8, 12))},
-        "wt103_6_12": {"scale_layers": "4x=6,1x=12"},
-        "wt103_5_10": {"scale_layers": "4x=5,1x=10"},
-        "books_8_12": {"scale_layers": "4x=8,1x=12"},
-        "books_4_8_12": {"scale_layers": "16x=4,4x=8,1x=12"},
-        "books_2_4_8_12": {"scale_layers": _four_scales((2, 4, 8, 12))},
-        **{"books_" + "_".join(map(str, layers)): {"scale_layers": _four_scales(layers)} for layers in _ALLOCATIONS},
-        "books_conv_7_7_8_8": {"scale_layers": _four_scales((7, 7, 8, 8)), "downsampler": "conv"},
-    },
-)
+        layer_scales(cfg.scale_layers)

@@ -12,13 +12,11 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.lm.config import refuse_given, require
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import parse_counts
+from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.memory import LayerRun
 from fairseq_ms.modules.streaming.scales import ScaleOutput, compress, scale_lengths
-from fairseq_ms.presets import streaming_sizes as sizes
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +67,15 @@ class TransformerQLDecoder(StreamingDecoder):
         super().__init__(cfg, dictionary, embed)
         self.compression = str(cfg.compression)
         self.droppath = float(cfg.droppath)
-        counts = parse_counts("--scale-layers", cfg.scale_layers)
-        self.lengths = scale_lengths(self.segment_len, self.mem_len, list(counts))
+        scales = layer_scales(cfg.scale_layers)
+        self.lengths = scale_lengths(self.segment_len, self.mem_len, scales.factors)
         self.scales: Any = nn.ModuleList(
-            nn.ModuleList(self.make_layer() for _ in range(count)) for count in counts.values()
+            nn.ModuleList(self.make_layer() for _ in range(scale.layers)) for scale in scales
         )
         # Every layer of Figure 2b ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
         # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
         self.scale_norms: Any = nn.ModuleList(
-            nn.LayerNorm(cfg.decoder_embed_dim) if cfg.decoder_normalize_before else nn.Identity() for _ in counts
+            nn.LayerNorm(cfg.decoder_embed_dim) if cfg.decoder_normalize_before else nn.Identity() for _ in scales
         )
         self.final = nn.ModuleList(self.make_layer() for _ in range(cfg.output_layers))
 
@@ -179,8 +177,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        counts = parse_counts("--scale-layers", cfg.scale_layers)
-        coarsest = max(counts)
+        coarsest = layer_scales(cfg.scale_layers).factors[-1]
         require(
             cfg.tokens_per_sample % coarsest == 0,
             f"--tokens-per-sample must be a multiple of the coarsest scale of --scale-layers, {coarsest}x: "
@@ -197,25 +194,6 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     @classmethod
     def refuse_idle(cls, cfg: Any) -> None:
         super().refuse_idle(cfg)
-        if len(parse_counts("--scale-layers", cfg.scale_layers)) == 1:
+        if len(layer_scales(cfg.scale_layers)) == 1:
             why = f"with the single scale of --scale-layers {cfg.scale_layers}"
             refuse_given(TransformerQLConfig, cfg, ("droppath", "compression"), why)
-
-
-_SHORT = {"tokens_per_sample": 8, "mem_len": 8, "droppath": 0.3}
-_LONG = {"tokens_per_sample": 16, "mem_len": 16, "droppath": 0.3}
-
-# Tables 1, 2, 3 and 5; the tables' other lengths are given when testing. "ms" is the Multi-scale Transformer.
-register_presets(
-    "transformer_ql",
-    {
-        "simplebooks2": {**sizes.SIMPLEBOOKS2, **_SHORT},
-        "simplebooks92": {**sizes.SIMPLEBOOKS92, **_SHORT},
-        "wt103": {**sizes.WT103, **_LONG},
-        "wt103_d512": {**sizes.WT103_D512, **_LONG},
-        "wt103_d1024": {**sizes.WT103_D1024, **_LONG},
-        "simplebooks2_ms": {**sizes.SIMPLEBOOKS2, **_SHORT, "tokens_per_sample": 16, "mem_len": 0},
-        "simplebooks92_ms": {**sizes.SIMPLEBOOKS92, **_SHORT, "tokens_per_sample": 64, "mem_len": 0},
-        "wt103_ms": {**sizes.WT103, **_LONG, "tokens_per_sample": 128, "mem_len": 0},
-    },
-)

@@ -7,11 +7,9 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.lm.config import require
-from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.memory import LayerRun
-from fairseq_ms.presets import streaming_sizes as sizes
 
 
 @dataclass
@@ -81,16 +79,3 @@ class TransformerXLLanguageModel(StreamingLanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
-
-
-# Tables 1, 2 and 3; the tables' other lengths are given when testing.
-register_presets(
-    "transformer_xl",
-    {
-        "simplebooks2": {**sizes.SIMPLEBOOKS2, "tokens_per_sample": 8, "mem_len": 8},
-        "simplebooks92": {**sizes.SIMPLEBOOKS92, "tokens_per_sample": 8, "mem_len": 8},
-        "wt103": {**sizes.WT103, "tokens_per_sample": 16, "mem_len": 16},
-        "wt103_d512": {**sizes.WT103_D512, "tokens_per_sample": 16, "mem_len": 16},
-        "wt103_d1024": {**sizes.WT103_D1024, "tokens_per_sample": 16, "mem_len": 16},
-    },
-)

@@ -10,8 +10,7 @@ from fairseq_ms.decoding.stack import StackState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.registry import register_presets
-from fairseq_ms.lm.scales import parse_windows
+from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.models.retina import RetinaDecoder
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.transformer import TransformerStack
@@ -62,40 +61,7 @@ class VanillaLanguageModel(LanguageModel):
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
         if cfg.scale_windows:
-            windows = parse_windows("--scale-windows", cfg.scale_windows)
             require(
-                len(windows) == 1,
+                len(window_scales(cfg.scale_windows)) == 1,
                 f"--scale-windows of vanilla_lm must have the single scale 1x: got {cfg.scale_windows!r}",
             )
-
-
-_CC_NEWS = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16}
-
-# Table 2 (CC-News), Table 3 (WikiText-103) and Table 4 (BookCorpus).
-register_presets(
-    "vanilla_lm",
-    {
-        "ccnews_10": {**_CC_NEWS, "decoder_layers": 10},
-        "ccnews_12": {**_CC_NEWS, "decoder_layers": 12},
-        "ccnews_14": {**_CC_NEWS, "decoder_layers": 14},
-        "wt103_16": {"decoder_layers": 16},
-        "books_12": {"decoder_layers": 12},
-        "books_14": {"decoder_layers": 14},
-        "books_30_narrow": {
-            "decoder_layers": 30,
-            "decoder_embed_dim": 256,
-            "decoder_ffn_embed_dim": 1024,
-            "decoder_attention_heads": 4,
-        },
-        "books_20_narrow": {
-            "decoder_layers": 20,
-            "decoder_embed_dim": 512,
-            "decoder_ffn_embed_dim": 2048,
-            "decoder_attention_heads": 8,
-        },
-        **{
-            f"books_12_window{far}": {"decoder_layers": 12, "scale_windows": f"1x=0:{far}"}
-            for far in (8, 16, 64, 128, 256)
-        },
-    },
-)

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from fairseq_ms.lm.registry import PRESETS
-from tests.helpers.cli import ROOT, USER_DIR, run_cli
+from fairseq_ms import cli
+from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import write_corpus
 from tests.registry import build, dictionary
 
-CONFIGS = ROOT / "user_dir_examples" / "haed" / "config"
 SMALL = {
     "encoder_units": 9,
     "decoder_embed_dim": 16,
@@ -34,10 +32,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hydra_train(config: str, data: Path, save: Path, *overrides: str) -> dict[int, dict[str, str]]:
-    """Train a small model with one of the ready configurations; what was logged, by update."""
+    """Train a small model with one of the paper's runs; what was logged, by update."""
+    assert cli.main(["config", config, "--out", str(save / "configs" / f"{config}.yaml")]) == 0
     small = [f"++model.{name}={value}" for name, value in SMALL.items()]
     done = run_cli(
-        *("fairseq-hydra-train", "--config-dir", CONFIGS, "--config-name", config, *small, *overrides),
+        *("fairseq-hydra-train", "--config-dir", save / "configs", "--config-name", config, *small, *overrides),
         *(f"task.data={data}", "task.tokens_per_sample=24", f"common.user_dir={USER_DIR}", "common.cpu=true"),
         *("common.log_format=json", "common.log_interval=1", "dataset.batch_size=4", "dataset.num_workers=0"),
         *(f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/hydra"),
@@ -151,50 +150,3 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
     again = build("haed", flags, dictionary(4))
     again.load_state_dict(model.state_dict(), strict=True)
     assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("config", "arch"),
-    [
-        (f"{data}_{kind}", arch.replace("_on_", f"_{name}"))
-        for data, name in (("characters", "wt103"), ("pixels", "imagenet32"))
-        for kind, arch in (
-            ("haed", "haed_on_"),
-            ("hred", "hred_on_"),
-            ("hred_transformer", "hred_on__transformer"),
-            ("iem", "haed_on__iem"),
-            ("finetune", "haed_on__iem"),
-            ("end_to_end", "haed_on__iem"),
-        )
-    ],
-)
-def test_ready_configurations_carry_the_values_of_the_presets(config: str, arch: str) -> None:
-    settings = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
-    model, preset = PRESETS[arch]
-    flags = dict(settings["model"])
-    assert flags.pop("_name") == model
-    criterion = settings["criterion"]["_name"]
-    words = dictionary(5)
-    from_yaml = build(model, {**flags, "criterion": criterion}, words, positions=12)
-    from_preset = build(model, {**preset, "criterion": criterion}, words, positions=12)
-    shapes = [{name: tuple(value.shape) for name, value in m.state_dict().items()} for m in (from_yaml, from_preset)]
-    assert shapes[0] == shapes[1]
-
-
-def test_every_ready_configuration_is_compared_with_a_preset() -> None:
-    names = {path.stem for path in CONFIGS.glob("*.yaml")}
-    assert names == {
-        f"{data}_{kind}"
-        for data in ("characters", "pixels")
-        for kind in ("haed", "hred", "hred_transformer", "iem", "finetune", "end_to_end")
-    }
-
-
-@pytest.mark.parametrize("data", ["characters", "pixels"])
-def test_the_baseline_differs_from_the_second_phase_in_where_it_begins_alone(data: str) -> None:
-    second, baseline = (
-        yaml.safe_load((CONFIGS / f"{data}_{kind}.yaml").read_text()) for kind in ("finetune", "end_to_end")
-    )
-    assert second["checkpoint"].pop("finetune_from_model") == "???"
-    assert second["checkpoint"].pop("save_dir") != baseline["checkpoint"].pop("save_dir")
-    assert second == baseline

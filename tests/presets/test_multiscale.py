@@ -1,25 +1,18 @@
-"""Every preset of the multi-scale paper: its size by hand, its hydra file, and that both ways build one model."""
+"""Every preset of the multi-scale paper: its size by hand, and that its hydra file says the same."""
 
-import argparse
-import dataclasses
-import importlib.util
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fairseq.dataclass.configs import FairseqConfig
-from fairseq.dataclass.initialize import add_defaults
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from omegaconf import OmegaConf
+from fairseq.models import MODEL_REGISTRY
 
 from fairseq_ms.lm.registry import PRESETS
+from tests.helpers.hydra import assert_the_file_carries_the_values_of, by_arch
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "user_dir_examples" / "multiscale_lm"
 MODELS = ("vanilla_lm", "retina_lm", "multiscale_topdown", "multiscale_bottomup", "coarse_lm")
-ARCHS = sorted(arch for arch, (model, _) in PRESETS.items() if model in MODELS)
+ARCHS = sorted(arch for arch, preset in PRESETS.items() if preset.model in MODELS)
 # Table 1.
 VOCABULARIES = {"wt103": 33_346, "books": 31_300, "ccnews": 63_724}
 POSITIONS = 512
@@ -68,25 +61,6 @@ class _Words(list):
         return 1
 
 
-def by_arch(arch: str) -> Any:
-    """The configuration that ``--arch`` gives, as fairseq fills it in."""
-    model, _ = PRESETS[arch]
-    args = argparse.Namespace(arch=arch)
-    for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[model]):
-        setattr(args, field.name, None)
-    ARCH_CONFIG_REGISTRY[arch](args)
-    given = {name: value for name, value in vars(args).items() if value is not None and name != "arch"}
-    return dataclasses.replace(MODEL_DATACLASS_REGISTRY[model](), **given)
-
-
-def by_hydra(arch: str) -> Any:
-    """The configuration that fairseq-hydra-train makes of the file."""
-    written = OmegaConf.load(EXAMPLES / "config" / f"{arch}.yaml")
-    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), written)
-    add_defaults(cfg)
-    return cfg
-
-
 def build(cfg: Any, arch: str) -> torch.nn.Module:
     """The model on no device at all: its parameters have shapes but no memory."""
     words = _Words(words_of(arch))
@@ -95,7 +69,7 @@ def build(cfg: Any, arch: str) -> torch.nn.Module:
     )
     cfg.tokens_per_sample, cfg.max_target_positions, cfg.add_bos_token = POSITIONS, None, False
     with torch.device("meta"):
-        return MODEL_REGISTRY[PRESETS[arch][0]].build_model(cfg, task)
+        return MODEL_REGISTRY[PRESETS[arch].model].build_model(cfg, task)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -110,25 +84,8 @@ def test_the_hand_count_is_the_paper_s() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_hydra_file_builds_what_the_preset_builds(arch: str) -> None:
-    cfg, expected = by_hydra(arch), OmegaConf.structured(by_arch(arch))
-    assert cfg.model._name == PRESETS[arch][0]
-    for name in expected:
-        # The rest is the task's.
-        if name not in ("_name", "tokens_per_sample", "max_target_positions", "add_bos_token"):
-            assert cfg.model[name] == expected[name], name
-    assert sum(parameter.numel() for parameter in build(cfg.model, arch).parameters()) == hand_count(arch)
-
-
-def test_the_hydra_files_are_what_the_script_writes() -> None:
-    spec = importlib.util.spec_from_file_location("write_configs", EXAMPLES / "write_configs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    written = {path.name: path.read_text(encoding="utf-8") for path in (EXAMPLES / "config").glob("*.yaml")}
-    assert written == script.texts()
-    assert len(written) == len(ARCHS)
+def test_the_hydra_file_says_what_the_preset_says(arch: str) -> None:
+    assert_the_file_carries_the_values_of(arch)
 
 
 @pytest.mark.parametrize(

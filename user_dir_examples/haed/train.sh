@@ -6,10 +6,10 @@
 #   train.sh characters_finetune data-bin/wikitext-103-characters 100000 common.fp16=true
 #   train.sh pixels_haed data-bin/imagenet-32 --small
 #
-# NAME is a file of config/ without .yaml: characters_* or pixels_*, each with hred, hred_transformer and haed (Table 1,
+# NAME is what fairseq-ms config takes: characters_* or pixels_*, each with hred, hred_transformer and haed (Table 1,
 # Figures 2 and 3 with model.encoder_units=N and model.decoder_units=N), iem and then finetune against end_to_end
-# (Figure 4). The paper trains for a time and does not say how many updates that was. Checkpoints are written to
-# checkpoints/NAME, and *_finetune begins with what *_iem left there.
+# (Figure 4). The paper trains for a time and does not say how many updates that was. The configuration is written to
+# checkpoints/NAME.yaml and checkpoints to checkpoints/NAME, and *_finetune begins with what *_iem left there.
 # --small keeps the parts of the model but makes encoder and decoder narrow and the main transformer two layers, and
 # takes 60 updates of 4 x 256 symbols (of one image, for pixels): minutes on a laptop. The loss begins near log2 of the
 # number of symbols; that of characters falls by 3 or 4 bits, that of pixels by a tenth, and that of *_iem, which begins
@@ -25,13 +25,13 @@ if [ $# -lt 3 ]; then
     echo "usage: $0 NAME DATA_BIN UPDATES|--small [MORE SETTINGS]" >&2
     exit 2
 fi
-here=$(cd "$(dirname "$0")" && pwd)
 name=$1 data=$2 updates=$3
 shift 3
-if [ ! -f "$here/config/$name.yaml" ]; then
-    echo "$0: NAME must be a file of $here/config without .yaml: got $name" >&2
-    exit 2
-fi
+case $name in
+    characters_* | pixels_*) ;;
+    *) echo "$0: NAME must be characters_* or pixels_*, as in the first lines of this script: got $name" >&2; exit 2 ;;
+esac
+fairseq-ms config "$name" --out "$PWD/checkpoints/$name.yaml"
 size=()
 if [ "$updates" = --small ]; then
     updates=60
@@ -58,6 +58,6 @@ if [[ $name == *_finetune ]]; then
     size+=("checkpoint.finetune_from_model=$PWD/checkpoints/${name%_finetune}_iem/checkpoint_last.pt")
 fi
 
-exec fairseq-hydra-train --config-dir "$here/config" --config-name "$name" \
+exec fairseq-hydra-train --config-dir "$PWD/checkpoints" --config-name "$name" \
     "common.user_dir=$(fairseq-ms user-dir)" "task.data=$(realpath -m "$data")" "optimization.max_update=$updates" \
     "${size[@]}" "$@"

@@ -24,7 +24,6 @@ from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import fill_in_positions
-from fairseq_ms.lm.registry import register_presets
 from fairseq_ms.models.haed.config import (
     HAEDConfig,
     HREDConfig,
@@ -273,46 +272,3 @@ def _listed(names: list[str]) -> str:
         part = ".".join(name.removeprefix("decoder.").split(".")[:2])
         parts[part] = parts.get(part, 0) + 1
     return ", ".join(f"{part} ({count} tensors)" for part, count in parts.items()) or "nothing"
-
-
-_PIXELS = {"segmentation": "fixed"}
-_LARGE = {"decoder_attention_heads": 12, "decoder_units": 2000}
-
-# Figures 2 and 3 are drawn without a table of their sizes; these are the powers of two they span.
-_ENCODER_UNITS = (16, 64, 256, 1024)
-_DECODER_UNITS = (128, 256, 512, 1024, 2048)
-
-
-def _both_data_sets(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each row for characters of WikiText-103 and, under the same name, for pixels of ImageNet-32."""
-    return {f"{data}{row}": {**base, **rows[row]} for data, base in _DATA.items() for row in rows}
-
-
-_DATA: dict[str, dict[str, Any]] = {"wt103": {}, "imagenet32": _PIXELS}
-
-register_presets(
-    "hred",
-    _both_data_sets(
-        {
-            # Table 1
-            "": {},
-            "_transformer": {"main": "transformer"},
-            # Figure 2: the transformer main under LSTM encoders of different sizes; the cross is ``haed`` itself
-            **{f"_transformer_encoder_{n}": {"main": "transformer", "encoder_units": n} for n in _ENCODER_UNITS},
-        }
-    ),
-)
-register_presets(
-    "haed",
-    _both_data_sets(
-        {
-            "": {},
-            # Figure 3
-            **{f"_decoder_{n}": {"decoder_units": n} for n in _DECODER_UNITS},
-            # Figure 4, both phases and the baseline that is trained end to end for as long (Appendix B)
-            "_iem": _LARGE,
-            # Beyond the paper: the shape of MEGABYTE
-            "_megabyte": {"decoder": "transformer", "decoder_units": 512},
-        }
-    ),
-)

@@ -1,0 +1,70 @@
+"""Configurations as fairseq-hydra-train reads them, in this process."""
+
+import argparse
+from typing import Any
+
+import torch
+from fairseq import criterions, optim
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.optim import lr_scheduler
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
+
+from fairseq_ms.analysis import memory_measured
+from fairseq_ms.analysis.config import config_text
+from fairseq_ms.lm.registry import CONFIGS, PRESETS
+from tests.registry import dictionary
+
+
+def composed(written: Any) -> Any:
+    """What fairseq-hydra-train makes of the settings in a file."""
+    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), written)
+    add_defaults(cfg)
+    return cfg
+
+
+def by_hydra(name: str) -> Any:
+    """What fairseq-hydra-train makes of what ``fairseq-ms config`` writes."""
+    return composed(OmegaConf.create(config_text(CONFIGS[name])))
+
+
+def by_arch(arch: str) -> Any:
+    """The model's configuration that ``--arch`` gives, as fairseq fills it in."""
+    dataclass = MODEL_DATACLASS_REGISTRY[PRESETS[arch].model]
+    args = argparse.Namespace(arch=arch, **dict.fromkeys(dataclass.__dataclass_fields__))
+    ARCH_CONFIG_REGISTRY[arch](args)
+    cfg = dataclass()
+    for name, value in vars(args).items():
+        if value is not None and name != "arch":
+            setattr(cfg, name, value)
+    return cfg
+
+
+def assert_the_file_carries_the_values_of(arch: str) -> None:
+    """What ``fairseq-ms config`` writes gives the model the same settings as ``--arch``."""
+    cfg, expected = by_hydra(arch), OmegaConf.structured(by_arch(arch))
+    assert cfg.model._name == PRESETS[arch].model
+    # The rest comes from the task and the criterion.
+    elsewhere = ("_name", "tokens_per_sample", "max_target_positions", "add_bos_token", "criterion")
+    for name in set(expected) - set(elsewhere):
+        # What depends on the kinds of its parts has no default, and the file spells it out.
+        assert expected[name] is None or cfg.model[name] == expected[name], name
+
+
+def build_everything(cfg: Any, symbols: int) -> None:
+    """Model, criterion, optimizer and schedule of a composed configuration; weights take no memory."""
+    cfg.task.data = "unread"
+    if OmegaConf.is_missing(cfg.checkpoint, "finetune_from_model"):
+        cfg.checkpoint.finetune_from_model = "unread"
+    OmegaConf.resolve(cfg)
+    model = memory_measured.build_model(cfg, symbols, on_meta=True)
+    task = argparse.Namespace(target_dictionary=dictionary(300), source_dictionary=None)
+    assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = optim.build_optimizer(cfg.optimizer, parameters)
+    if cfg.optimizer._name == "composite":
+        FP16Optimizer.build_optimizer(cfg, parameters)
+    cfg.optimization.max_update = cfg.optimization.max_update or 1000
+    lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)

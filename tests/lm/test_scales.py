@@ -1,0 +1,65 @@
+"""Specifications of scales: what is read from the flags, once."""
+
+import dataclasses
+
+import pytest
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.scales import Scale, aggregated_scales, layer_scales, retina_scales, single_scale, window_scales
+from tests.registry import build, dictionary
+
+
+def test_layers_are_sorted_from_the_finest_scale_on() -> None:
+    scales = layer_scales("16x=3,1x=5,4x=4")
+    assert list(scales) == [Scale(1, 5), Scale(4, 4), Scale(16, 3)]
+    assert scales.factors == [1, 4, 16]
+    assert scales.finest == Scale(1, 5)
+    assert scales.coarse == (Scale(4, 4), Scale(16, 3))
+    assert [scale.factor for scale in scales.coarsest_first] == [16, 4, 1]
+    assert single_scale("4x=12") == Scale(4, 12)
+
+
+def test_the_coarse_scales_share_the_heads_of_the_aggregation() -> None:
+    evenly = aggregated_scales("16x=8,4x=9,1x=9", None, 12)
+    assert list(evenly) == [Scale(1, 9), Scale(4, 9, heads=6), Scale(16, 8, heads=6)]
+    assert [scale.heads for scale in aggregated_scales("16x=8,4x=9,1x=9", "16x=2,4x=10", 12)] == [0, 10, 2]
+
+
+def test_all_scales_share_the_heads_of_a_retina() -> None:
+    evenly = retina_scales("1x=0:8,4x=8:256", None, 4)
+    assert list(evenly) == [Scale(1, near=0, far=8, heads=2), Scale(4, near=8, far=256, heads=2)]
+    assert [scale.heads for scale in retina_scales("1x=0:8,4x=8:256", "4x=3,1x=1", 4)] == [1, 3]
+    assert [scale.near for scale in window_scales("1x=0:128,4x=64:256", overlap=True)] == [0, 64]
+
+
+@pytest.mark.parametrize(
+    ("windows", "heads", "sentence"),
+    [
+        ("1x=0:8,4x=8:256", None, "--decoder-attention-heads must be a multiple of the 2 scales of --scale-windows un"),
+        (
+            "1x=0:8,4x=8:256",
+            "1x=3,2x=2",
+            "--scale-heads must name the scales of --scale-windows '1x=0:8,4x=8:256'",
+        ),
+        ("1x=0:8,4x=8:256", "1x=3,4x=3", "--scale-heads must add up to --decoder-attention-heads 5: got '1x=3,4x=3'"),
+        ("1x=0:8,4x=9:256", None, "--scale-windows must leave no gap: 4x begins at 9"),
+        ("1x=0:8,4x=7:256", None, "--scale-windows must not overlap: 4x begins at 7"),
+    ],
+)
+def test_heads_and_windows_that_break_a_rule_get_one_sentence(windows: str, heads: str | None, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        retina_scales(windows, heads, 5)
+
+
+def test_a_model_parses_its_scales_once() -> None:
+    before = layer_scales.cache_info()
+    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
+    build("multiscale_topdown", {**flags, "scale_layers": "35x=1,7x=2,1x=1"}, dictionary(5))
+    after = layer_scales.cache_info()
+    assert after.misses == before.misses + 1
+    assert after.hits > before.hits
+
+
+def test_a_scale_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        single_scale("4x=12").layers = 3  # type: ignore[misc]

@@ -1,0 +1,87 @@
+"""Every preset of the HAED paper, and its runs: that a file for hydra builds the model that the preset builds."""
+
+import pytest
+import torch
+
+from fairseq_ms.analysis.config import settings
+from fairseq_ms.lm.registry import CONFIGS, PRESETS
+from tests.helpers.hydra import assert_the_file_carries_the_values_of
+from tests.registry import build, dictionary
+
+ARCHS = sorted(arch for arch, preset in PRESETS.items() if preset.model in ("haed", "hred"))
+RUNS = {
+    f"{data}_{run}": f"{model}_{name}{rest}"
+    for data, name in (("characters", "wt103"), ("pixels", "imagenet32"))
+    for run, model, rest in (
+        ("haed", "haed", ""),
+        ("hred", "hred", ""),
+        ("hred_transformer", "hred", "_transformer"),
+        ("iem", "haed", "_iem"),
+        ("finetune", "haed", "_iem"),
+        ("end_to_end", "haed", "_iem"),
+    )
+}
+
+
+def shapes(model: str, flags: dict) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        built = build(model, flags, dictionary(5), positions=12)
+    return {name: tuple(value.shape) for name, value in built.state_dict().items()}
+
+
+def test_every_row_of_table_1_and_figures_2_to_4_is_a_preset_for_both_data_sets() -> None:
+    transformer = {"main": "transformer"}
+    rows = {
+        **{"hred_{}": {}, "hred_{}_transformer": transformer, "haed_{}": {}},
+        **{f"hred_{{}}_transformer_encoder_{n}": {**transformer, "encoder_units": n} for n in (16, 64, 256, 1024)},
+        **{f"haed_{{}}_decoder_{n}": {"decoder_units": n} for n in (128, 256, 512, 1024, 2048)},
+        "haed_{}_iem": {"decoder_attention_heads": 12, "decoder_units": 2000},
+        "haed_{}_megabyte": {"decoder": "transformer", "decoder_units": 512},
+    }
+    expected = {name.format("wt103"): values for name, values in rows.items()}
+    expected |= {name.format("imagenet32"): {"segmentation": "fixed", **values} for name, values in rows.items()}
+    assert {arch: PRESETS[arch].values for arch in ARCHS} == expected
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_hydra_file_says_what_the_preset_says(arch: str) -> None:
+    assert_the_file_carries_the_values_of(arch)
+
+
+@pytest.mark.parametrize(("name", "arch"), [*RUNS.items(), *zip(ARCHS, ARCHS)])
+def test_the_sizes_that_a_hydra_file_spells_out_are_those_of_the_preset(name: str, arch: str) -> None:
+    cfg = settings(CONFIGS[name])
+    preset, flags, criterion = PRESETS[arch], dict(cfg["model"]), cfg["criterion"]["_name"]
+    assert flags.pop("_name") == preset.model
+    expected = shapes(preset.model, {**preset.values, "criterion": criterion})
+    assert shapes(preset.model, {**flags, "criterion": criterion}) == expected
+
+
+def test_every_run_of_table_1_and_figure_4_has_a_name() -> None:
+    assert CONFIGS.keys() - PRESETS.keys() == RUNS.keys()
+    phases = {name: settings(CONFIGS[name])["criterion"]["_name"] for name in RUNS}
+    assert {name for name, criterion in phases.items() if criterion != "cross_entropy"} == {
+        "characters_iem",
+        "pixels_iem",
+    }
+
+
+@pytest.mark.parametrize("data", ["characters", "pixels"])
+def test_the_baseline_differs_from_the_second_phase_in_where_it_begins_alone(data: str) -> None:
+    second, baseline = (settings(CONFIGS[f"{data}_{run}"]) for run in ("finetune", "end_to_end"))
+    assert second["checkpoint"].pop("finetune_from_model") == "???"
+    assert second["checkpoint"].pop("save_dir") != baseline["checkpoint"].pop("save_dir")
+    assert second == baseline
+
+
+@pytest.mark.parametrize("name", sorted({*RUNS, *ARCHS}))
+def test_the_rates_are_those_of_appendix_b(name: str) -> None:
+    cfg = settings(CONFIGS[name])
+    groups = cfg["optimizer"]["groups"]
+    assert list(groups) == ["encoder", "main", *([] if name.endswith("_iem") else ["decoder"])]
+    slow = cfg["model"]["main"] == "transformer"
+    for part, group in groups.items():
+        rate = 0.00035 if part == "main" and slow else 0.002
+        assert group["lr_float"] == rate
+        assert group["optimizer"]["lr"] == [rate]
+        assert group["lr_scheduler"]["min_lr"] == pytest.approx(rate / 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fairseq_ms.analysis.checkpoints import Checkpoint
@@ -86,14 +86,16 @@ def quieten() -> None:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
 
 
-def write_results(args: argparse.Namespace, command: str, loaded: list[Checkpoint], results: Any) -> None:
+def write_results(args: argparse.Namespace, loaded: list[Checkpoint], results: object) -> None:
     """Write the JSON file, if there is to be one: the settings, the checkpoints and the results."""
     from fairseq_ms.analysis import report
 
     if args.json is None:
         return
-    settings = {name: value for name, value in vars(args).items() if name not in ("json", "png", "checkpoints")}
+    settings = {
+        name: value for name, value in vars(args).items() if name not in ("command", "json", "png", "checkpoints")
+    }
     described = [checkpoint.describe() for checkpoint in loaded]
     report.write_json(
-        args.json, {"command": command, "settings": settings, "checkpoints": described, "results": results}
+        args.json, {"command": args.command, "settings": settings, "checkpoints": described, "results": results}
     )

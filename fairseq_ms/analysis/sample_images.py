@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+    from fairseq.models import FairseqLanguageModel
+    from fairseq.tasks import FairseqTask
     from torch import Tensor
+    from tqdm import tqdm
 
-NAME = "sample-images"
-HELP = "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid"
 
 SIDE = 32
 TOKENS = 3 * SIDE * SIDE
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def colour_symbols(dictionary: Any) -> Tensor:
+def colour_symbols(dictionary: Dictionary) -> Tensor:
     """(256,) the dictionary's index of every colour value; ``UsageError`` for a dictionary of something else."""
     import torch
 
@@ -93,7 +95,7 @@ def colour_symbols(dictionary: Any) -> Tensor:
     return torch.tensor(found)
 
 
-def given_images(task: Any, split: str, count: int) -> Tensor:
+def given_images(task: FairseqTask, split: str, count: int) -> Tensor:
     """(count, 3072) tokens of the first images of a split."""
     import torch
 
@@ -112,7 +114,7 @@ def given_images(task: Any, split: str, count: int) -> Tensor:
     return torch.stack(images)
 
 
-def drawn(model: Any, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace) -> Tensor:
+def drawn(model: FairseqLanguageModel, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace) -> Tensor:
     """Continue images of which T tokens are given, in batches; (B, T) to (B, 3072) tokens."""
     import torch
     from tqdm import tqdm
@@ -123,14 +125,16 @@ def drawn(model: Any, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namesp
     return torch.cat(parts)
 
 
-def continued(model: Any, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: Any) -> Tensor:
+def continued(
+    model: FairseqLanguageModel, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: tqdm
+) -> Tensor:
     """One batch of ``drawn``: all that is given in one pass, and one cached step for each token that is drawn."""
     import torch
 
     decoder = model.decoder
     start_B1 = torch.full((given_BT.shape[0], 1), decoder.dictionary.eos())
     tokens_BT = torch.cat([start_B1, given_BT], dim=1)
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     while tokens_BT.shape[1] <= TOKENS:
         logits_BK = decoder(tokens_BT, incremental_state=state)[0][:, -1, symbols_K] / temperature
         picked_B1 = torch.multinomial(logits_BK.softmax(dim=1), 1)

@@ -1,97 +1,53 @@
-"""What a training step keeps for its backward pass, measured."""
+"""A training step of a model, on random tokens: its loss, what it keeps for its backward pass, and its time."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TypedDict
 
 import torch
-from fairseq import options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
+from fairseq.models import FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.streaming import StreamingLanguageModel
 
 
-def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[Any, Any]:
-    """Model and configuration of fairseq's flags (``--arch ...``) over a dictionary of so many symbols.
+class Sample(TypedDict):
+    """A batch as fairseq's trainer hands it to a criterion."""
 
-    No data is read; on the meta device, the weights take no memory. Raises UsageError on flags that fairseq
-    does not know or that do not fit together.
-    """
-    if not any(flag == "--arch" or flag.startswith("--arch=") for flag in flags):
-        raise UsageError("--arch must name an architecture: got none (or give a checkpoint with --path)")
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            parser = options.get_training_parser(default_task=_task_of(flags))
-            # The data folder, which is positional, is never looked at.
-            args = options.parse_args_and_arch(parser, ["unread", *flags])
-    except SystemExit as stop:
-        raise UsageError(errors.getvalue().strip().splitlines()[-1].split("error: ")[-1]) from stop
-    cfg = convert_namespace_to_omegaconf(args)
-    return build_model(cfg, vocabulary, on_meta), cfg
+    net_input: dict[str, object]
+    target: Tensor
+    ntokens: int
 
 
-def _task_of(flags: Sequence[str]) -> str:
-    """The task that a model of these flags is trained with, unless they name one."""
-    after = dict(itertools.pairwise(flags))
-    given = next((flag.removeprefix("--arch=") for flag in flags if flag.startswith("--arch=")), after.get("--arch"))
-    streaming = issubclass(ARCH_MODEL_REGISTRY.get(given, nn.Module), StreamingLanguageModel)
-    return "streaming_language_modeling" if streaming else "language_modeling"
-
-
-def build_model(cfg: Any, vocabulary: int, on_meta: bool = False) -> Any:
-    """The model of a configuration over a dictionary of so many symbols."""
-    task = TASK_REGISTRY[cfg.task._name](cfg.task, _dictionary(vocabulary))
-    with torch.device("meta" if on_meta else "cpu"):
-        return task.build_model(cfg.model)
-
-
-def _dictionary(vocabulary: int) -> Dictionary:
-    dictionary = Dictionary()
-    if vocabulary <= len(dictionary):
-        raise UsageError(f"--vocabulary must be more than the {len(dictionary)} special symbols: got {vocabulary}")
-    for number in range(vocabulary - len(dictionary)):
-        dictionary.add_symbol(f"w{number}")
-    return dictionary
-
-
-def training_sample(model: Any, batch: int, tokens: int, seed: int = 1) -> dict[str, Any]:
+def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: int = 1) -> Sample:
     """Random tokens (B, T) as fairseq's trainer hands them over; a streaming model's memory is filled before."""
     generator = torch.Generator().manual_seed(seed)
     symbols = len(model.decoder.dictionary)
     device = next(model.parameters()).device
     source = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
     target = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
-    net_input = {"src_tokens": source}
+    net_input: dict[str, object] = {"src_tokens": source}
     if checkpoints.is_streaming(model):
         net_input["memory"] = _full_memory(model, source)
     return {"net_input": net_input, "target": target, "ntokens": batch * tokens}
 
 
-def training_loss(model: Any, sample: dict[str, Any]) -> Tensor:
+def training_loss(model: FairseqLanguageModel, sample: Sample) -> Tensor:
     """The summed loss of a sample, as fairseq's cross_entropy or adaptive_loss computes it."""
     kind = CrossEntropyCriterion if getattr(model.decoder, "adaptive_softmax", None) is None else AdaptiveLoss
     return kind(SimpleNamespace(target_dictionary=model.decoder.dictionary), False)(model, sample)[0]
 
 
 @torch.no_grad()
-def _full_memory(model: Any, source_BT: Tensor) -> Any:
+def _full_memory(model: FairseqLanguageModel, source_BT: Tensor) -> object:
     """A streaming model's memory when it grows no further."""
     memory, size = None, -1
     while True:
@@ -102,19 +58,19 @@ def _full_memory(model: Any, source_BT: Tensor) -> Any:
         size = grown
 
 
-def _tensors(memory: Any) -> Iterator[Tensor]:
+def _tensors(memory: object) -> Iterator[Tensor]:
     """All tensors in a memory, which is made of tensors, sequences, dictionaries and dataclasses."""
     if isinstance(memory, Tensor):
         yield memory
     elif isinstance(memory, dict | list | tuple):
         for part in memory.values() if isinstance(memory, dict) else memory:
             yield from _tensors(part)
-    elif dataclasses.is_dataclass(memory):
+    elif dataclasses.is_dataclass(memory) and not isinstance(memory, type):
         for field in dataclasses.fields(memory):
             yield from _tensors(getattr(memory, field.name))
 
 
-def step_bytes(model: Any, batch: int, tokens: int) -> int:
+def step_bytes(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
     """Bytes that a training step on (B, T) tokens keeps for its backward pass.
 
     More than two samples are not run: each further one keeps as much as the second does.
@@ -122,12 +78,11 @@ def step_bytes(model: Any, batch: int, tokens: int) -> int:
     model.train()
     few = []
     for samples in range(1, min(batch, 2) + 1):
-        sample = training_sample(model, samples, tokens)
-        few.append(saved_bytes(lambda sample=sample: training_loss(model, sample), model))  # type: ignore[misc]
+        few.append(saved_bytes(partial(training_loss, model, training_sample(model, samples, tokens)), model))
     return few[0] + (batch - 1) * (few[-1] - few[0])
 
 
-def cuda_peak(model: Any, batch: int, tokens: int) -> int:
+def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
     """torch.cuda.max_memory_allocated of a training step without optimizer: the paper's own measure."""
     model.train()
     device = next(model.parameters()).device
@@ -138,6 +93,22 @@ def cuda_peak(model: Any, batch: int, tokens: int) -> int:
     torch.cuda.synchronize(device)
     model.zero_grad(set_to_none=True)
     return int(torch.cuda.max_memory_allocated(device))
+
+
+def seconds(model: FairseqLanguageModel, batch: int, tokens: int, repeats: int = 3) -> float:
+    """The shortest of several forward and backward passes on random tokens (B, T), after one to warm up."""
+    model.train()
+    device = next(model.parameters()).device
+    sample = training_sample(model, batch, tokens)
+    taken = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        training_loss(model, sample).backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    model.zero_grad(set_to_none=True)
+    return min(taken[1:])
 
 
 def forward_seconds(module: nn.Module, x: Tensor, repeats: int = 5) -> float:

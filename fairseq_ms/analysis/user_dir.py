@@ -3,8 +3,6 @@
 import argparse
 from pathlib import Path
 
-NAME = "user-dir"
-HELP = "print the absolute path of the plugin, for fairseq's --user-dir"
 NEEDS_FAIRSEQ = False
 
 

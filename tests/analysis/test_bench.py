@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.memory import resident_growth
+from benchmarks.report import table
 from benchmarks.runner import (
     Contestant,
     Options,
@@ -18,7 +19,6 @@ from benchmarks.runner import (
     discover,
     measure_section,
     run_sections,
-    table,
 )
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from tests.helpers.cli import run_cli

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
-from fairseq_ms.analysis.completions import complete, encode, readable, scale_of
+from fairseq_ms.analysis.coarse_completions.completions import complete, encode, readable, scale_of
 from fairseq_ms.errors import UsageError
 from tests.helpers.cli import run_cli
 from tests.helpers.corpus import train_command, write_corpus

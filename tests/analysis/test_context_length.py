@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms.analysis.context_length import (
+from fairseq_ms.analysis.context_length.formula import (
     by_formula,
     compressive_transformer,
-    measured,
     transformer_ql,
     transformer_xl,
 )
+from fairseq_ms.analysis.context_length.measured import measured
 from tests.helpers.cli import run_cli
 from tests.registry import build, dictionary
 

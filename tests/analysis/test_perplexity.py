@@ -11,8 +11,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_ms.analysis.renormalise import Scored, count_targets, renormalised
-from fairseq_ms.commands import perplexity
+from fairseq_ms.analysis.perplexity import command
+from fairseq_ms.analysis.perplexity.renormalise import Scored, count_targets, renormalised
 from fairseq_ms.errors import UsageError
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 
@@ -56,9 +56,9 @@ def by_fairseq(folder, window, context, mode, *post_process):
 def ours(folder, tmp_path, *flags, model="model"):
     """The numbers of `fairseq-ms perplexity`."""
     parser = argparse.ArgumentParser()
-    perplexity.add_arguments(parser)
+    command.add_arguments(parser)
     flags = [str(flag) for flag in ("--cpu", "--json", tmp_path / "out.json", *flags)]
-    assert perplexity.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *flags])) == 0
+    assert command.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *flags])) == 0
     return json.loads((tmp_path / "out.json").read_text())
 
 

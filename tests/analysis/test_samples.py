@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairseq_ms.analysis import checkpoints, neighbors, ngram_lm, pretrained_lm, samples
+from fairseq_ms.analysis import checkpoints
+from fairseq_ms.analysis.neighbors import search
+from fairseq_ms.analysis.sample_metrics import ngram_lm, pretrained_lm, samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.helpers.trained import NARROW, TINY, make_unigram, random_lines, write_checkpoint, write_corpus
@@ -81,21 +83,21 @@ def load(place: Path, name: str) -> checkpoints.Checkpoint:
 )
 def test_identical_segments_are_nearest_neighbours_at_every_scale(place, name, scales):
     checkpoint = load(place, name)
-    assert neighbors.scales_of(checkpoint) == scales
-    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
-    vectors = neighbors.embed(checkpoint, segments, scales, max_tokens=100)
+    assert search.scales_of(checkpoint) == scales
+    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    vectors = search.embed(checkpoint, segments, scales, max_tokens=100)
     for scale in scales:
         assert len(vectors[scale]) == 40
-        (first, *_) = neighbors.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
+        (first, *_) = search.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
         assert first.segment == 31
         assert first.cosine == pytest.approx(1.0, abs=1e-5)
 
 
 def test_representations_see_only_their_own_segment_and_are_means_over_it(place):
     checkpoint = load(place, "topdown")
-    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
     alone = checkpoint.model.decoder.representations(segments[7:8])
-    together = neighbors.embed(checkpoint, segments, [4, 16], max_tokens=200)
+    together = search.embed(checkpoint, segments, [4, 16], max_tokens=200)
     for scale in (4, 16):
         assert alone[scale].shape == (1, math.ceil(18 / scale), 16)
         np.testing.assert_allclose(together[scale][7], alone[scale][0].mean(0).detach().numpy(), atol=1e-5)
@@ -123,7 +125,7 @@ def brute_force(corpus: np.ndarray, query: np.ndarray, count: int) -> list[int]:
 def test_search_finds_what_comparing_with_every_row_finds():
     generator = np.random.default_rng(8)
     corpus, queries = generator.normal(size=(70, 9)), generator.normal(size=(6, 9))
-    cosines, rows = neighbors.search(corpus, queries, 11)
+    cosines, rows = search.search(corpus, queries, 11)
     for query, found, similar in zip(queries, rows, cosines):
         assert found.tolist() == brute_force(corpus, query, 11)
         assert similar[0] == pytest.approx(
@@ -148,9 +150,9 @@ def test_search_by_faiss_finds_the_same(monkeypatch):
 
     generator = np.random.default_rng(9)
     corpus, queries = generator.normal(size=(40, 5)), generator.normal(size=(3, 5))
-    expected = neighbors.search(corpus, queries, 7)
+    expected = search.search(corpus, queries, 7)
     monkeypatch.setitem(sys.modules, "faiss", SimpleNamespace(IndexFlatIP=Index))
-    cosines, rows = neighbors._search_by_faiss(corpus, queries, 7)
+    cosines, rows = search._search_by_faiss(corpus, queries, 7)
     assert rows.tolist() == expected[1].tolist()
     np.testing.assert_allclose(cosines, expected[0], atol=1e-6)
 

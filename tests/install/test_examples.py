@@ -21,8 +21,8 @@ from fairseq.optim import lr_scheduler
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis import memory_measured
-from fairseq_ms.cli import find_commands
+from fairseq_ms.analysis import untrained
+from fairseq_ms.cli import COMMANDS
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 
 EXAMPLES = ROOT / "user_dir_examples"
@@ -59,8 +59,8 @@ def build_everything(cfg, symbols: int) -> None:
     if OmegaConf.is_missing(cfg.checkpoint, "finetune_from_model"):
         cfg.checkpoint.finetune_from_model = "unread"
     OmegaConf.resolve(cfg)
-    model = memory_measured.build_model(cfg, symbols, on_meta=True)
-    task = argparse.Namespace(target_dictionary=memory_measured._dictionary(300), source_dictionary=None)
+    model = untrained.build_model(cfg, symbols, on_meta=True)
+    task = argparse.Namespace(target_dictionary=untrained.dictionary_of(300), source_dictionary=None)
     assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optim.build_optimizer(cfg.optimizer, parameters)
@@ -120,7 +120,7 @@ def parse(command: list[str]) -> None:
     if program == "fairseq-train":
         parser = options.get_training_parser(default_task="language_modeling")
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-        memory_measured.build_model(cfg, VOCABULARY, on_meta=True)
+        untrained.build_model(cfg, VOCABULARY, on_meta=True)
     elif program == "fairseq-eval-lm":
         options.parse_args_and_arch(options.get_eval_lm_parser("language_modeling"), arguments)
     elif program == "fairseq-hydra-train":
@@ -135,12 +135,12 @@ def parse(command: list[str]) -> None:
 
 
 def parse_ours(arguments: list[str]) -> None:
-    module = importlib.import_module(find_commands()[arguments[0]].module)
+    module = importlib.import_module(COMMANDS[arguments[0]][0])
     parser = argparse.ArgumentParser(allow_abbrev=False)
     module.add_arguments(parser)
     _, unknown = parser.parse_known_args(arguments[1:])
     if getattr(module, "TAKES_FAIRSEQ_FLAGS", False) and unknown:
-        memory_measured.build(unknown, 100, on_meta=True)
+        untrained.build(unknown, 100, on_meta=True)
     else:
         assert unknown == []
 

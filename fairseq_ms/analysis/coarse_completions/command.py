@@ -5,11 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fairseq_ms.commands import shared
+from fairseq_ms.analysis import arguments
 from fairseq_ms.errors import UsageError
-
-NAME = "coarse-completions"
-HELP = "print the bag of words that coarse_lm checkpoints predict after a context"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,21 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     contexts.add_argument("--input", metavar="FILE", help="read the contexts from a file, one a line; - is stdin")
     parser.add_argument(
-        "--top", type=shared.positive, metavar="N", help="words to print (default: as many as the scale has tokens)"
+        "--top", type=arguments.positive, metavar="N", help="words to print (default: as many as the scale has tokens)"
     )
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
-    shared.add_outputs(parser, figure=False)
+    arguments.add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table of completions for every context, coarsest model last, and write the JSON file."""
     from fairseq_ms.analysis import report
-    from fairseq_ms.analysis.completions import complete, encode, scale_of
+    from fairseq_ms.analysis.coarse_completions.completions import complete, encode, scale_of
 
     contexts = args.context if args.context is not None else read_lines(args.input)
     report.check_outputs(args.json, None)
-    loaded = sorted(shared.load_checkpoints(args), key=scale_of)
+    loaded = sorted(arguments.load_checkpoints(args), key=scale_of)
     results = []
     for context in contexts:
         print(f"Context: {context}")
@@ -51,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         rows = [[found.label, f"{found.scale}x", "  ".join(found.words)] for found in completions]
         print(report.format_table(["checkpoint", "scale", "completion"], rows), end="\n\n")
         results.append({"context": context, "completions": [asdict(found) for found in completions]})
-    shared.write_results(args, NAME, loaded, results)
+    arguments.write_results(args, loaded, results)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from fairseq_ms.analysis import report
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.scoring import bootstrap_band, score_windows
 from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PERTURBATIONS = ("shuffle", "reverse", "replace", "drop")
 
@@ -76,6 +79,20 @@ def increase_in_nll(
     return np.concatenate(intact), np.concatenate(raised)
 
 
+class Group(NamedTuple):
+    """Distances from ``first`` to ``last``, the mean increase in NLL there, and its band."""
+
+    first: int
+    last: int
+    increase: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """As JSON files have it."""
+        return {"from": self.first, "to": self.last, "increase": self.increase, "low": self.low, "high": self.high}
+
+
 def distance_groups(distances: int) -> list[tuple[int, int]]:
     """Ranges (first, last) of distances from 1 to ``distances``, each twice as wide as the one before.
 
@@ -93,24 +110,24 @@ def distance_groups(distances: int) -> list[tuple[int, int]]:
     return groups
 
 
-def summarise(raised_RC: np.ndarray, seed: int) -> list[dict[str, Any]]:
+def summarise(raised_RC: np.ndarray, seed: int) -> list[Group]:
     """Mean increase by distance group with its bootstrap band over windows; distance 1 is the first token."""
     groups = distance_groups(raised_RC.shape[1])
     means = np.stack([raised_RC[:, first - 1 : last].mean(1) for first, last in groups], axis=1)
     low, high = bootstrap_band(means, seed)
     return [
-        {"from": first, "to": last, "increase": float(mean), "low": float(bottom), "high": float(top)}
+        Group(first, last, float(mean), float(bottom), float(top))
         for (first, last), mean, bottom, top in zip(groups, means.mean(0), low, high)
     ]
 
 
-def draw(figure: Any, labels: Sequence[str], curves: Sequence[list[dict[str, Any]]], how: str) -> None:
+def draw(figure: Figure, labels: Sequence[str], curves: Sequence[list[Group]], how: str) -> None:
     """Increase in NLL over the distance from the damaged context, with bootstrap bands."""
     axes = figure.add_subplot()
-    for number, (label, curve) in enumerate(zip(labels, curves)):
-        middles = [(group["from"] * group["to"]) ** 0.5 for group in curve]
-        (line,) = axes.plot(middles, [group["increase"] for group in curve], label=label, **report.line_style(number))
-        low, high = [group["low"] for group in curve], [group["high"] for group in curve]
+    for index, (label, curve) in enumerate(zip(labels, curves)):
+        middles = [(group.first * group.last) ** 0.5 for group in curve]
+        line = report.plot_line(axes, index, middles, [group.increase for group in curve], label)
+        low, high = [group.low for group in curve], [group.high for group in curve]
         axes.fill_between(middles, low, high, alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

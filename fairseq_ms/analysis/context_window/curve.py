@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +13,19 @@ from fairseq_ms.analysis import report
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.scoring import bootstrap_band, score_windows
 from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Point(TypedDict):
+    """A number of context tokens, the mean NLL given so many, and the perplexity with its band."""
+
+    context: int
+    nll: float
+    perplexity: float
+    low: float
+    high: float
 
 
 def choose_targets(length: int, most: int, count: int) -> np.ndarray:
@@ -50,7 +63,7 @@ def check_contexts(checkpoint: Checkpoint, contexts: Sequence[int]) -> None:
             )
 
 
-def summarise(nll_CR: np.ndarray, contexts: Sequence[int], seed: int) -> list[dict[str, Any]]:
+def summarise(nll_CR: np.ndarray, contexts: Sequence[int], seed: int) -> list[Point]:
     """Perplexity by context, the longest last; nll (contexts, targets).
 
     The bootstrap band is that of the difference to the longest context, target by target: how much more the
@@ -70,14 +83,12 @@ def summarise(nll_CR: np.ndarray, contexts: Sequence[int], seed: int) -> list[di
     ]
 
 
-def draw(figure: Any, labels: Sequence[str], curves: Sequence[list[dict[str, Any]]]) -> None:
+def draw(figure: Figure, labels: Sequence[str], curves: Sequence[list[Point]]) -> None:
     """Perplexity over the number of context tokens, with the bands of the difference to the longest."""
     axes = figure.add_subplot()
-    for number, (label, curve) in enumerate(zip(labels, curves)):
+    for index, (label, curve) in enumerate(zip(labels, curves)):
         contexts = [point["context"] for point in curve]
-        (line,) = axes.plot(
-            contexts, [point["perplexity"] for point in curve], label=label, **report.line_style(number)
-        )
+        line = report.plot_line(axes, index, contexts, [point["perplexity"] for point in curve], label)
         low, high = [point["low"] for point in curve], [point["high"] for point in curve]
         axes.fill_between(contexts, low, high, alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fairseq_ms.commands import shared
+from fairseq_ms.analysis import arguments
 
 if TYPE_CHECKING:
-    from fairseq_ms.analysis.memory_formula import Sizes
-    from fairseq_ms.analysis.memory_rows import Row
+    from collections.abc import Callable
 
-NAME = "memory"
-HELP = "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations"
+    from fairseq.models import FairseqLanguageModel
+    from omegaconf import DictConfig
+
+    from fairseq_ms.analysis.memory.layers import Sizes
+    from fairseq_ms.analysis.memory.rows import Row
+
 TAKES_FAIRSEQ_FLAGS = True
 
 
@@ -24,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
     parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
     parser.add_argument("--paper", action="store_true", help="print the paper's Table 8 from its own way of counting")
-    parser.add_argument("--batch-size", type=shared.positive, metavar="N", help="samples (default: 1)")
+    parser.add_argument("--batch-size", type=arguments.positive, metavar="N", help="samples (default: 1)")
     parser.add_argument(
-        "--vocabulary", type=shared.positive, default=31300, metavar="N", help="symbols (default: 31300, BookCorpus)"
+        "--vocabulary", type=arguments.positive, default=31300, metavar="N", help="symbols (default: 31300, BookCorpus)"
     )
     parser.add_argument("--no-measurement", action="store_true", help="do not run the model, print the formula alone")
     parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
@@ -37,19 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of --fit: our layers, with weights, gradients and Adam, or the paper's, as in Table 8 (default: ours)",
     )
     parser.add_argument(
-        "--most-layers", type=shared.positive, default=16, metavar="N", help="of --fit, at a scale (default: 16)"
+        "--most-layers", type=arguments.positive, default=16, metavar="N", help="of --fit, at a scale (default: 16)"
     )
     parser.add_argument(
-        "--show", type=shared.positive, default=10, metavar="N", help="allocations of --fit to print (default: 10)"
+        "--show", type=arguments.positive, default=10, metavar="N", help="allocations of --fit to print (default: 10)"
     )
     parser.add_argument(
         "--sweep",
-        type=shared.positive_list,
+        type=arguments.positive_list,
         metavar="N,N,...",
         help="memory and forward time of a single layer at 1x, 4x, 16x and 64x for these numbers of tokens (Figure 2)",
     )
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
-    shared.add_outputs(parser)
+    arguments.add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.errors import UsageError
 
     report.check_outputs(args.json, args.png)
-    shared.quieten()
+    arguments.quieten()
     if args.paper:
         return _paper(args)
     if args.fit is not None and args.sweep:
@@ -75,118 +78,125 @@ def run(args: argparse.Namespace) -> int:
     return _footprint(args, cfg, vocabulary, build)
 
 
-def _model(args: argparse.Namespace) -> tuple[Any, int, Any]:
+def _model(args: argparse.Namespace) -> tuple[DictConfig, int, Callable[[], FairseqLanguageModel]]:
     """Configuration, number of symbols, and how to get the model itself."""
-    from fairseq_ms.analysis import checkpoints, memory_measured
+    from fairseq_ms.analysis import checkpoints, untrained
 
     if args.path:
         loaded = checkpoints.load(args.path, args.data, args.cpu)
         return loaded.cfg, len(loaded.dictionary), lambda: loaded.model
-    _, cfg = memory_measured.build(args.fairseq_flags, args.vocabulary, on_meta=True)
-    return cfg, args.vocabulary, lambda: memory_measured.build(args.fairseq_flags, args.vocabulary)[0]
+    _, cfg = untrained.build(args.fairseq_flags, args.vocabulary, on_meta=True)
+    return cfg, args.vocabulary, lambda: untrained.build(args.fairseq_flags, args.vocabulary)[0]
 
 
-def _sizes(args: argparse.Namespace, cfg: Any, vocabulary: int, batch: int) -> Sizes:
+def _sizes(args: argparse.Namespace, cfg: DictConfig, vocabulary: int, batch: int) -> Sizes:
     import torch
 
-    from fairseq_ms.analysis import memory_formula
+    from fairseq_ms.analysis.memory import layers
 
     half = cfg.common.fp16 or cfg.common.bf16
     on_cpu = args.cpu or not torch.cuda.is_available()
-    return memory_formula.sizes_of(cfg.model, batch, cfg.task.tokens_per_sample, vocabulary, 2 if half else 4, on_cpu)
+    return layers.sizes_of(cfg.model, batch, cfg.task.tokens_per_sample, vocabulary, 2 if half else 4, on_cpu)
 
 
 def _paper(args: argparse.Namespace) -> int:
-    from fairseq_ms.analysis import memory_paper, memory_rows, report
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.memory import paper
+    from fairseq_ms.analysis.memory import rows as tables
 
-    blocks = memory_paper.table_8()
+    blocks = paper.table_8()
     for title, rows, weights in blocks:
         print(f"{title} (paper's way of counting, batch 64, half precision)")
         if weights is None:
-            print(memory_rows.format_rows(rows, total=False))
+            print(tables.format_rows(rows, total=False))
         else:
-            print(memory_rows.format_rows(rows, [("model", weights)]))
+            print(tables.format_rows(rows, [("model", weights)]))
     if args.json:
         content = [
-            {"title": title, "rows": memory_rows.as_json(rows), "weights": weights} for title, rows, weights in blocks
+            {"title": title, "rows": tables.as_json(rows), "weights": weights} for title, rows, weights in blocks
         ]
-        report.write_json(args.json, {"command": NAME, "paper": content})
+        report.write_json(args.json, {"command": args.command, "paper": content})
     if args.png:
         bars = [(f"{title.split(',')[0]}\n{row.scale}x", row) for title, rows, _ in blocks[1:] for row in rows]
-        report.write_png(args.png, lambda figure: memory_rows.draw(figure, bars), width=9)
+        report.write_png(args.png, lambda figure: tables.draw(figure, bars), width=9)
     return 0
 
 
-def _footprint(args: argparse.Namespace, cfg: Any, vocabulary: int, build: Any) -> int:
+def _footprint(
+    args: argparse.Namespace, cfg: DictConfig, vocabulary: int, build: Callable[[], FairseqLanguageModel]
+) -> int:
     import torch
 
-    from fairseq_ms.analysis import memory_formula, memory_measured, memory_rows, report
+    from fairseq_ms.analysis import report, training_step
+    from fairseq_ms.analysis.memory import formula
+    from fairseq_ms.analysis.memory import rows as tables
     from fairseq_ms.errors import UsageError
 
     batch = args.batch_size or 1
     sizes = _sizes(args, cfg, vocabulary, batch)
-    result: dict[str, Any] = {"batch": batch, "tokens": sizes.tokens, "vocabulary": vocabulary}
+    result: dict[str, object] = {"batch": batch, "tokens": sizes.tokens, "vocabulary": vocabulary}
     rows: list[Row] = []
     print(f"{cfg.model._name}: {batch} x {sizes.tokens} tokens, {vocabulary} symbols, {sizes.element} bytes a number")
     try:
-        rows = memory_formula.rows_of(cfg.model, sizes)
+        rows = formula.rows_of(cfg.model, sizes)
     except UsageError as why:
         print(f"no breakdown: {why}")
+    kept = sum(row.kept for row in rows)
     if rows:
-        weights = memory_measured.weight_bytes(memory_formula.parameters(cfg, vocabulary), sizes.element)
-        print(memory_rows.format_rows(rows, list(weights.items())))
-        result |= {"rows": memory_rows.as_json(rows), "kept": sum(row.kept for row in rows), "weights": weights}
+        weights = training_step.weight_bytes(formula.parameters(cfg, vocabulary), sizes.element)
+        print(tables.format_rows(rows, list(weights.items())))
+        result |= {"rows": tables.as_json(rows), "kept": kept, "weights": weights}
     if not args.no_measurement:
         model = build()
         if torch.cuda.is_available() and not args.cpu:
             model = model.cuda()
         model = model.half() if cfg.common.fp16 else model.bfloat16() if cfg.common.bf16 else model
-        result["measured"] = memory_measured.step_bytes(model, batch, sizes.tokens)
-        result["measured_per_target"] = result["measured"] / (batch * sizes.tokens)
-        print(
-            f"kept for backward, measured: {result['measured'] / memory_rows.GB:.4f} GB, "
-            f"{result['measured_per_target'] / 1e3:.1f} kB a scored target"
-        )
+        measured = training_step.step_bytes(model, batch, sizes.tokens)
+        a_target = measured / (batch * sizes.tokens)
+        result |= {"measured": measured, "measured_per_target": a_target}
+        print(f"kept for backward, measured: {measured / tables.GB:.4f} GB, {a_target / 1e3:.1f} kB a scored target")
         if rows:
-            ratio = result["kept"] / result["measured"]
-            print(f"kept for backward, formula:  {result['kept'] / memory_rows.GB:.4f} GB, {ratio:.3f} of it")
+            print(f"kept for backward, formula:  {kept / tables.GB:.4f} GB, {kept / measured:.3f} of it")
         if next(model.parameters()).is_cuda:
-            result["max_memory_allocated"] = memory_measured.cuda_peak(model, batch, sizes.tokens)
-            print(f"torch.cuda.max_memory_allocated: {result['max_memory_allocated'] / memory_rows.GB:.4f} GB")
+            peak = training_step.cuda_peak(model, batch, sizes.tokens)
+            result["max_memory_allocated"] = peak
+            print(f"torch.cuda.max_memory_allocated: {peak / tables.GB:.4f} GB")
     if args.json:
-        report.write_json(args.json, {"command": NAME, "arch": str(cfg.model._name), **result})
+        report.write_json(args.json, {"command": args.command, "arch": str(cfg.model._name), **result})
     if args.png:
         if not rows:
             raise UsageError(f"--png draws the breakdown, and there is none for {cfg.model._name}")
         bars = [(f"{row.scale}x", row) for row in rows]
-        report.write_png(args.png, lambda figure: memory_rows.draw(figure, bars))
+        report.write_png(args.png, lambda figure: tables.draw(figure, bars))
     return 0
 
 
-def _fit(args: argparse.Namespace, cfg: Any, vocabulary: int) -> int:
-    from fairseq_ms.analysis import allocation, memory_formula, report
+def _fit(args: argparse.Namespace, cfg: DictConfig, vocabulary: int) -> int:
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.memory import allocation, formula
     from fairseq_ms.errors import UsageError
 
     if args.png:
         raise UsageError("--png must not be given with --fit, which has no figure: got both")
     sizes = _sizes(args, cfg, vocabulary, args.batch_size or 1)
-    footprint, scales = memory_formula.footprint(cfg, sizes, args.accounting)
+    footprint, scales = formula.footprint(cfg, sizes, args.accounting)
     found = allocation.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.show)
     rows = [[number, str(best), best.bytes / 2**30] for number, best in enumerate(found, 1)]
     print(f"{cfg.model._name}, {sizes.batch} x {sizes.tokens} tokens: allocations in {args.fit:g} GiB, best first")
     print(report.format_table(["rank", "layers", "GiB"], rows))
     if args.json:
         allocations = [{"layers": best.layers, "bytes": best.bytes} for best in found]
-        report.write_json(args.json, {"command": NAME, "budget_gib": args.fit, "allocations": allocations})
+        report.write_json(args.json, {"command": args.command, "budget_gib": args.fit, "allocations": allocations})
     return 0
 
 
-def _sweep(args: argparse.Namespace, cfg: Any) -> int:
-    from fairseq_ms.analysis import memory_formula, memory_sweep, report
+def _sweep(args: argparse.Namespace, cfg: DictConfig) -> int:
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.memory import formula, sweep
 
     sizes = _sizes(args, cfg, 0, args.batch_size or 1)
-    memory_formula.require_full_attention(cfg.model)
-    points = memory_sweep.sweep(cfg.model, sizes, args.sweep, args.cpu)
+    formula.require_full_attention(cfg.model)
+    points = sweep.sweep(cfg.model, sizes, args.sweep, args.cpu)
     rows = [
         [point["tokens"], f"{point['scale']}x", point["formula"] / 1e6, point["measured"] / 1e6, point["seconds"] * 1e3]
         for point in points
@@ -194,7 +204,7 @@ def _sweep(args: argparse.Namespace, cfg: Any) -> int:
     print(f"one layer of {cfg.model._name}, {sizes.batch} samples")
     print(report.format_table(["tokens", "scale", "formula (MB)", "measured (MB)", "forward (ms)"], rows))
     if args.json:
-        report.write_json(args.json, {"command": NAME, "batch": sizes.batch, "sweep": points})
+        report.write_json(args.json, {"command": args.command, "batch": sizes.batch, "sweep": points})
     if args.png:
-        report.write_png(args.png, lambda figure: memory_sweep.draw(figure, points), width=9)
+        report.write_png(args.png, lambda figure: sweep.draw(figure, points), width=9)
     return 0

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fairseq_ms.analysis.memory_rows import Row
+from fairseq_ms.analysis.memory.rows import Row
 
 _HALF = 2
 

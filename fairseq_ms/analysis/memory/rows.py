@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GB = 1e9
 
@@ -72,7 +75,7 @@ def format_rows(rows: Sequence[Row], extra: Sequence[tuple[str, float]] = (), to
     """Rows in GB (1e9 bytes) without the columns that are empty everywhere, then further lines and the total."""
     shown = [name for name in COLUMNS if any(getattr(row, name) for row in rows)]
     header = ["scale", "layers", *(COLUMNS[name] for name in shown), "total (GB)"]
-    table: list[list[Any]] = [
+    table: list[list[object]] = [
         [f"{row.scale}x", row.layers, *(getattr(row, name) / GB for name in shown), row.total / GB] for row in rows
     ]
     blank = [None] * (len(shown) + 1)
@@ -82,7 +85,7 @@ def format_rows(rows: Sequence[Row], extra: Sequence[tuple[str, float]] = (), to
     return report.format_table(header, table)
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_json(rows: Sequence[Row]) -> list[dict[str, float]]:
     """The rows in bytes."""
     return [
         {"scale": row.scale, "layers": row.layers, "total": row.total} | {name: getattr(row, name) for name in COLUMNS}
@@ -90,7 +93,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def draw(figure: Any, bars: Sequence[tuple[str, Row]]) -> None:
+def draw(figure: Figure, bars: Sequence[tuple[str, Row]]) -> None:
     """One stacked bar a row, purposes told apart by hatching."""
     axes = figure.add_subplot()
     shown = [name for name in COLUMNS if any(getattr(row, name) for _, row in bars)]

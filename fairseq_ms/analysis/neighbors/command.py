@@ -5,21 +5,18 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from fairseq_ms.commands import shared
-
-NAME = "neighbors"
-HELP = "nearest segments of a corpus by the representations of every scale"
+from fairseq_ms.analysis import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoint, corpus, queries and output."""
-    shared.add_checkpoints(parser, split="train")
+    arguments.add_checkpoints(parser, split="train")
     parser.add_argument(
-        "--segment", type=shared.positive, metavar="N", help="tokens of a segment (default: 128, or the model's)"
+        "--segment", type=arguments.positive, metavar="N", help="tokens of a segment (default: 128, or the model's)"
     )
-    parser.add_argument("--limit", type=shared.positive, metavar="N", help="search only the first N segments")
+    parser.add_argument("--limit", type=arguments.positive, metavar="N", help="search only the first N segments")
     parser.add_argument(
-        "--scales", type=shared.positive_list, metavar="N,N,...", help="scales, such as 4,16,64 (default: all)"
+        "--scales", type=arguments.positive_list, metavar="N,N,...", help="scales, such as 4,16,64 (default: all)"
     )
     parser.add_argument("--text", action="append", help="query: a text tokenised like the corpus (repeatable)")
     parser.add_argument(
@@ -29,31 +26,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)",
     )
-    parser.add_argument("--count", type=shared.positive, default=3, metavar="N", help="neighbours (default: 3)")
+    parser.add_argument("--count", type=arguments.positive, default=3, metavar="N", help="neighbours (default: 3)")
     parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help="join pieces of words")
-    shared.add_outputs(parser, figure=False)
+    arguments.add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the queries, each followed by its nearest segments at every scale."""
     import torch
 
-    from fairseq_ms.analysis import checkpoints, neighbors, report
+    from fairseq_ms.analysis import checkpoints, report
+    from fairseq_ms.analysis.neighbors import search
     from fairseq_ms.errors import UsageError
 
     report.check_outputs(args.json, None)
     results = []
-    loaded = shared.load_checkpoints(args)
+    loaded = arguments.load_checkpoints(args)
     for checkpoint in loaded:
-        scales = neighbors.scales_of(checkpoint)
+        scales = search.scales_of(checkpoint)
         if args.scales:
             scales = args.scales
         length = args.segment or min(128, checkpoint.longest or 128)
-        neighbors.check_segment(checkpoint, length)
-        segments = neighbors.cut_segments(
+        search.check_segment(checkpoint, length)
+        segments = search.cut_segments(
             torch.cat(checkpoints.documents(checkpoint, args.gen_subset)), length, args.limit
         )
-        corpus = neighbors.embed(checkpoint, segments, scales, args.max_tokens)
+        corpus = search.embed(checkpoint, segments, scales, args.max_tokens)
         positions = args.position or ([] if args.text else [len(segments) // 2 * length])
         queries = []
         for position in positions:
@@ -63,19 +61,19 @@ def run(args: argparse.Namespace) -> int:
                     f"--position must lie in the {len(segments)} segments of {length} tokens: got {position}"
                 )
             vectors = {scale: corpus[scale][segment] for scale in scales}
-            queries.append((neighbors.as_text(checkpoint, segments[segment], args.remove_bpe), vectors, segment))
+            queries.append((search.as_text(checkpoint, segments[segment], args.remove_bpe), vectors, segment))
         for text in args.text or []:
-            tokens, unknown = neighbors.encode_text(checkpoint, text)
+            tokens, unknown = search.encode_text(checkpoint, text)
             if unknown:
                 print(f"{unknown} of the {tokens.numel()} tokens of --text are unknown to {checkpoint.label}")
-            embedded = neighbors.embed(checkpoint, tokens, scales)
+            embedded = search.embed(checkpoint, tokens, scales)
             queries.append((text, {scale: embedded[scale][0] for scale in scales}, None))
         for text, vectors, own in queries:
             found = {
-                f"{scale}x": neighbors.describe(
+                f"{scale}x": search.describe(
                     checkpoint,
                     segments,
-                    neighbors.nearest(corpus[scale], vectors[scale], args.count, own),
+                    search.nearest(corpus[scale], vectors[scale], args.count, own),
                     args.remove_bpe,
                 )
                 for scale in scales
@@ -83,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             results.append({"label": checkpoint.label, "query": text, "segment": own, "neighbors": found})
     for result in results:
         print(_format(result))
-    shared.write_results(args, NAME, loaded, results)
+    arguments.write_results(args, loaded, results)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -21,6 +21,14 @@ class Neighbor:
 
     segment: int
     cosine: float
+
+
+class Described(TypedDict):
+    """A segment found, with its text."""
+
+    segment: int
+    cosine: float
+    text: str
 
 
 def scales_of(checkpoint: Checkpoint) -> list[int]:
@@ -45,7 +53,9 @@ def cut_segments(tokens: Tensor, length: int, limit: int | None = None) -> Tenso
 
 
 @torch.no_grad()
-def embed(checkpoint: Checkpoint, segments_RT: Tensor, scales: Sequence[int], max_tokens: int = 8192) -> dict:
+def embed(
+    checkpoint: Checkpoint, segments_RT: Tensor, scales: Sequence[int], max_tokens: int = 8192
+) -> dict[int, np.ndarray]:
     """By scale, the mean (R, D) of its representations over each segment, read on its own.
 
     Raises UsageError when the model has no such scale, or no block of it fits into a segment.
@@ -120,7 +130,9 @@ def as_text(checkpoint: Checkpoint, tokens_T: Tensor, bpe_symbol: str | None) ->
     return str(checkpoint.dictionary.string(tokens_T, bpe_symbol)).replace("\n", " ")
 
 
-def describe(checkpoint: Checkpoint, segments_RT: Tensor, found: Sequence[Neighbor], bpe_symbol: str | None) -> list:
+def describe(
+    checkpoint: Checkpoint, segments_RT: Tensor, found: Sequence[Neighbor], bpe_symbol: str | None
+) -> list[Described]:
     """The neighbours with their texts, as dictionaries."""
     return [
         {
@@ -134,6 +146,6 @@ def describe(checkpoint: Checkpoint, segments_RT: Tensor, found: Sequence[Neighb
 
 def check_segment(checkpoint: Checkpoint, length: int) -> None:
     """Raise UsageError when a segment is longer than the model's positions."""
-    longest: Any = checkpoint.longest
+    longest = checkpoint.longest
     if longest is not None and length > longest:
         raise UsageError(f"--segment must be at most the {longest} positions of {checkpoint.label}: got {length}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def frequency_bins(counts_V: np.ndarray, bins: int) -> np.ndarray:
@@ -35,7 +38,7 @@ def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins
         return scored, sums / scored
 
 
-def describe_bins(counts_V: np.ndarray, bins_V: np.ndarray, bins: int) -> list[dict[str, Any]]:
+def describe_bins(counts_V: np.ndarray, bins_V: np.ndarray, bins: int) -> list[dict[str, int]]:
     """Per bin: symbols, training occurrences, and the counts of its rarest and most frequent symbol."""
     described = []
     for number in range(bins):
@@ -59,12 +62,12 @@ def check_bins(bins: int, counts_V: np.ndarray) -> None:
         raise UsageError(f"--bins must lie between 1 and the {kinds} symbols of the training text: got {bins}")
 
 
-def draw(figure: Any, labels: Sequence[str], nll: Sequence[Sequence[float | None]]) -> None:
+def draw(figure: Figure, labels: Sequence[str], nll: Sequence[Sequence[float | None]]) -> None:
     """Mean NLL over bins, rarest left, one line a checkpoint."""
     axes = figure.add_subplot()
-    positions = np.arange(1, len(nll[0]) + 1)
-    for number, (label, values) in enumerate(zip(labels, nll)):
+    positions = list(range(1, len(nll[0]) + 1))
+    for index, (label, values) in enumerate(zip(labels, nll)):
         heights = [np.nan if value is None else value for value in values]
-        axes.plot(positions, heights, label=label, **report.line_style(number))
+        report.plot_line(axes, index, positions, heights, label)
     axes.set_xticks(positions)
     report.finish_axes(axes, "bin of equal training frequency (1: rarest tokens)", "mean NLL (nats)")

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-NAME = "perplexity"
-HELP = "evaluate a checkpoint: subword and word perplexity, bits per byte"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table and write the JSON file; returns 0."""
-    from fairseq_ms.analysis import renormalise
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.perplexity import renormalise
     from fairseq_ms.errors import UsageError
 
     if args.json is not None and not args.json.resolve().parent.is_dir():
@@ -61,20 +57,21 @@ def run(args: argparse.Namespace) -> int:
         args.sample_break_mode,
         _fairseq_flags(args),
     )
-    manifest = args.manifest or _manifest_beside(Path(found["data"]))
-    counts = renormalise.split_counts(manifest, args.gen_subset, found["scored"].targets) if manifest else {}
-    results = {
+    manifest = args.manifest or _manifest_beside(Path(found.data))
+    counts = renormalise.split_counts(manifest, args.gen_subset, found.scored.targets) if manifest else {}
+    settings: dict[str, object] = {
         "checkpoint": args.checkpoint,
-        "data": found["data"],
+        "data": found.data,
         "subset": args.gen_subset,
         "manifest": str(manifest) if manifest else None,
-        "window": found["window"],
-        "stride": found["window"] - found["context"],
-        **renormalise.renormalised(found["bits"], found["scored"], counts),
+        "window": found.window,
+        "stride": found.window - found.context,
     }
-    print("\n".join(_lines(results)))
+    numbers = renormalise.renormalised(found.bits, found.scored, counts)
+    print("\n".join(_lines(settings, numbers)))
     if args.json is not None:
-        _write(args.json, results)
+        # A line without spaces is one word, whose perplexity may be beyond floating point numbers.
+        report.write_json(args.json, {**settings, **numbers}, allow_nan=True)
     return 0
 
 
@@ -90,32 +87,25 @@ def _manifest_beside(data: Path) -> Path | None:
     return next((file for file in (data / "manifest.json", data.parent / "manifest.json") if file.is_file()), None)
 
 
-def _lines(results: dict[str, Any]) -> list[str]:
+def _lines(settings: Mapping[str, object], numbers: Mapping[str, float]) -> list[str]:
     rows = [
-        ("checkpoint", results["checkpoint"]),
-        ("data", f"{results['data']} ({results['subset']})"),
-        ("window, stride", f"{results['window']}, {results['stride']}"),
-        ("scored targets", f"{results['targets']:,}"),
-        ("bits per target", f"{results['bits_per_target']:.4f}"),
-        ("perplexity", f"{results['perplexity']:.4f}"),
+        ("checkpoint", settings["checkpoint"]),
+        ("data", f"{settings['data']} ({settings['subset']})"),
+        ("window, stride", f"{settings['window']}, {settings['stride']}"),
+        ("scored targets", f"{numbers['targets']:,}"),
+        ("bits per target", f"{numbers['bits_per_target']:.4f}"),
+        ("perplexity", f"{numbers['perplexity']:.4f}"),
     ]
-    if "word_perplexity" in results:
-        counted = f"over {results['words_with_eol']:,} words and ends of line"
-        rows.append(("word perplexity", f"{results['word_perplexity']:.4f}  {counted}"))
-    if "fairseq_word_perplexity" in results:
-        cut = f"{results['words_cut_by_blocks']:,} words cut in two by windows count twice there"
-        rows.append(("by fairseq-eval-lm", f"{results['fairseq_word_perplexity']:.4f}  {cut}"))
+    if "word_perplexity" in numbers:
+        counted = f"over {numbers['words_with_eol']:,} words and ends of line"
+        rows.append(("word perplexity", f"{numbers['word_perplexity']:.4f}  {counted}"))
+    if "fairseq_word_perplexity" in numbers:
+        cut = f"{numbers['words_cut_by_blocks']:,} words cut in two by windows count twice there"
+        rows.append(("by fairseq-eval-lm", f"{numbers['fairseq_word_perplexity']:.4f}  {cut}"))
     for unit, name in (("character", "characters"), ("byte", "bytes"), ("source byte", "source_bytes")):
-        if name in results:
-            bits = results[f"bits_per_{unit.replace(' ', '_')}"]
-            rows.append((f"bits per {unit}", f"{bits:.4f}  over {results[name]:,}"))
-    if results["manifest"] is None:
+        if name in numbers:
+            bits = numbers[f"bits_per_{unit.replace(' ', '_')}"]
+            rows.append((f"bits per {unit}", f"{bits:.4f}  over {numbers[name]:,}"))
+    if settings["manifest"] is None:
         rows.append(("bits per byte", "-  needs the manifest.json of preprocess/ (--manifest)"))
     return [f"{name:<18} {value}" for name, value in rows]
-
-
-def _write(path: Path, results: dict[str, Any]) -> None:
-    """Write the JSON file at once or not at all."""
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)

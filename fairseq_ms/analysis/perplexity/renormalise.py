@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import TypeVar
 
 import torch
-from fairseq import checkpoint_utils, options, utils
+from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq_cli import eval_lm as fairseq_eval_lm
+from fairseq.logging import progress_bar
+from fairseq_cli.eval_lm import eval_lm
+from omegaconf import DictConfig
 
 from fairseq_ms.errors import UsageError
+
+Batch = TypeVar("Batch", bound=Mapping)
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Scored:
         return self.targets - self.unfinished
 
 
-def count_targets(batches: Iterable[dict[str, Any]], dictionary: Any, scored: Scored) -> Iterator[dict[str, Any]]:
+def count_targets(batches: Iterable[Batch], dictionary: Dictionary, scored: Scored) -> Iterator[Batch]:
     """Pass batches on unchanged and count in `scored` what fairseq's scorer will score in them."""
     unfinished_V = torch.tensor([symbol.endswith("@@") for symbol in dictionary.symbols])
     for batch in batches:
@@ -58,10 +62,21 @@ def count_targets(batches: Iterable[dict[str, Any]], dictionary: Any, scored: Sc
         yield batch
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation was asked, its total negative log-likelihood in bits, and what was scored."""
+
+    data: str
+    window: int
+    context: int
+    bits: float
+    scored: Scored
+
+
 def evaluate(
     path: str, data: str | None, window: int | None, context: int | None, mode: str | None, flags: list[str]
-) -> dict[str, Any]:
-    """Run fairseq-eval-lm on a checkpoint and return what it was asked, the loss and what was scored.
+) -> Evaluation:
+    """Score a checkpoint as fairseq-eval-lm does.
 
     data: fairseq's data folder (default: the one trained on). window, context: --tokens-per-sample and
     --context-window (default: as in training, and half of that for models without memory, of running text). mode:
@@ -86,27 +101,53 @@ def evaluate(
     parser = options.get_eval_lm_parser(default_task=task._name)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=given))
     scored = Scored()
-    score = fairseq_eval_lm.eval_lm
-
-    def counting(*, source_dictionary: Any, batch_iterator: Any, **rest: Any) -> dict[str, float]:
-        batches = count_targets(batch_iterator, source_dictionary, scored)
-        return score(source_dictionary=source_dictionary, batch_iterator=batches, **rest)
-
     try:
-        # fairseq's main returns no counts, so they are taken on the way; loading and scoring stay fairseq's.
-        with patch.object(fairseq_eval_lm, "eval_lm", counting):
-            results = fairseq_eval_lm.main(cfg)
+        loss = _loss(cfg, scored)
     except RuntimeError as error:
         if "size mismatch" in str(error):
             raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
         raise
     except FileNotFoundError as error:
         raise UsageError(f"--gen-subset must be a split of --data {data}: {error}") from None
-    bits = float(results["loss"]) * scored.targets
-    return {"data": data, "window": window, "context": context, "bits": bits, "scored": scored}
+    return Evaluation(data, window, context, loss * scored.targets, scored)
 
 
-def _trained_task(path: str) -> Any:
+def _loss(cfg: DictConfig, scored: Scored) -> float:
+    """The loss (base 2) that fairseq-eval-lm prints, what it is the mean of counted in ``scored``.
+
+    This is fairseq_cli.eval_lm.main, which returns no counts, around the same scoring.
+    """
+    context = cfg.eval_lm.context_window
+    cfg.task.tokens_per_sample -= context
+    task = tasks.setup_task(cfg.task)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([cfg.common_eval.path], task=task)
+    model = models[0]
+    if cfg.common.fp16:
+        model.half()
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        model.cuda()
+    model.prepare_for_inference_(cfg)
+    task.load_dataset(cfg.dataset.gen_subset)
+    batches = task.eval_lm_dataloader(
+        dataset=task.dataset(cfg.dataset.gen_subset),
+        max_tokens=cfg.dataset.max_tokens or 36000,
+        batch_size=cfg.dataset.batch_size,
+        max_positions=utils.resolve_max_positions(model.max_positions()),
+        num_workers=cfg.dataset.num_workers,
+        context_window=context,
+    )
+    results = eval_lm(
+        models=[model],
+        source_dictionary=task.source_dictionary,
+        batch_iterator=count_targets(progress_bar.progress_bar(batches), task.source_dictionary, scored),
+        target_dictionary=task.target_dictionary,
+        softmax_batch=cfg.eval_lm.softmax_batch,
+        remove_bos_token=getattr(cfg.task, "add_bos_token", False),
+    )
+    return float(results["loss"])
+
+
+def _trained_task(path: str) -> DictConfig:
     """The task settings that a checkpoint was trained with."""
     if not Path(path).is_file():
         raise UsageError(f"the checkpoint must be a file that fairseq-train wrote: got {path}")
@@ -134,7 +175,7 @@ def split_counts(manifest: Path, subset: str, targets: int) -> dict[str, int]:
     return splits[subset]
 
 
-def renormalised(bits: float, scored: Scored, counts: dict[str, int]) -> dict[str, Any]:
+def renormalised(bits: float, scored: Scored, counts: dict[str, int]) -> dict[str, float]:
     """The same total of bits divided by targets, words and, as far as `counts` has them, characters and
     bytes.
     """
@@ -142,7 +183,7 @@ def renormalised(bits: float, scored: Scored, counts: dict[str, int]) -> dict[st
     def perplexity(count: int) -> float:
         return 2 ** (bits / count) if bits / count < 1000 else math.inf
 
-    result: dict[str, Any] = {
+    result: dict[str, float] = {
         "targets": scored.targets,
         "bits_per_target": bits / scored.targets,
         "perplexity": perplexity(scored.targets),

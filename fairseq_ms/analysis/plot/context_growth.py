@@ -6,12 +6,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fairseq_ms.analysis import context_length, memory_measured, report
+from fairseq_ms.analysis import report, untrained
+from fairseq_ms.analysis.context_length import formula
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
 MODELS: dict[str, list[str]] = {
@@ -70,8 +74,8 @@ class _Step:
         sizes += ["--decoder-attention-heads", str(max(1, dim // 64)), "--decoder-normalize-before"]
         lengths = ["--tokens-per-sample", str(segment), "--mem-len", str(segment)]
         task = ["--task", "streaming_language_modeling", "--share-decoder-input-output-embed"]
-        self.model = memory_measured.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0].train()
-        self.context = context_length.by_formula(self.model.decoder).average
+        self.model = untrained.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0].train()
+        self.context = formula.by_formula(self.model.decoder).average
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator)
         with torch.no_grad():
@@ -88,23 +92,24 @@ class _Step:
         return saved_bytes(self.forward, self.model)
 
 
-def rows(curves: dict[str, list[Point]]) -> list[list[Any]]:
+def rows(curves: dict[str, list[Point]]) -> list[list[object]]:
     """The table's rows."""
     return [[name, *asdict(point).values()] for name, points in curves.items() for point in points]
 
 
-def as_json(curves: dict[str, list[Point]]) -> dict[str, Any]:
+def as_json(curves: dict[str, list[Point]]) -> dict[str, list[dict[str, float]]]:
+    """Every model's points."""
     return {name: [asdict(point) for point in points] for name, points in curves.items()}
 
 
-def draw(figure: Any, curves: dict[str, list[Point]]) -> None:
+def draw(figure: Figure, curves: dict[str, list[Point]]) -> None:
     """Two panels against context length: bytes and time; lines are told apart by marker and dash."""
     left, right = figure.subplots(1, 2)
     for axes, value, label in (
         (left, "megabytes", "kept for backward, MB a stream"),
         (right, "milliseconds", "training step, ms a stream"),
     ):
-        for number, (name, points) in enumerate(curves.items()):
+        for index, (name, points) in enumerate(curves.items()):
             contexts = [point.context for point in points]
-            axes.plot(contexts, [getattr(p, value) for p in points], label=name, **report.line_style(number))
+            report.plot_line(axes, index, contexts, [getattr(p, value) for p in points], name)
         report.finish_axes(axes, "average context, tokens", label, legend=axes is left)

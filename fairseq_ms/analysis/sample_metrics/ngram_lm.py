@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class NGramModel:
             self.model = kenlm.Model(path, config)
         except OSError as error:
             raise UsageError(f"--ngram-lm must be an ARPA or binary file: {path} is not ({error})") from error
-        self._state: Any = kenlm.State
+        self._state = kenlm.State
 
     @property
     def order(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,8 +14,11 @@ from torch.nn import functional as F
 from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def load(path: str, device: torch.device) -> tuple[Any, Any]:
+
+def load(path: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer of a local folder; nothing is downloaded and no code of the folder is run.
 
     Raises UsageError when transformers is not installed or the folder holds no causal language model.
@@ -34,7 +37,9 @@ def load(path: str, device: torch.device) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def perplexity(model: Any, tokenizer: Any, contexts: Sequence[str], samples: Sequence[str]) -> float:
+def perplexity(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contexts: Sequence[str], samples: Sequence[str]
+) -> float:
     """exp of the mean NLL of all tokens of the samples (the model's own tokens), each after its context.
 
     A context is cut at its beginning where it does not fit before the sample; without any, the sample's first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -108,13 +107,13 @@ def seconds_a_sequence(sampler: Sampler, prompts_RT: Tensor, seed: int) -> float
     return float(np.median(seconds[1:]))
 
 
-def repeated_fraction(tokens: Sequence[Any], order: int) -> float:
+def repeated_fraction(tokens: Sequence[object], order: int) -> float:
     """The fraction of a sequence's n-grams that have occurred in it before; 0.0 if it has none."""
     grams = [tuple(tokens[start : start + order]) for start in range(len(tokens) - order + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def repeats(samples: Sequence[Sequence[Any]], orders: Sequence[int] = (1, 2, 3, 4)) -> dict[str, float]:
+def repeats(samples: Sequence[Sequence[object]], orders: Sequence[int] = (1, 2, 3, 4)) -> dict[str, float]:
     """Mean repeated fraction over samples, by n."""
     return {f"repeat-{order}": float(np.mean([repeated_fraction(one, order) for one in samples])) for order in orders}
 

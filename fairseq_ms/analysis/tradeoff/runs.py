@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
-import torch
+from fairseq.dataclass import FairseqDataclass
 
-from fairseq_ms.analysis import checkpoints, memory_formula, memory_measured, report, scoring
+from fairseq_ms.analysis import checkpoints, report, scoring, training_step, untrained
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Run(TypedDict):
+    """Perplexity of a run and what a training step of it costs; see ``measure``."""
+
+    label: str
+    arch: str
+    layers: str
+    nll: float
+    perplexity: float
+    parameters: int
+    kept_bytes: int
+    total_bytes: float
+    kept_bytes_per_target: float
+    seconds_per_target: float
+    seconds: float
 
 
 def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
@@ -26,7 +44,7 @@ def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
     return [(Path(path).resolve().parent.name if label == "." else label, path) for label, path in found]
 
 
-def layers_of(cfg: Any) -> str:
+def layers_of(cfg: FairseqDataclass) -> str:
     """How many layers a model has, as the figure writes it beside a point: coarsest scale first."""
     text = getattr(cfg, "scale_layers", None)
     if text is None:
@@ -35,24 +53,8 @@ def layers_of(cfg: Any) -> str:
     return ",".join(counts[scale] for scale in sorted(counts, key=int, reverse=True))
 
 
-def training_seconds(model: Any, batch: int, tokens: int, repeats: int = 3) -> float:
-    """The shortest of several forward and backward passes on random tokens (B, T), after one to warm up."""
-    model.train()
-    device = next(model.parameters()).device
-    sample = memory_measured.training_sample(model, batch, tokens)
-    seconds = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        memory_measured.training_loss(model, sample).backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    model.zero_grad(set_to_none=True)
-    return min(seconds[1:])
-
-
-def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> dict[str, Any]:
-    """Perplexity of a run on a split, and what a training step of it costs, as a dictionary.
+def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> Run:
+    """Perplexity of a run on a split, and what a training step of it costs.
 
     Bytes are those kept for backward, and together with weights, gradients and Adam's state; both are also
     given per scored target, as seconds are, so that models which score other numbers of targets compare.
@@ -61,14 +63,14 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
         checkpoint, checkpoints.documents(checkpoint, split, limit), max_tokens=max_tokens
     ).mean()
     model, tokens = checkpoint.model, checkpoint.segment
-    kept = memory_measured.step_bytes(model, batch, tokens)
+    kept = training_step.step_bytes(model, batch, tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    weights = memory_measured.weight_bytes(parameters, next(model.parameters()).element_size())
-    seconds = training_seconds(model, batch, tokens)
+    weights = training_step.weight_bytes(parameters, next(model.parameters()).element_size())
+    seconds = training_step.seconds(model, batch, tokens)
     model.eval()
     return {
         "label": checkpoint.label,
-        "arch": memory_formula.architecture(checkpoint.cfg.model),
+        "arch": untrained.architecture(checkpoint.cfg.model),
         "layers": layers_of(checkpoint.cfg.model),
         "nll": float(nll),
         "perplexity": math.exp(nll),
@@ -81,17 +83,21 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     }
 
 
-def draw(figure: Any, runs: Sequence[dict[str, Any]], cost: str) -> None:
+def draw(figure: Figure, runs: Sequence[Run], cost: str) -> None:
     """One line an architecture, its runs in order of cost, the number of layers beside each point."""
     axes = figure.add_subplot()
-    key, unit, label = {
-        "memory": ("total_bytes", 1e9, "memory of a training step (GB)"),
-        "time": ("seconds", 1.0, "forward and backward of a training step (s)"),
+    label = {
+        "memory": "memory of a training step (GB)",
+        "time": "forward and backward of a training step (s)",
     }[cost]
-    for number, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
-        own = sorted((run for run in runs if run["arch"] == arch), key=lambda run: run[key])
-        costs, heights = [run[key] / unit for run in own], [run["perplexity"] for run in own]
-        axes.plot(costs, heights, label=arch, **report.line_style(number))
+
+    def cost_of(run: Run) -> float:
+        return run["total_bytes"] / 1e9 if cost == "memory" else run["seconds"]
+
+    for index, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
+        own = sorted((run for run in runs if run["arch"] == arch), key=cost_of)
+        costs, heights = [cost_of(run) for run in own], [run["perplexity"] for run in own]
+        report.plot_line(axes, index, costs, heights, arch)
         for x, y, run in zip(costs, heights, own):
             axes.annotate(run["layers"], (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
     axes.margins(0.12)

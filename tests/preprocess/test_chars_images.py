@@ -10,12 +10,12 @@ import zipfile
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
+from fairseq_ms_pipeline.images.cli import make_job
+from fairseq_ms_pipeline.images.read import TOKENS, images, photographs, raster
+from fairseq_ms_pipeline.images.stages import SHARD_IMAGES, run
+from fairseq_ms_pipeline.segment import byte_symbols, characters, undone
 from PIL import Image
 
-from preprocess.images.prepare import make_job
-from preprocess.images.read import TOKENS, images, photographs, raster
-from preprocess.images.stages import SHARD_IMAGES, run
-from preprocess.pipeline.segment import byte_symbols, characters, undone
 from tests.helpers.cli import ROOT, run_cli
 
 

@@ -8,9 +8,8 @@ import zipfile
 from functools import partial
 
 import pytest
-
-from preprocess.pipeline.dataset import Download
-from preprocess.pipeline.download import fetch
+from fairseq_ms_pipeline.dataset import Download
+from fairseq_ms_pipeline.download import fetch
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -148,9 +147,9 @@ def test_no_network_is_one_sentence_that_names_every_source(tmp_path):
 
 
 def test_a_script_downloads_only_when_asked_to_and_then_prepares(server, tmp_path, monkeypatch):
-    from preprocess.pipeline.cli import job_from_files, with_flags
-    from preprocess.pipeline.dataset import Dataset
-    from preprocess.pipeline.run import run
+    from fairseq_ms_pipeline.cli import job_from_files, with_flags
+    from fairseq_ms_pipeline.dataset import Dataset
+    from fairseq_ms_pipeline.run import run
 
     url, behaviour = server
     names = {split: (f"{split}.txt",) for split in ("train", "valid", "test")}

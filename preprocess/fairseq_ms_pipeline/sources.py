@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from preprocess.pipeline.text import decoded
+from fairseq_ms_pipeline.text import decoded
 
 OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from preprocess.pipeline.sources import TextFile, contents, matches, text_files
+from fairseq_ms_pipeline.sources import TextFile, contents, matches, text_files
 
 # Pillow tells of every chunk of every PNG once somebody has turned logging up.
 logging.getLogger("PIL").setLevel(logging.WARNING)

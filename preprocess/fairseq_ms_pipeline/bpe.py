@@ -12,8 +12,8 @@ from unittest.mock import patch
 from subword_nmt import learn_bpe
 from subword_nmt.apply_bpe import BPE
 
-from preprocess.pipeline.files import complete_text
-from preprocess.pipeline.text import UNKNOWN
+from fairseq_ms_pipeline.files import complete_text
+from fairseq_ms_pipeline.text import UNKNOWN
 
 # A worker keeps the pieces of the words it has met; Zipf's law makes even a small store answer nearly always.
 CACHED_WORDS = 300_000

@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from preprocess.pipeline.dataset import SPLITS, Dataset
-from preprocess.pipeline.files import read_json, sha256_of
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.files import read_json, sha256_of
 
 NAME = "manifest.json"
 PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "torch")

@@ -20,7 +20,7 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
 
-from preprocess.pipeline.files import complete_text, part_of, read_json, write_json  # noqa: E402
+from fairseq_ms_pipeline.files import complete_text, part_of, read_json, write_json  # noqa: E402
 
 Index = indexed_dataset.MMapIndexedDataset.Index
 # fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then all lengths, and

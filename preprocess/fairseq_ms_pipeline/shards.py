@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from preprocess.pipeline.dataset import SPLITS
-from preprocess.pipeline.documents import Line
-from preprocess.pipeline.files import complete_text, read_json, write_json
+from fairseq_ms_pipeline.dataset import SPLITS
+from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.files import complete_text, read_json, write_json
 
 INDEX = "read.json"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sacremoses import MosesTokenizer
 
-from preprocess.pipeline.files import complete_text, write_json
-from preprocess.pipeline.text import SPACE, readable_words
+from fairseq_ms_pipeline.files import complete_text, write_json
+from fairseq_ms_pipeline.text import SPACE, readable_words
 
 
 @lru_cache(maxsize=4)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from preprocess.pipeline.dataset import Dataset
-from preprocess.pipeline.documents import Reader
-from preprocess.pipeline.download import fetch
-from preprocess.pipeline.run import Job, run
-from preprocess.pipeline.sources import check_inputs, total_bytes
+from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.download import fetch
+from fairseq_ms_pipeline.run import Job, run
+from fairseq_ms_pipeline.sources import check_inputs, total_bytes
 
 # Tokenised, segmented and binarised text and the published copies, as measured on English novels.
 DISK_PER_INPUT_BYTE = 5

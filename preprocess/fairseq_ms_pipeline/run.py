@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from preprocess.pipeline import bpe
-from preprocess.pipeline import manifest as manifests
-from preprocess.pipeline.dataset import SPLITS, Dataset
-from preprocess.pipeline.documents import Line
-from preprocess.pipeline.files import complete_text, only_run_in, part_of, read_json, sha256_of, write_json
-from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.segment import segment_shard
-from preprocess.pipeline.shards import INDEX, write_shards
-from preprocess.pipeline.tokenise import tokenise_shard
-from preprocess.pipeline.workers import each, run_all
+from fairseq_ms_pipeline import bpe
+from fairseq_ms_pipeline import manifest as manifests
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.files import complete_text, only_run_in, part_of, read_json, sha256_of, write_json
+from fairseq_ms_pipeline.progress import Progress
+from fairseq_ms_pipeline.segment import segment_shard
+from fairseq_ms_pipeline.shards import INDEX, write_shards
+from fairseq_ms_pipeline.tokenise import tokenise_shard
+from fairseq_ms_pipeline.workers import each, run_all
 
 WORK = ".work"
 CODES = "codes.bpe"
@@ -207,7 +207,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
         run_all(segment_shard, jobs, job.workers, bar)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
-    from preprocess.pipeline import binarise
+    from fairseq_ms_pipeline import binarise
 
     counts = [pieces / f"{name}.json" for name in shards["train"]]
     with progress.stage("dictionary", len(counts), " shards") as bar:

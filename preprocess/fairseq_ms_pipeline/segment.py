@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from preprocess.pipeline.bpe import Segmenter, word_counts
-from preprocess.pipeline.files import complete_text, write_json
-from preprocess.pipeline.text import SPACE
+from fairseq_ms_pipeline.bpe import Segmenter, word_counts
+from fairseq_ms_pipeline.files import complete_text, write_json
+from fairseq_ms_pipeline.text import SPACE
 
 
 def characters(line: str) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from preprocess.pipeline.dataset import Download
-from preprocess.pipeline.files import read_json, write_json
+from fairseq_ms_pipeline.dataset import Download
+from fairseq_ms_pipeline.files import read_json, write_json
 
 BLOCK = 1 << 18
 ATTEMPTS = 3

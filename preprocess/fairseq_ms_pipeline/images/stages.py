@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.images.read import TOKENS, given_split
-from preprocess.pipeline import binarise
-from preprocess.pipeline import manifest as manifests
-from preprocess.pipeline.dataset import SPLITS, Dataset
-from preprocess.pipeline.documents import Draw
-from preprocess.pipeline.files import read_json, write_json
-from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.run import in_work_folder, publish, remove_parts
+from fairseq_ms_pipeline import binarise
+from fairseq_ms_pipeline import manifest as manifests
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.documents import Draw
+from fairseq_ms_pipeline.files import read_json, write_json
+from fairseq_ms_pipeline.images.read import TOKENS, given_split
+from fairseq_ms_pipeline.progress import Progress
+from fairseq_ms_pipeline.run import in_work_folder, publish, remove_parts
 
 SHARD_IMAGES = 2048
 COLOURS = 256

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from preprocess.pipeline.dataset import SPLITS, Dataset
-from preprocess.pipeline.sources import TextFile, json_documents, matches, text_files, text_lines
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.sources import TextFile, json_documents, matches, text_files, text_lines
 
 HEADING = re.compile(r" ?= [^=].* =\s*")
 

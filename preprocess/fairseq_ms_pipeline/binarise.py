@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +35,8 @@ def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionar
     then padded to a multiple of eight, fairseq's default.
     """
     dictionary = Dictionary()
-    for file in counts:
-        for symbol, count in read_json(file).items():
+    for shard in counts:
+        for symbol, count in read_json(shard).items():
             dictionary.add_symbol(symbol, count)
     dictionary.finalize(nwords=size or -1, padding_factor=8)
     with complete_text(path) as file:
@@ -72,7 +71,7 @@ def write_fixed_dictionary(symbols: list[str], path: Path) -> None:
         dictionary.save(file)
 
 
-def write_shard(sentences: Iterable[Any], prefix: Path, vocabulary: int) -> None:
+def write_shard(sentences: Iterable[list[int] | np.ndarray], prefix: Path, vocabulary: int) -> None:
     """Write sentences of ids (anything torch.as_tensor takes) as `prefix`.bin and, when complete,
     `prefix`.idx.
     """

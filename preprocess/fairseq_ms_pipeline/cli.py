@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.documents import Reader
@@ -64,7 +63,7 @@ def megabytes(value: float) -> int:
 
 
 # Which field of the declaration a flag changes, and how.
-FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+FIELDS: dict[str, tuple[str, Callable]] = {
     "bpe_merges": ("bpe_merges", int),
     "bpe_sample_mb": ("bpe_sample_bytes", megabytes),
     "shard_mb": ("shard_bytes", megabytes),

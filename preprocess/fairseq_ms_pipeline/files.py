@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+# An object of a JSON file, whatever it holds.
+Json = dict[str, Any]
+
 
 @contextmanager
 def complete_text(path: Path) -> Iterator[IO[str]]:
@@ -26,7 +29,7 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.part-{os.getpid()}")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write `value` as readable JSON; complete or not at all."""
     with complete_text(path) as file:
         json.dump(value, file, indent=1, ensure_ascii=False, sort_keys=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from pathlib import Path
-from typing import Any
 
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
-from fairseq_ms_pipeline.files import read_json, sha256_of
+from fairseq_ms_pipeline.files import Json, read_json, sha256_of
 
 NAME = "manifest.json"
 PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "torch")
@@ -42,7 +41,7 @@ def split_counts(shards: list[str], documents: int, text: Path, binary: Path) ->
     return total
 
 
-def checksums(folder: Path) -> dict[str, dict[str, Any]]:
+def checksums(folder: Path) -> dict[str, Json]:
     """Size and SHA-256 of every file below `folder`, by its relative name."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
@@ -50,7 +49,7 @@ def checksums(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def differences(dataset: Dataset, manifest: dict[str, Any]) -> list[str]:
+def differences(dataset: Dataset, manifest: Json) -> list[str]:
     """One sentence for each count that is not what the data set's papers print."""
     found = []
     for expected in dataset.expected:
@@ -64,7 +63,7 @@ def differences(dataset: Dataset, manifest: dict[str, Any]) -> list[str]:
     return found
 
 
-def table(manifest: dict[str, Any]) -> str:
+def table(manifest: Json) -> str:
     """The counts of all splits as a table to read."""
     wanted = ("documents", "images", "lines", "words", "words_with_eol", "targets", "unknown", "bytes")
     columns = [column for column in wanted if column in manifest["splits"][SPLITS[0]]]

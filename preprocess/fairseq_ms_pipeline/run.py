@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
+
+from tqdm import tqdm
 
 from fairseq_ms_pipeline import bpe
 from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
-from fairseq_ms_pipeline.files import complete_text, only_run_in, part_of, read_json, sha256_of, write_json
+from fairseq_ms_pipeline.files import Json, complete_text, only_run_in, part_of, read_json, sha256_of, write_json
 from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.segment import segment_shard
 from fairseq_ms_pipeline.shards import INDEX, write_shards
@@ -23,6 +25,7 @@ from fairseq_ms_pipeline.workers import each, run_all
 
 WORK = ".work"
 CODES = "codes.bpe"
+Thing = TypeVar("Thing")
 
 
 class LineSource(Protocol):
@@ -45,7 +48,7 @@ class Job:
     source_bytes: int | None
     out: Path
     workers: int
-    identity: dict[str, Any]
+    identity: Json
     vocabulary_from: Path | None = None
     quiet: bool = False
 
@@ -58,7 +61,7 @@ class Job:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
         return check_out(self.out, self.settings())
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """Everything that decides the result, in a form that JSON gives back unchanged."""
         declared = asdict(self.dataset)
         for not_deciding in ("downloads", "expected", "title"):
@@ -68,9 +71,10 @@ class Job:
         return _as_json(declared | self.identity | {"vocabulary_from": vocabulary})
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: Json) -> Json:
     """The value as it comes back from a JSON file."""
-    return json.loads(json.dumps(value))
+    found: Json = json.loads(json.dumps(value))
+    return found
 
 
 def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
@@ -90,13 +94,13 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     return {key: folder / name for key, name in names.items()}
 
 
-def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+def _difference(ours: Json, theirs: Json) -> str:
     keys = [key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)]
     key = min(keys)
     return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} now"
 
 
-def check_out(out: Path, settings: dict[str, Any]) -> bool:
+def check_out(out: Path, settings: Json) -> bool:
     """Whether the folder is finished already; ValueError when it belongs to another run."""
     path = out / manifests.NAME
     started = out / WORK / "plan.json"
@@ -118,8 +122,8 @@ def check_out(out: Path, settings: dict[str, Any]) -> bool:
 
 
 def in_work_folder(
-    out: Path, settings: dict[str, Any], stages: Callable[[Path], dict[str, Any]], kept: Callable[[Path], bool]
-) -> dict[str, Any] | None:
+    out: Path, settings: Json, stages: Callable[[Path], Json], kept: Callable[[Path], bool]
+) -> Json | None:
     """Run `stages` in the folder's work folder, under its lock, and return the manifest; None if finished
     already.
 
@@ -144,7 +148,7 @@ def in_work_folder(
     return manifest
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: Job) -> Json:
     """Prepare the data set and return its manifest; a finished folder is left as it is.
 
     ValueError, in one sentence, for whatever the user can mend.
@@ -166,7 +170,7 @@ def run(job: Job) -> dict[str, Any]:
     return manifest
 
 
-def _stages(job: Job, work: Path, progress: Progress) -> dict[str, Any]:
+def _stages(job: Job, work: Path, progress: Progress) -> Json:
     dataset = job.dataset
     raw, text, pieces, binary, ready = (work / name for name in ("raw", "text", "pieces", "binary", "ready"))
     for folder in (raw, text, pieces, binary, ready):
@@ -252,7 +256,7 @@ def remove_parts(folder: Path) -> None:
         part.unlink()
 
 
-def publish(ready: Path, out: Path) -> dict[str, Any]:
+def publish(ready: Path, out: Path) -> Json:
     """Move what is complete to its final names, the manifest last; what was moved before stays."""
     manifest = read_json(ready / manifests.NAME)
     for name in sorted({Path(file).parts[0] for file in manifest["files"]}):
@@ -272,7 +276,7 @@ def _sizes(folder: Path, names: list[str]) -> int:
     return sum((folder / f"{name}.txt").stat().st_size for name in names)
 
 
-def _ticking(things: Iterable, bar: Any) -> Iterable:
+def _ticking(things: Iterable[Thing], bar: tqdm) -> Iterator[Thing]:
     for thing in things:
         yield thing
         bar.update(1)

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from fairseq_ms_pipeline.text import decoded
 
 OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".gz": lambda file: cast(IO[bytes], gzip.GzipFile(fileobj=file)),
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
 }

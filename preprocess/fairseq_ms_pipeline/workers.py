@@ -6,11 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import TypeVar
 
 from tqdm import tqdm
+
+Result = TypeVar("Result")
 
 
 def _leave_with(parent: int) -> None:
@@ -24,7 +26,7 @@ def _leave_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def each(function: Callable[..., Any], jobs: Iterable[tuple], workers: int) -> Iterator[Any]:
+def each(function: Callable[..., Result], jobs: Iterable[tuple], workers: int) -> Iterator[Result]:
     """Yield `function(*job)` for every job as it finishes, in any order; one worker means this very process.
 
     ValueError when a worker dies, as it does when the machine runs out of memory.
@@ -34,7 +36,7 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple], workers: int) -> I
         return
     waiting = iter(jobs)
     with ProcessPoolExecutor(workers, initializer=_leave_with, initargs=(os.getpid(),)) as pool:
-        running = set()
+        running: set[Future[Result]] = set()
         try:
             while True:
                 # Only a few jobs are handed out at a time, so a failure does not wait for the rest.

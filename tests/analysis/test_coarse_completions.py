@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.coarse_completions.completions import complete, encode, readable, scale_of
@@ -17,7 +18,7 @@ from tests.registry import Case, random_case
 
 
 def checkpoint_of(case: Case) -> Checkpoint:
-    cfg = SimpleNamespace(model=SimpleNamespace(_name=case.arch))
+    cfg = OmegaConf.create({"model": {"_name": case.arch}})
     return Checkpoint("here", "model.pt", case.model, SimpleNamespace(source_dictionary=case.dictionary), cfg)
 
 

@@ -169,7 +169,7 @@ def test_allocations_rank_as_the_perplexities_of_the_papers_table_4():
         (1, 1, 12, 12): 15.95,
     }
     ranked = sorted(perplexity, key=lambda counts: allocation.preference(dict(zip((64, 16, 4, 1), counts))))
-    assert ranked[:-2] == sorted(perplexity, key=perplexity.get, reverse=True)[:-2]
+    assert ranked[:-2] == sorted(perplexity, key=lambda counts: perplexity[counts], reverse=True)[:-2]
     assert ranked[-1] == (1, 1, 12, 12)
 
 

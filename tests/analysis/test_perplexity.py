@@ -50,6 +50,7 @@ def by_fairseq(folder, window, context, mode, *post_process):
     # The plugin gives NumPy 2 back what fairseq's break mode eos uses of NumPy 1.
     done = run_cli(*command, "--user-dir", USER_DIR, *post_process)
     found = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", done.stdout + done.stderr)
+    assert found is not None, done.stdout + done.stderr
     return float(found.group(1)), float(found.group(2))
 
 
@@ -57,8 +58,8 @@ def ours(folder, tmp_path, *flags, model="model"):
     """The numbers of `fairseq-ms perplexity`."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    flags = [str(flag) for flag in ("--cpu", "--json", tmp_path / "out.json", *flags)]
-    assert command.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *flags])) == 0
+    given = [str(flag) for flag in ("--cpu", "--json", tmp_path / "out.json", *flags)]
+    assert command.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *given])) == 0
     return json.loads((tmp_path / "out.json").read_text())
 
 

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fairseq.models import FairseqLanguageModel
+from omegaconf import OmegaConf
 from torch.nn import functional as F
 
 from fairseq_ms.analysis import checkpoints
@@ -302,7 +304,7 @@ def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
         return {"input_ids": [int(word) for word in text.split()]}
 
     model = TwoTokens()
-    model.config = SimpleNamespace(max_position_embeddings=4)
+    vars(model)["config"] = SimpleNamespace(max_position_embeddings=4)
     hit = math.log((math.e**2 + 4) / math.e**2)
     assert pretrained_lm.perplexity(model, tokenizer, ["3 3 3 0 1"], ["2 3"]) == pytest.approx(math.exp(hit))
     assert pretrained_lm.perplexity(model, tokenizer, [""], ["2 3"]) == pytest.approx(math.exp(hit))
@@ -339,7 +341,7 @@ def test_reference_bleu_is_100_for_a_truth_among_the_completions_and_0_for_stran
 
 
 def test_samples_of_a_model_that_always_says_one_word_are_that_word(place):
-    def constant(model: torch.nn.Module) -> None:
+    def constant(model: FairseqLanguageModel) -> None:
         log_probs = torch.full((model.decoder.project.weight.size(0),), -30.0)
         log_probs[9] = 0.0
         make_unigram(model, log_probs)
@@ -357,7 +359,7 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(p
     probabilities = torch.zeros(28)
     probabilities[[2, 5, 6, 7]] = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
-    def four_words(model: torch.nn.Module) -> None:
+    def four_words(model: FairseqLanguageModel) -> None:
         make_unigram(model, probabilities[: model.decoder.project.weight.size(0)].clamp(min=1e-9).log())
 
     path = write_checkpoint(
@@ -398,7 +400,8 @@ def test_prompts_are_followed_by_the_truth_and_do_not_overlap():
 
 def test_pieces_of_words_are_joined_across_the_samples_words(place):
     dictionary = {1: "un@@", 2: "heard", 3: "of", 4: "</s>", 5: "cut@@"}
-    checkpoint = SimpleNamespace(dictionary=dictionary)
+    task = SimpleNamespace(source_dictionary=dictionary)
+    checkpoint = checkpoints.Checkpoint("here", "model.pt", None, task, OmegaConf.create())
     assert samples.words_of(checkpoint, torch.tensor([1, 2, 3, 4, 5]), "@@ ") == ["unheard", "of", "</s>", "cut"]
     assert samples.words_of(checkpoint, torch.tensor([1, 2, 3]), None) == ["un@@", "heard", "of"]
 

@@ -13,6 +13,7 @@ from fairseq_ms.analysis.neighbors import search
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.modules.streaming.memory import Memory
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 
 TASK = "streaming_language_modeling"
@@ -95,8 +96,10 @@ def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(place, arch):
 def test_a_training_step_is_measured_with_a_full_memory(place):
     checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
     sample = training_step.training_sample(checkpoint.model, 3, 6)
-    assert sample["net_input"]["memory"].batch_size == 3
-    assert all(state.any() for state in sample["net_input"]["memory"].states.values())
+    memory = sample["net_input"]["memory"]
+    assert isinstance(memory, Memory)
+    assert memory.batch_size == 3
+    assert all(state.any() for state in memory.states.values())
     assert training_step.step_bytes(checkpoint.model, 3, 6) > 0
 
 

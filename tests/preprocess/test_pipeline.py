@@ -97,8 +97,8 @@ def test_binarised_files_are_those_of_fairseq_preprocess(tmp_path, level):
             text = "".join(segmenter.line(line) + "\n" for line in text.split("\n")[:-1])
         (tmp_path / split).write_text(text, encoding="utf-8")
         prefixes += [f"--{split}pref", str(tmp_path / split)]
-    theirs = ["--only-source", *prefixes, "--destdir", str(tmp_path / "theirs"), "--workers", "2"]
-    fairseq_preprocess.main(options.get_preprocessing_parser().parse_args(theirs))
+    flags = ["--only-source", *prefixes, "--destdir", str(tmp_path / "theirs"), "--workers", "2"]
+    fairseq_preprocess.main(options.get_preprocessing_parser().parse_args(flags))
     ours = tree(out / "bin")
     theirs = tree(tmp_path / "theirs")
     assert set(ours) == {"dict.txt"} | {f"{s}.{e}" for s in ("train", "valid", "test") for e in ("bin", "idx")}
@@ -207,7 +207,7 @@ def test_a_run_killed_before_any_file_is_finished_ends_identical_when_started_ag
 def test_finished_shards_are_not_done_again(tmp_path, monkeypatch):
     source = write_sample(tmp_path / "sample.txt")
     out = tmp_path / "out"
-    done = []
+    done: list[Path] = []
 
     def failing(tokenised_path, *rest):
         if len(done) == 3:
@@ -461,16 +461,20 @@ def test_the_dictionary_of_a_published_folder_is_read_by_fairseq(prepared):
 
 
 def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
-    class Counts(dict):
+    class Token:
         """Lets weak references count those that are alive."""
 
-    alive, most = weakref.WeakSet(), []
+    class Counts(dict):
+        token: Token
+
+    alive: weakref.WeakSet[Token] = weakref.WeakSet()
+    most = []
     read = binarise.read_json
 
     def spy(path):
         counts = Counts(read(path))
         # A dictionary is equal to another, so the set holds a token of each.
-        counts.token = type("Token", (), {})()
+        counts.token = Token()
         alive.add(counts.token)
         most.append(len(alive))
         return counts

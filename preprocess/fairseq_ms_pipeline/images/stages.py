@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fairseq_ms_pipeline import binarise
 from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Draw
-from fairseq_ms_pipeline.files import read_json, write_json
+from fairseq_ms_pipeline.files import Json, read_json, write_json
 from fairseq_ms_pipeline.images.read import TOKENS, given_split
 from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.run import in_work_folder, publish, remove_parts
@@ -34,7 +33,7 @@ class ImageJob:
     source_bytes: int | None
     names: tuple[str, ...]
     out: Path
-    settings: dict[str, Any]
+    settings: Json
     valid_fraction: float
     test_fraction: float
     seed: int
@@ -44,11 +43,10 @@ class ImageJob:
 def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
     """Each file's images by split: named splits as they are, what is missing drawn from the training images."""
     named = {given_split(name) for name in job.names}
-    fractions = {
-        "valid_fraction": 0.0 if "valid" in named else job.valid_fraction,
-        "test_fraction": 0.0 if "test" in named else job.test_fraction,
-    }
-    draw = Draw(Dataset("images", "Images", **fractions), job.seed)
+    valid_fraction = 0.0 if "valid" in named else job.valid_fraction
+    test_fraction = 0.0 if "test" in named else job.test_fraction
+    dataset = Dataset("images", "Images", valid_fraction=valid_fraction, test_fraction=test_fraction)
+    draw = Draw(dataset, job.seed)
     for name, images_BT in found:
         split = given_split(name)
         if split:
@@ -60,7 +58,7 @@ def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[t
                 yield drawn, images_BT[drawn_B == number]
 
 
-def run(job: ImageJob) -> dict[str, Any]:
+def run(job: ImageJob) -> Json:
     """Prepare the images and return the manifest; a finished folder is left as it is. ValueError for bad
     input.
     """
@@ -78,7 +76,7 @@ def run(job: ImageJob) -> dict[str, Any]:
     return manifest
 
 
-def _stages(job: ImageJob, work: Path, progress: Progress) -> dict[str, Any]:
+def _stages(job: ImageJob, work: Path, progress: Progress) -> Json:
     ready, shards = work / "ready", work / "shards"
     if (ready / manifests.NAME).exists():
         return publish(ready, job.out)

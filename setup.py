@@ -23,7 +23,9 @@ setup(
     description="Multi-scale and long-memory language models as a fairseq plugin",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    packages=find_packages(include=["fairseq_ms", "fairseq_ms.*"]),
+    # The scripts under preprocess/ import their pipeline by a name that is the plugin's own.
+    packages=find_packages(include=["fairseq_ms", "fairseq_ms.*"]) + find_packages("preprocess"),
+    package_dir={"fairseq_ms_pipeline": "preprocess/fairseq_ms_pipeline"},
     package_data={"fairseq_ms": ["**/*.yaml", "py.typed"]},
     python_requires=">=3.10,<3.13",
     # fairseq is an extra, not a requirement: several builds of it work here, under several distribution

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from fairseq.models import FairseqLanguageModel
 from torch import Tensor, nn
 
 from benchmarks.peers import (
@@ -24,6 +25,9 @@ from benchmarks.peers import (
 )
 from benchmarks.runner import Contestant, Options, ParityError, Section, assert_parity
 from benchmarks.training import FAIRSEQ, GPT2, VANILLA, label
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
 
 NAME = "generate"
 HELP = "time of sampling 256 tokens after a prefix of 64, at batch 1 and 8, against fairseq, GPT-2 and vanilla"
@@ -51,7 +55,7 @@ VANILLA_GOALS = {1: {"topdown 7,7,8,8": 0.82}, 8: {"topdown 7,7,8,8": 0.68}}
 class Sampler:
     """Samples from a fairseq model the way ``fairseq-interactive`` does: ``task.inference_step``."""
 
-    def __init__(self, model: nn.Module, shape: Shape, new_tokens: int, sampling: bool = True) -> None:
+    def __init__(self, model: FairseqLanguageModel, shape: Shape, new_tokens: int, sampling: bool = True) -> None:
         self.model = model.eval()
         self.task = language_modeling(shape)
         model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1, print_alignment=None)))
@@ -75,7 +79,7 @@ class Sampler:
 class HuggingFaceSampler:
     """The same from Hugging Face's ``generate``, which caches keys and values by itself."""
 
-    def __init__(self, model: Any, new_tokens: int) -> None:
+    def __init__(self, model: GPT2LMHeadModel, new_tokens: int) -> None:
         self.model = model.eval()
         self.new_tokens = new_tokens
 
@@ -92,7 +96,7 @@ class HuggingFaceSampler:
 class _Uncached(nn.Module):
     """A naive twin: the whole sequence again for every token, without caches or packed weights."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: FairseqLanguageModel) -> None:
         super().__init__()
         self.model = model.eval()
 
@@ -130,7 +134,7 @@ def _half_parity(name: str, shape: Shape) -> float:
     tokens = torch.cat([prefix.new_full((3, 1), 2), prefix], dim=1)
     half = _model(name, shape).bfloat16().eval()
     half.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1, print_alignment=None)))
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     with torch.inference_mode():
         steps = range(PREFIX // 2, PREFIX + 2)
         cached = torch.cat([half.decoder(tokens[:, :end], incremental_state=state)[0] for end in steps], dim=1)
@@ -138,7 +142,7 @@ def _half_parity(name: str, shape: Shape) -> float:
     return assert_parity(f"{name} in bfloat16", cached.float(), whole, HALF_TOLERANCE)
 
 
-def _model(name: str, shape: Shape) -> nn.Module:
+def _model(name: str, shape: Shape) -> FairseqLanguageModel:
     if name == FAIRSEQ:
         model = fairseq_lm(shape)
         copy_weights(_model(VANILLA, shape), model)
@@ -172,7 +176,7 @@ def sections(options: Options) -> Iterable[Section]:
         if rows == 1:
             entrants |= {name + HALF: Sampler(_model(name, shape).bfloat16(), shape, new_tokens) for name in names}
         further = {} if options.quick else {GPT2: GPT2_GOALS[rows], VANILLA: VANILLA_GOALS[rows]}
-        yield _section(what, entrants, prefix, goals, further, shape, parity)
+        yield _section(what, entrants, prefix, goals, further, shape, new_tokens, parity)
 
 
 def _section(
@@ -182,6 +186,7 @@ def _section(
     goals: dict[str, float],
     further: dict[str, dict[str, float]],
     shape: Shape,
+    new_tokens: int,
     parity: Callable[[], str],
 ) -> Section:
     def runs(sampler: Callable[[Tensor], object]) -> Callable[[], None]:
@@ -196,9 +201,5 @@ def _section(
         label(baseline, shape): {label(name, shape): goal for name, goal in own.items()}
         for baseline, own in further.items()
     }
-    scale = 1e3 / _tokens(samplers)
+    scale = 1e3 / new_tokens
     return Section(what, "ms a token", contestants, label(FAIRSEQ, shape), parity, scale=scale, further=others)
-
-
-def _tokens(samplers: dict[str, Any]) -> int:
-    return next(iter(samplers.values())).new_tokens

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, FairseqLanguageModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,7 +51,7 @@ def padded_batch(rows: list[list[str]], dictionary: Dictionary) -> Tensor:
     return nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=dictionary.pad())
 
 
-def build(model: str, dictionary: Dictionary, positions: int, flags: dict[str, Any]) -> Any:
+def build(model: str, dictionary: Dictionary, positions: int, flags: Mapping[str, object]) -> FairseqLanguageModel:
     """A model with random weights, in training mode."""
     cfg = MODEL_DATACLASS_REGISTRY[model]()
     known = {"tokens_per_sample": positions, "max_target_positions": None, "add_bos_token": False, **flags}
@@ -64,7 +63,9 @@ def build(model: str, dictionary: Dictionary, positions: int, flags: dict[str, A
     return MODEL_REGISTRY[model].build_model(cfg, task).train()
 
 
-def preset(arch: str, dictionary: Dictionary, positions: int, quick: bool, criterion: str = "cross_entropy") -> Any:
+def preset(
+    arch: str, dictionary: Dictionary, positions: int, quick: bool, criterion: str = "cross_entropy"
+) -> FairseqLanguageModel:
     """The model of a preset, or a tiny one like it."""
     model, flags = PRESETS[arch].model, PRESETS[arch].values
     return build(model, dictionary, positions, {**flags, **(TINY if quick else {}), "criterion": criterion})
@@ -74,7 +75,7 @@ def loss_of(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=pad)
 
 
-def padded_loss(model: Any, tokens: Tensor, pad: int) -> Tensor:
+def padded_loss(model: FairseqLanguageModel, tokens: Tensor, pad: int) -> Tensor:
     """The loss by torch's own LSTM over chunks padded to the greatest length, the context beside every token."""
     decoder, source = model.decoder, tokens[:, :-1]
     chunks = decoder.hierarchy.table(source)
@@ -180,8 +181,8 @@ class Generation:
             counts["MEGABYTE-pytorch"] = sum(p.numel() for p in self.megabyte.model.parameters())
         self.title = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
 
-    def prefilled(self, name: str) -> dict[str, Any]:
-        state: dict[str, Any] = {}
+    def prefilled(self, name: str) -> dict[str, object]:
+        state: dict[str, object] = {}
         with torch.inference_mode():
             self.models[name].decoder(self.tokens[:, : self.prompt], incremental_state=state)
         return state

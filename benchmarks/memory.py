@@ -1,17 +1,23 @@
-"""How much a forward pass keeps for the backward pass: by the process's own account."""
+"""How much a forward pass keeps for the backward pass: by the account of a process of its own.
+
+`python -m benchmarks.memory` is that process; it runs in the checkout, where this package is importable.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import multiprocessing
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def resident_bytes() -> int:
@@ -20,26 +26,23 @@ def resident_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def resident_growth(build: Callable[..., tuple[Callable[[], Tensor], Any]], *arguments: Any) -> int:
+def resident_growth(build: Callable[..., tuple[Callable[[], Tensor], object]], *arguments: object) -> int:
     """By how much a forward pass makes a fresh process larger, while its result is alive.
 
     ``build(*arguments)`` is called in the new process and returns the forward pass and whatever must live as
     long as it does. What autograd keeps is in this number wherever it hides, and so is what the allocator keeps.
     """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_growth, args=(sender, build, arguments))
-    process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    except EOFError as error:
-        raise RuntimeError("the process that measures resident memory ended early") from error
-    finally:
-        process.join()
+    program = [sys.executable, "-m", "benchmarks.memory"]
+    done = subprocess.run(
+        program, cwd=ROOT, input=pickle.dumps((build, arguments)), stdout=subprocess.PIPE, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError("the process that measures resident memory ended early")
+    return int(done.stdout.split()[-1])
 
 
-def _measure_growth(sender: Any, build: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def growth_here(build: Callable[..., tuple[Callable[[], Tensor], object]], *arguments: object) -> int:
+    """The same in this process, which should be fresh."""
     forward, keep_alive = build(*arguments)
     # Once with nothing kept, so that buffers of libraries and threads exist before the measurement.
     with torch.no_grad():
@@ -48,10 +51,16 @@ def _measure_growth(sender: Any, build: Callable[..., Any], arguments: tuple[Any
     before = resident_bytes()
     result = forward()
     _give_back_free_memory()
-    sender.send(resident_bytes() - before)
+    growth = resident_bytes() - before
     del result, keep_alive
+    return growth
 
 
 def _give_back_free_memory() -> None:
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+if __name__ == "__main__":
+    wanted, given = pickle.load(sys.stdin.buffer)
+    print(growth_here(wanted, *given))

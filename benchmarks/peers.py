@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, FairseqLanguageModel
 from fairseq.models.transformer_lm import base_lm_architecture
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def language_modeling(shape: Shape) -> LanguageModelingTask:
     return LanguageModelingTask(cfg, words)
 
 
-def build(arch: str, shape: Shape, **flags: Any) -> nn.Module:
+def build(arch: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
     """A model of a registered architecture with random weights, the same ones every time."""
     cfg = MODEL_DATACLASS_REGISTRY[arch]()
     if arch == "transformer_lm":
@@ -80,7 +80,7 @@ def build(arch: str, shape: Shape, **flags: Any) -> nn.Module:
     return MODEL_REGISTRY[arch].build_model(cfg, task)
 
 
-def fairseq_lm(shape: Shape) -> nn.Module:
+def fairseq_lm(shape: Shape) -> FairseqLanguageModel:
     """fairseq's own ``transformer_lm``: pre-LN, GELU, learned positions, as ``vanilla_lm`` is."""
     return build(
         "transformer_lm",
@@ -95,7 +95,7 @@ def fairseq_lm(shape: Shape) -> nn.Module:
     )
 
 
-def copy_weights(vanilla: nn.Module, peer: nn.Module) -> None:
+def copy_weights(vanilla: FairseqLanguageModel, peer: FairseqLanguageModel) -> None:
     """Give fairseq's model the weights of our ``vanilla_lm`` of the same shape."""
     ours, theirs = vanilla.decoder, peer.decoder
     offset = theirs.embed_positions.padding_idx + 1
@@ -148,7 +148,7 @@ def huggingface_gpt2(shape: Shape) -> nn.Module | None:
 
 
 # Layers are named coarse to fine, as the paper does.
-MULTISCALE: dict[str, tuple[str, dict[str, Any]]] = {
+MULTISCALE: dict[str, tuple[str, dict[str, object]]] = {
     "topdown 7,7,8,8": ("multiscale_topdown", {"scale_layers": "64x=7,16x=7,4x=8,1x=8"}),
     "topdown 2,4,8,12": ("multiscale_topdown", {"scale_layers": "64x=2,16x=4,4x=8,1x=12"}),
     "bottomup 8,9,9": ("multiscale_bottomup", {"scale_layers": "16x=8,4x=9,1x=9"}),
@@ -157,7 +157,7 @@ MULTISCALE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def multiscale(name: str, shape: Shape, **flags: Any) -> nn.Module:
+def multiscale(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
     """One of ``MULTISCALE``."""
     arch, own = MULTISCALE[name]
     return build(arch, shape, **own, **flags)
@@ -175,7 +175,15 @@ def evaluation(*models: nn.Module) -> Iterator[None]:
             model.train()
 
 
-def random_sample(shape: Shape, rows: int) -> dict[str, Any]:
+class Sample(TypedDict):
+    """A batch as fairseq's criterions take it."""
+
+    net_input: dict[str, Tensor]
+    target: Tensor
+    ntokens: int
+
+
+def random_sample(shape: Shape, rows: int) -> Sample:
     """A batch as fairseq's criterions take it: random tokens, every position a target."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(4, shape.vocabulary, (rows, shape.length + 1), generator=generator)
@@ -186,9 +194,9 @@ def random_sample(shape: Shape, rows: int) -> dict[str, Any]:
     }
 
 
-def language_model_loss(model: nn.Module, sample: dict[str, Any]) -> Tensor:
+def language_model_loss(model: nn.Module, sample: Sample) -> Tensor:
     """The sum of the negative log probabilities of the targets, computed as fairseq's ``cross_entropy`` does."""
-    if hasattr(model, "get_normalized_probs"):
+    if isinstance(model, BaseFairseqModel):
         output = model(**sample["net_input"])
         log_probs = model.get_normalized_probs(output, log_probs=True)
     else:

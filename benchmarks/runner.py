@@ -6,14 +6,12 @@ import gc
 import importlib
 import math
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Protocol, TypedDict, cast
 
 import torch
 
@@ -85,6 +83,58 @@ class Section:
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
+class Benchmark(Protocol):
+    """What a module of this folder defines to be a benchmark."""
+
+    NAME: str
+    HELP: str
+
+    def sections(self, options: Options) -> Iterable[Section]:
+        """The tables, one at a time."""
+
+
+class RowResult(TypedDict):
+    """A contestant's line: its numbers, and their ratios to the baseline of the same rounds."""
+
+    name: str
+    median: float
+    min: float
+    max: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    goal: float | None
+    meets_goal: bool | None
+    values: list[float]
+
+
+class FurtherResult(TypedDict):
+    """A contestant's ratios to another baseline."""
+
+    name: str
+    baseline: str
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    goal: float
+    meets_goal: bool
+
+
+class SectionResult(TypedDict, total=False):
+    """A table; "error" instead of "parity", "rows" and "further" where parity failed."""
+
+    title: str
+    unit: str
+    baseline: str
+    measure: str
+    load_before: float
+    load_after: float
+    parity: str
+    error: str
+    rows: list[RowResult]
+    further: list[FurtherResult]
+
+
 @dataclass
 class Row:
     """A contestant's numbers; ``ratios`` are to the baseline of the same round."""
@@ -94,7 +144,8 @@ class Row:
     values: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
+    def result(self) -> RowResult:
+        """The line of the table."""
         ratio = statistics.median(self.ratios)
         return {
             "name": self.name,
@@ -110,16 +161,16 @@ class Row:
         }
 
 
-def discover() -> dict[str, ModuleType]:
+def discover() -> dict[str, Benchmark]:
     """The benchmark modules of this folder by name."""
-    found = {}
+    found: dict[str, Benchmark] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem == "__init__":
             continue
         module = importlib.import_module(f"{__package__}.{path.stem}")
         if hasattr(module, "NAME"):
             assert module.NAME not in found, module.NAME
-            found[module.NAME] = module
+            found[module.NAME] = cast(Benchmark, module)
     return found
 
 
@@ -138,7 +189,7 @@ def measure_section(section: Section, options: Options) -> list[Row]:
     repeats = dict.fromkeys((contestant.name for contestant in contestants), 1)
     for number in range(-WARM_UP_ROUNDS if timed else 0, options.rounds if timed else 1):
         for contestant, row in zip(contestants, rows):
-            value = _time(contestant.run, options.clock, repeats[contestant.name]) if timed else contestant.run()
+            value = _time(contestant.run, options.clock, repeats[contestant.name]) if timed else _value(contestant)
             if number < 0:
                 repeats[contestant.name] = max(1, math.ceil(options.least_seconds / max(value, 1e-9)))
             if number >= 0:
@@ -147,6 +198,12 @@ def measure_section(section: Section, options: Options) -> list[Row]:
             for row in rows:
                 row.ratios.append(row.values[-1] / base.values[-1])
     return rows
+
+
+def _value(contestant: Contestant) -> float:
+    value = contestant.run()
+    assert value is not None, contestant.name
+    return value
 
 
 def _time(run: Callable[[], object], clock: str, repeats: int) -> float:
@@ -160,12 +217,12 @@ def _time(run: Callable[[], object], clock: str, repeats: int) -> float:
     return (now() - start) / repeats
 
 
-def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict[str, Any]]:
+def run_sections(sections: Iterable[Section], options: Options) -> Iterator[SectionResult]:
     """The result of every section as it is done; "error" instead of rows where parity failed."""
     for section in sections:
         if options.sections and not any(part in section.title for part in options.sections):
             continue
-        result: dict[str, Any] = {
+        result: SectionResult = {
             "title": section.title,
             "unit": section.unit,
             "baseline": section.baseline,
@@ -178,7 +235,7 @@ def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict
             result["error"] = str(error)
         else:
             rows = measure_section(section, options)
-            result["rows"] = [row.as_dict() for row in rows]
+            result["rows"] = [row.result() for row in rows]
             result["further"] = _further(section, {row.name: row for row in rows})
         result["load_after"] = os.getloadavg()[0]
         yield result
@@ -187,9 +244,9 @@ def run_sections(sections: Iterable[Section], options: Options) -> Iterator[dict
         gc.collect()
 
 
-def _further(section: Section, rows: Mapping[str, Row]) -> list[dict[str, Any]]:
+def _further(section: Section, rows: Mapping[str, Row]) -> list[FurtherResult]:
     """Ratios to other baselines of the same rounds."""
-    found = []
+    found: list[FurtherResult] = []
     for baseline, goals in section.further.items():
         for name, goal in goals.items():
             if name in rows and baseline in rows:
@@ -214,58 +271,3 @@ def assert_parity(what: str, one: torch.Tensor, other: torch.Tensor, tolerance: 
     if not difference <= tolerance:
         raise ParityError(f"{what}: the largest difference is {difference:.3g}, allowed are {tolerance:.3g}")
     return difference
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].split(":", 1)[1].strip() if lines else model
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_average": list(os.getloadavg()),
-    }
-
-
-def table(result: dict[str, Any]) -> str:
-    """A section's result as text."""
-    lines = [result["title"]]
-    if "error" in result:
-        return "\n".join([*lines, f"  NOT MEASURED, parity failed: {result['error']}"])
-    lines.append(f"  parity: {result['parity']}")
-    width = max(len(row["name"]) for row in result["rows"])
-    timed = result["measure"] == "time"
-    header = f"  {'':<{width}} {result['unit']:>16}" + (f" {'min .. max':>21}" if timed else "")
-    lines.append(header + f" {'ratio':>7}" + (f" {'min .. max':>15}" if timed else "") + "  goal")
-    for row in result["rows"]:
-        line = f"  {row['name']:<{width}} {_number(row['median']):>16}"
-        if timed:
-            spread = f"{_number(row['min'])} .. {_number(row['max'])}"
-            line += f" {spread:>21}"
-        line += f" {row['ratio']:>7.3f}"
-        if timed:
-            spread = f"{row['ratio_min']:.3f} .. {row['ratio_max']:.3f}"
-            line += f" {spread:>15}"
-        if row["goal"] is not None:
-            line += f"  <= {row['goal']:g}" + ("" if row["meets_goal"] else "  falls short")
-        lines.append(line)
-    for other in result["further"]:
-        lines.append(
-            f"  {other['name']} to {other['baseline']}: {other['ratio']:.3f}"
-            f" ({other['ratio_min']:.3f} .. {other['ratio_max']:.3f})  <= {other['goal']:g}"
-            + ("" if other["meets_goal"] else "  falls short")
-        )
-    lines.append(f"  load average {result['load_before']:.1f} before, {result['load_after']:.1f} after")
-    return "\n".join(lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

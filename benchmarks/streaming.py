@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor, nn
+from fairseq.models import FairseqLanguageModel
+from torch import Tensor
 
 from benchmarks.peers import Shape, build
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+
+if TYPE_CHECKING:
+    from transformers import TransfoXLModel
+
+Result = TypeVar("Result")
 
 NAME = "streaming"
 HELP = "streaming models at one window: a training step and what it keeps, beside Hugging Face's TransfoXL"
@@ -27,7 +33,7 @@ TOLERANCE = 1e-3
 PEER = "TransfoXL (transformers)"
 
 
-def transfo_xl(shape: Shape, normalize_before: bool = True) -> Any:
+def transfo_xl(shape: Shape, normalize_before: bool = True) -> TransfoXLModel | None:
     """Hugging Face's model of this shape with a memory as long as the segment, or None if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -56,7 +62,7 @@ def transfo_xl(shape: Shape, normalize_before: bool = True) -> Any:
         return TransfoXLModel(config)
 
 
-def copy_weights(ours: Any, theirs: Any) -> None:
+def copy_weights(ours: FairseqLanguageModel, theirs: TransfoXLModel) -> None:
     """Give Hugging Face's model the weights of our ``transformer_xl`` of the same shape."""
     decoder = ours.decoder
     pairs = [(theirs.word_emb.emb_layers[0].weight, decoder.embed.words.weight)]
@@ -79,7 +85,7 @@ def copy_weights(ours: Any, theirs: Any) -> None:
             to.copy_(weight)
 
 
-def streaming_model(arch: str, shape: Shape, **flags: Any) -> Any:
+def streaming_model(arch: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
     """One of our models at this shape, its window twice the segment, pre-LN."""
     settings = {
         "decoder_normalize_before": True,
@@ -99,7 +105,7 @@ class Steps:
         self.shape = shape
         layers, half = shape.layers, shape.length // 2
         coarse = layers * 3 // 8
-        self.models: dict[str, Any] = {
+        self.models: dict[str, FairseqLanguageModel] = {
             "transformer_xl": streaming_model("transformer_xl", shape, decoder_layers=layers),
             "compressive_transformer": streaming_model(
                 "compressive_transformer", shape, decoder_layers=layers, mem_len=half, compressed_mem_len=half
@@ -121,7 +127,7 @@ class Steps:
         with torch.no_grad():
             self.peer_memory = self.peer(self.tokens[0]).mems if self.peer is not None else None
 
-    def _first(self, model: Any) -> Any:
+    def _first(self, model: FairseqLanguageModel) -> object:
         with torch.no_grad():
             return model.decoder.stream(self.tokens[0], None)[1]
 
@@ -132,7 +138,7 @@ class Steps:
         features, _, loss = self.models[name].decoder.stream(self.tokens[1], self.memories[name])
         return features.sum() if loss is None else features.sum() + loss
 
-    def module(self, name: str) -> nn.Module:
+    def module(self, name: str) -> FairseqLanguageModel | TransfoXLModel:
         return self.peer if name == PEER else self.models[name]
 
     def step(self, name: str) -> None:
@@ -196,5 +202,5 @@ def _goal(name: str, goal: float, names: list[str]) -> float | None:
     return goal if name == "transformer_xl" and names[0] == PEER else None
 
 
-def _bind(function: Callable[[str], Any], name: str) -> Callable[[], Any]:
+def _bind(function: Callable[[str], Result], name: str) -> Callable[[], Result]:
     return lambda: function(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -59,7 +58,7 @@ def _saved(build: Callable[[], nn.Module], shape: Shape) -> float:
     return saved_bytes(lambda: language_model_loss(model, sample), model) / sample["ntokens"]
 
 
-def _forward(name: str, shape: Shape) -> tuple[Callable[[], Tensor], Any]:
+def _forward(name: str, shape: Shape) -> tuple[Callable[[], Tensor], nn.Module]:
     """A contestant's forward pass, in a process of its own."""
     import fairseq_ms
 

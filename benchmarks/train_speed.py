@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -66,7 +65,7 @@ class _Update:
         self.buffers: list[torch.Tensor] | None = None
 
     def __call__(self) -> None:
-        tensors: Any = [p.detach() for p in self.parameters]
+        tensors = [p.detach() for p in self.parameters]
         if self.buffers is None:
             # One flat buffer each for gradients and moments, shared by all calls.
             self.buffers = [torch.zeros(sum(p.numel() for p in self.parameters)) for _ in range(3)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import cast
 
 import torch
+from fairseq.models import FairseqLanguageModel
 from torch import Tensor, nn
 
 from benchmarks.peers import (
@@ -38,10 +39,10 @@ def builders(shape: Shape) -> dict[str, Callable[[], nn.Module]]:
     models: dict[str, Callable[[], nn.Module]] = {
         FAIRSEQ: lambda: fairseq_lm(shape),
         VANILLA: lambda: build("vanilla_lm", shape, decoder_layers=shape.layers),
-        **{name: lambda name=name: multiscale(name, shape) for name in MULTISCALE},
+        **{name: partial(multiscale, name, shape) for name in MULTISCALE},
     }
     if huggingface_gpt2(replace(TINY, layers=1)) is not None:
-        models[GPT2] = lambda: huggingface_gpt2(shape)  # type: ignore[assignment, return-value]
+        models[GPT2] = lambda: cast(nn.Module, huggingface_gpt2(shape))
     return models
 
 
@@ -67,7 +68,7 @@ def training_parity() -> str:
     )
 
 
-def _build(name: str, shape: Shape, **flags: Any) -> nn.Module:
+def _build(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
     if name == VANILLA:
         return build("vanilla_lm", shape, decoder_layers=shape.layers, **flags)
     return multiscale(name, shape, **flags)

@@ -1,68 +1,92 @@
-"""The command line `fairseq-ms`: finds the subcommands, loads the one asked for, reports its errors."""
+"""The command line `fairseq-ms`: lists the commands, loads the one asked for, reports its errors."""
 
 import argparse
-import ast
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 PROG = "fairseq-ms"
-ROOMS = ("commands", "analysis")
 
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand as it is listed: its name, its line of help and the module that holds it."""
-
-    name: str
-    help: str
-    module: str
-
-
-def find_commands() -> dict[str, Command]:
-    """All subcommands by name, read from the source text so that no command's imports are paid for."""
-    commands: dict[str, Command] = {}
-    for room in ROOMS:
-        for path in sorted((Path(__file__).parent / room).glob("*.py")):
-            constants = _string_constants(path)
-            if "NAME" not in constants or "HELP" not in constants:
-                continue
-            command = Command(constants["NAME"], constants["HELP"], f"fairseq_ms.{room}.{path.stem}")
-            other = commands.setdefault(command.name, command)
-            if other is not command:
-                raise RuntimeError(f"{other.module} and {command.module} are both named {command.name!r}")
-    return dict(sorted(commands.items()))
-
-
-def _string_constants(path: Path) -> dict[str, str]:
-    """The top-level `NAME = "literal"` assignments of a source file."""
-    found: dict[str, str] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            for target in node.targets:
-                if isinstance(target, ast.Name) and isinstance(node.value.value, str):
-                    found[target.id] = node.value.value
-    return found
+# What the user types -> (module, one line of help). `fairseq_ms.analysis` says what the module has to define.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": (
+        "fairseq_ms.analysis.bench",
+        "measure memory and time against naive twins and other implementations (needs a checkout)",
+    ),
+    "coarse-completions": (
+        "fairseq_ms.analysis.coarse_completions.command",
+        "print the bag of words that coarse_lm checkpoints predict after a context",
+    ),
+    "config": (
+        "fairseq_ms.analysis.config",
+        "print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train",
+    ),
+    "context-length": (
+        "fairseq_ms.analysis.context_length.command",
+        "minimum, maximum and average context length of a streaming model, by formula and measured",
+    ),
+    "context-shuffle": (
+        "fairseq_ms.analysis.context_shuffle.command",
+        "increase in NLL when the distant context is shuffled, reversed, replaced or dropped",
+    ),
+    "context-window": (
+        "fairseq_ms.analysis.context_window.command",
+        "perplexity against the number of context tokens a model is given",
+    ),
+    "memory": (
+        "fairseq_ms.analysis.memory.command",
+        "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations",
+    ),
+    "neighbors": (
+        "fairseq_ms.analysis.neighbors.command",
+        "nearest segments of a corpus by the representations of every scale",
+    ),
+    "nll-by-frequency": (
+        "fairseq_ms.analysis.nll_by_frequency.command",
+        "mean NLL of tokens in bins of equal training frequency, rarest first",
+    ),
+    "perplexity": (
+        "fairseq_ms.analysis.perplexity.command",
+        "evaluate a checkpoint: subword and word perplexity, bits per byte",
+    ),
+    "plot": (
+        "fairseq_ms.analysis.plot.command",
+        "draw a figure: context, what a training step keeps and takes against context length",
+    ),
+    "sample-images": (
+        "fairseq_ms.analysis.sample_images",
+        "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",
+    ),
+    "sample-metrics": (
+        "fairseq_ms.analysis.sample_metrics.command",
+        "perplexity under other models, reference BLEU, repetition and speed of samples",
+    ),
+    "tradeoff": (
+        "fairseq_ms.analysis.tradeoff.command",
+        "perplexity against memory or time of training, over a folder of runs",
+    ),
+    "user-dir": (
+        "fairseq_ms.analysis.user_dir",
+        "print the absolute path of the plugin, for fairseq's --user-dir",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns its exit code, 2 for bad input, 130 when interrupted."""
+    """Run one command; returns its exit code, 2 for bad input, 130 when interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = find_commands()
-    overview = _overview(commands)
+    overview = _overview()
     if not arguments or arguments[0].startswith("-"):
         overview.parse_args(arguments)
         overview.print_help(sys.stderr)
         return 2
     name, rest = arguments[0], arguments[1:]
-    if name not in commands:
-        known = ", ".join(commands)
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
         print(f"{PROG}: there is no command {name!r}; the commands are {known}", file=sys.stderr)
         return 2
     try:
-        return _run(commands[name], rest)
+        return _run(name, rest)
     except KeyboardInterrupt:
         return 130
     except (ValueError, ImportError, OSError) as error:
@@ -72,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _overview(commands: dict[str, Command]) -> argparse.ArgumentParser:
-    """The parser of `fairseq-ms` without a subcommand: its help and its version."""
+def _overview() -> argparse.ArgumentParser:
+    """The parser of `fairseq-ms` without a command: its help and its version."""
     from fairseq_ms.version import __version__
 
-    width = max(len(name) for name in commands)
-    listing = "\n".join(f"  {command.name:<{width}}  {command.help}" for command in commands.values())
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {help}" for name, (_, help) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=PROG,
         usage=f"{PROG} COMMAND ...",
@@ -89,11 +113,13 @@ def _overview(commands: dict[str, Command]) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(command: Command, arguments: list[str]) -> int:
+def _run(name: str, arguments: list[str]) -> int:
     """Import the command's module, parse its arguments, register the models if it needs them, and run it."""
-    module = importlib.import_module(command.module)
+    path, help = COMMANDS[name]
+    module = importlib.import_module(path)
     # No abbreviations: a flag of fairseq's must never be taken for the beginning of one of the command's.
-    parser = argparse.ArgumentParser(prog=f"{PROG} {command.name}", description=command.help, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=help, allow_abbrev=False)
+    parser.set_defaults(command=name)
     module.add_arguments(parser)
     args, unknown = parser.parse_known_args(arguments)
     if getattr(module, "TAKES_FAIRSEQ_FLAGS", False):

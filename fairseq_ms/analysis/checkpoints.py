@@ -6,12 +6,14 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.data import data_utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.models import BaseFairseqModel, FairseqLanguageModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_ms.errors import UsageError
@@ -32,12 +34,12 @@ class Checkpoint:
 
     label: str
     path: str
-    model: Any
-    task: Any
-    cfg: Any
+    model: FairseqLanguageModel
+    task: LanguageModelingTask
+    cfg: DictConfig
 
     @property
-    def dictionary(self) -> Any:
+    def dictionary(self) -> Dictionary:
         return self.task.source_dictionary
 
     @property
@@ -66,7 +68,7 @@ class Checkpoint:
             return None
         return int(self.model.max_positions())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """What JSON files say about the checkpoint."""
         return {
             "label": self.label,
@@ -78,7 +80,7 @@ class Checkpoint:
         }
 
 
-def is_streaming(model: Any) -> bool:
+def is_streaming(model: BaseFairseqModel) -> bool:
     """Whether a model hands a memory from one segment to the next."""
     own = getattr(type(model.decoder), "features_with_memory", None)
     return own is not None and own is not Decoder.features_with_memory
@@ -137,7 +139,7 @@ def split_label(spec: str) -> tuple[str, str]:
     return Path(spec).parent.name or Path(spec).stem, spec
 
 
-def _reads_source(model: Any) -> bool:
+def _reads_source(model: BaseFairseqModel) -> bool:
     """Whether the model's encoder has parameters, as in translation; a prompt reader has none."""
     return any(True for _ in model.encoder.parameters())
 

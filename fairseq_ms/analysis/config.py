@@ -14,9 +14,6 @@ from fairseq_ms.errors import UsageError
 if TYPE_CHECKING:
     from fairseq_ms.lm.registry import Preset
 
-NAME = "config"
-HELP = "print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train"
-
 # The sections of a file in their order, with what every recipe has in common; "???" must be given on the command line.
 _SHARED: dict[str, dict[str, Any]] = {
     "common": {"user_dir": "fairseq_ms", "seed": 1, "log_format": "simple", "log_interval": 100},

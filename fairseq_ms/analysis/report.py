@@ -8,9 +8,15 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # Lines are told apart by marker and dash pattern, so a figure reads the same without colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
@@ -18,7 +24,7 @@ DASHES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns side by side; the first is aligned left, numbers right, None is a dash."""
     cells = [[str(cell) for cell in header], *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
@@ -31,7 +37,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
-def _text(cell: Any) -> str:
+def _text(cell: object) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, float):
@@ -56,18 +62,18 @@ def require_package(module: str, what: str, install: str) -> None:
         raise UsageError(f"{what} needs the package {install}: run pip install {install}")
 
 
-def write_json(path: str, content: Any) -> None:
-    """Write a JSON file at once or not at all."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+def write_json(path: str | Path, content: object, allow_nan: bool = False) -> None:
+    """Write a JSON file at once or not at all; infinity and NaN are refused unless they are allowed."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan, default=_plain)
     _replace(path, lambda name: Path(name).write_text(text + "\n", encoding="utf-8"))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: np.ndarray | np.generic) -> object:
     """numpy's numbers and arrays as JSON has them."""
     return value.tolist()
 
 
-def write_png(path: str, draw: Callable[[Any], None], width: float = 7.0, height: float = 4.5) -> None:
+def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:
     """Draw a figure and write it at once or not at all; ``draw`` is given matplotlib's Figure."""
     from matplotlib.figure import Figure
 
@@ -76,7 +82,7 @@ def write_png(path: str, draw: Callable[[Any], None], width: float = 7.0, height
     _replace(path, lambda name: figure.savefig(name, format="png"))
 
 
-def _replace(path: str, write: Callable[[str], Any]) -> None:
+def _replace(path: str | Path, write: Callable[[str], object]) -> None:
     target = Path(path).resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
@@ -90,22 +96,29 @@ def _replace(path: str, write: Callable[[str], Any]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def line_style(number: int) -> dict[str, Any]:
-    """Marker and dash pattern of the line with this number."""
-    return {
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": DASHES[number % len(DASHES)],
-        "markersize": 5,
-        "linewidth": 1.3,
-        "markerfacecolor": "white" if number % 2 else None,
-    }
+def plot_line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float], label: str) -> Line2D:
+    """Draw one line; its marker and dash pattern go by its index among the figure's lines."""
+    (line,) = axes.plot(
+        xs,
+        ys,
+        label=label,
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=DASHES[index % len(DASHES)],
+        markersize=5,
+        linewidth=1.3,
+        markerfacecolor="white" if index % 2 else None,
+    )
+    return line
 
 
-def finish_axes(axes: Any, xlabel: str, ylabel: str, legend: bool = True, beside: bool = False) -> None:
+def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True, beside: bool = False) -> None:
     """Labels, grid and legend, the same in every figure; ``beside`` the axes where bars leave no room in them."""
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(True, linewidth=0.4, alpha=0.6)
     axes.set_axisbelow(True)
     if legend:
-        axes.legend(frameon=False, **({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {}))
+        if beside:
+            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        else:
+            axes.legend(frameon=False)

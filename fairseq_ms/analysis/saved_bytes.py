@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ class _Saved:
         self.tensor = tensor
 
 
-def saved_bytes(forward: Callable[[], Any], *modules: nn.Module) -> int:
+def saved_bytes(forward: Callable[[], object], *modules: nn.Module) -> int:
     """Bytes that autograd keeps for the backward pass of what ``forward`` returns.
 
     Counted are the storages of all saved tensors that are alive when the forward pass is over, each once however

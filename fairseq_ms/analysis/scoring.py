@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +32,8 @@ def score_windows(checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, 
 
 
 def _score(
-    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, skip: int = 0, memory: Any = None
-) -> tuple[Tensor, Any]:
+    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, skip: int = 0, memory: object = None
+) -> tuple[Tensor, object]:
     """NLL of the targets after the first ``skip`` ones, and the memory behind the last."""
     model = checkpoint.model
     arguments = {"memory": memory} if checkpoint.streaming else {}

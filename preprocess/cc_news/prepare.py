@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from preprocess.pipeline.cli import prepare_files
-from preprocess.pipeline.dataset import Dataset, Expected
+from fairseq_ms_pipeline.cli import prepare_files
+from fairseq_ms_pipeline.dataset import Dataset, Expected
 
 TABLE_1 = "Table 1 of the multi-scale paper"
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from preprocess.pipeline.cli import add_input_flags, common_parser, job_from_files, main
-from preprocess.pipeline.dataset import SPLITS, Dataset
-from preprocess.pipeline.run import Job
+from fairseq_ms_pipeline.cli import add_input_flags, common_parser, job_from_files, main
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.run import Job
 
 DATASET = Dataset(
     name="chars",

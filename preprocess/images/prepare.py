@@ -1,75 +1,8 @@
 """Prepare 32 x 32 images (ImageNet-32, CIFAR-10, PNG folders and zips, two photographs) as 3,072 tokens each."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from preprocess.images.read import WANTED, given_split, images, photographs, wanted
-from preprocess.images.stages import ImageJob, run
-from preprocess.pipeline.cli import one_sentence
-from preprocess.pipeline.sources import check_inputs, text_files, total_bytes
-
-# Of the training images, for a split that has no files of its own.
-SHARE = 0.05
-
-
-def make_job(args: argparse.Namespace) -> ImageJob:
-    """The run that the flags ask for; ValueError for flags that exclude each other, or inputs without images."""
-    for split, value in (("valid", args.valid_fraction), ("test", args.test_fraction)):
-        if value is not None and not 0 < value < 0.5:
-            raise ValueError(f"--{split}-fraction must lie between 0 and 0.5, not {value}.")
-    if args.photographs and args.input:
-        raise ValueError("--input and --photographs exclude each other: one of them says where images come from.")
-    common = {
-        "out": args.out,
-        "valid_fraction": args.valid_fraction or SHARE,
-        "test_fraction": args.test_fraction or SHARE,
-        "seed": args.seed,
-        "quiet": args.quiet,
-    }
-    settings = {"name": "images", "level": "image", "seed": args.seed}
-    settings |= {split: common[split] for split in ("valid_fraction", "test_fraction")}
-    if args.photographs:
-        settings["inputs"] = [{"name": "photographs of scikit-learn"}]
-        return ImageJob(lambda advance: photographs(), None, (), settings=settings, **common)
-    check_inputs(args.input)
-    names = tuple(file.name for file in text_files(args.input, wanted))
-    if not names:
-        where = ", ".join(map(str, args.input))
-        raise ValueError(f"--input {where} holds no images ({', '.join(WANTED)}).")
-    named = {given_split(name) for name in names}
-    for split, value in (("valid", args.valid_fraction), ("test", args.test_fraction)):
-        if split in named and value is not None:
-            raise ValueError(f"--{split}-fraction has no meaning where --input has files for {split}: leave it out.")
-    settings["inputs"] = [{"name": path.name, "bytes": total_bytes([path])} for path in args.input]
-    size = total_bytes(args.input)
-    return ImageJob(lambda advance: images(args.input, advance), size, names, settings=settings, **common)
-
-
-def main(args: argparse.Namespace) -> None:
-    """Run the job, or print what it would do."""
-    job = make_job(args)
-    if args.dry_run:
-        where = "two photographs of scikit-learn" if args.photographs else f"{len(job.names):,} files"
-        print(f"Images of {where} -> {job.out}: bin/ (fairseq), manifest.json (nothing is written by --dry-run)")
-    else:
-        run(job)
-
+from fairseq_ms_pipeline.images.cli import main
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", type=Path, nargs="+", default=[], help="files, archives or folders of images")
-    parser.add_argument("--photographs", action="store_true", help="crops of scikit-learn's two photographs")
-    parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, manifest.json")
-    share = f"share of the training images for this split, if no file is (default: {SHARE})"
-    parser.add_argument("--valid-fraction", type=float, help=share)
-    parser.add_argument("--test-fraction", type=float, help=share)
-    parser.add_argument("--seed", type=int, default=1, help="seed of a random split (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    arguments = parser.parse_args()
-    sys.exit(one_sentence(lambda: main(arguments)))
+    sys.exit(main(__doc__))

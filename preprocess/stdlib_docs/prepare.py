@@ -6,15 +6,12 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from preprocess.pipeline.cli import add_bpe_flags, common_parser, main, seed_of, with_flags
-from preprocess.pipeline.dataset import Dataset
-from preprocess.pipeline.documents import Line
-from preprocess.pipeline.run import Job
-from preprocess.stdlib_docs.collect import corpus, library_folder, split_by_module
+from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, main, seed_of, with_flags
+from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.run import Job
+from fairseq_ms_pipeline.stdlib_docs import corpus, library_folder, split_by_module
 
 DATASET = Dataset(
     name="stdlib_docs",

@@ -7,15 +7,12 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from preprocess.pipeline.cli import add_bpe_flags, add_input_flags, common_parser, job_from_files, main, seed_of
-from preprocess.pipeline.dataset import SPLITS, Dataset
-from preprocess.pipeline.documents import Reader
-from preprocess.pipeline.run import Job
-from preprocess.pipeline.sources import check_inputs, text_files
+from fairseq_ms_pipeline.cli import add_bpe_flags, add_input_flags, common_parser, job_from_files, main, seed_of
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.run import Job
+from fairseq_ms_pipeline.sources import check_inputs, text_files
 
 DATASET = Dataset(
     name="text",

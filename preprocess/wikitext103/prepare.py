@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from preprocess.pipeline.cli import prepare_files
-from preprocess.pipeline.dataset import Dataset, Download, Expected
+from fairseq_ms_pipeline.cli import prepare_files
+from fairseq_ms_pipeline.dataset import Dataset, Download, Expected
 
 TABLE_1 = "Table 1 of the multi-scale paper"
 TABLE_4 = "Table 4 of the Transformer-QL paper"

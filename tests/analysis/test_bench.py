@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.memory import resident_growth
+from benchmarks.report import table
 from benchmarks.runner import (
     Contestant,
     Options,
@@ -18,7 +19,6 @@ from benchmarks.runner import (
     discover,
     measure_section,
     run_sections,
-    table,
 )
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from tests.helpers.cli import run_cli
@@ -26,17 +26,17 @@ from tests.helpers.cli import run_cli
 MEBIBYTE = 2**20
 
 
-def keep_mebibytes(count: int):  # type: ignore[no-untyped-def]
+def keep_mebibytes(count: int):
     """A forward pass that keeps this many mebibytes on its context, out of autograd's sight."""
 
     class Hiding(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):  # type: ignore[no-untyped-def]
+        def forward(ctx, x):
             ctx.hidden = torch.ones(count * MEBIBYTE // 4)
             return x.sum()
 
         @staticmethod
-        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        def backward(ctx, grad):
             return grad
 
     x = torch.ones(3, requires_grad=True)
@@ -50,7 +50,7 @@ def test_bytes_hidden_from_autograd_show_in_the_process() -> None:
     assert resident_growth(keep_mebibytes, 64) == pytest.approx(64 * MEBIBYTE, abs=8 * MEBIBYTE)
 
 
-def two_contestants(log: list[str], parity) -> Section:  # type: ignore[no-untyped-def]
+def two_contestants(log: list[str], parity) -> Section:
     return Section(
         "work",
         "ms",
@@ -132,7 +132,7 @@ def test_short_work_is_done_several_times_a_round_and_the_time_divided() -> None
 
 
 def test_sections_are_chosen_by_their_titles() -> None:
-    def sections():  # type: ignore[no-untyped-def]
+    def sections():
         for title in ("batch 1", "batch 8"):
             yield Section(title, "s", [Contestant("a", lambda: 1.0)], "a", lambda: "same", measure="value")
 

@@ -1,7 +1,8 @@
-"""The command line `fairseq-ms`: finding subcommands, reporting errors, starting fast."""
+"""The command line `fairseq-ms`: listing commands, reporting errors, starting fast."""
 
 import ast
 import importlib
+import sys
 
 import pytest
 
@@ -49,25 +50,41 @@ def test_help_lists_every_command(capsys):
         cli.main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    for command in cli.find_commands().values():
-        assert command.name in shown
-        assert command.help in shown
+    for name, (_, help) in cli.COMMANDS.items():
+        assert name in shown
+        assert help in shown
 
 
-@pytest.mark.parametrize("name", sorted(cli.find_commands()))
+def test_commands_are_listed_in_the_order_of_their_names():
+    assert list(cli.COMMANDS) == sorted(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_keeps_the_contract_of_commands(name):
-    command = cli.find_commands()[name]
-    module = importlib.import_module(command.module)
-    assert module.NAME == name == name.lower()
-    assert command.help == module.HELP
-    assert not command.help.endswith(".")
+    path, help = cli.COMMANDS[name]
+    module = importlib.import_module(path)
+    assert name == name.lower()
+    assert not help.endswith(".")
     assert callable(module.add_arguments)
     assert callable(module.run)
 
 
-@pytest.mark.parametrize("name", sorted(cli.find_commands()))
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_lies_in_a_file_or_folder_of_its_name(name):
+    path, _ = cli.COMMANDS[name]
+    home = f"fairseq_ms.analysis.{name.replace('-', '_')}"
+    assert path in (home, f"{home}.command")
+
+
+def test_every_folder_of_an_analysis_is_a_command():
+    folders = {path.parent.name.replace("_", "-") for path in (USER_DIR / "analysis").glob("*/__init__.py")}
+    assert folders
+    assert folders <= set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_top_of_every_command_module_imports_neither_torch_nor_fairseq(name):
-    path = USER_DIR.parent / (cli.find_commands()[name].module.replace(".", "/") + ".py")
+    path = USER_DIR.parent / (cli.COMMANDS[name][0].replace(".", "/") + ".py")
     heavy = {"torch", "fairseq", "numpy", "matplotlib", "sklearn", "sacrebleu"}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
@@ -80,12 +97,11 @@ def _with_command(monkeypatch, tmp_path, body):
     """Add a command `broken` whose run() has the given body."""
     room = tmp_path / "extra_room"
     room.mkdir()
-    head = "NAME = 'broken'\nHELP = 'breaks'\nNEEDS_FAIRSEQ = False\ndef add_arguments(p): pass\n"
-    source = f"{head}def run(a): {body}\n"
+    source = f"NEEDS_FAIRSEQ = False\ndef add_arguments(p): pass\ndef run(a): {body}\n"
     (room / "broken_command.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(str(room))
-    monkeypatch.setattr(cli, "find_commands", lambda: {"broken": cli.Command("broken", "breaks", "broken_command")})
-    monkeypatch.delitem(importlib.sys.modules, "broken_command", raising=False)
+    monkeypatch.setitem(cli.COMMANDS, "broken", ("broken_command", "breaks"))
+    monkeypatch.delitem(sys.modules, "broken_command", raising=False)
 
 
 def test_a_value_error_becomes_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys):

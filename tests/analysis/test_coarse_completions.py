@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
-from fairseq_ms.analysis.completions import complete, encode, readable, scale_of
+from fairseq_ms.analysis.coarse_completions.completions import complete, encode, readable, scale_of
 from fairseq_ms.errors import UsageError
 from tests.helpers.cli import run_cli
 from tests.helpers.corpus import train_command, write_corpus
@@ -17,7 +18,7 @@ from tests.registry import Case, random_case
 
 
 def checkpoint_of(case: Case) -> Checkpoint:
-    cfg = SimpleNamespace(model=SimpleNamespace(_name=case.arch))
+    cfg = OmegaConf.create({"model": {"_name": case.arch}})
     return Checkpoint("here", "model.pt", case.model, SimpleNamespace(source_dictionary=case.dictionary), cfg)
 
 

@@ -6,8 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fairseq.models import FairseqLanguageModel
 
-from fairseq_ms.analysis import checkpoints, context, frequency, perturbation
+from fairseq_ms.analysis import checkpoints
+from fairseq_ms.analysis.context_shuffle import perturbation
+from fairseq_ms.analysis.context_window import curve
+from fairseq_ms.analysis.nll_by_frequency.bins import frequency_bins, nll_by_bin
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.helpers.trained import TINY, make_unigram, random_lines, write_checkpoint, write_corpus
@@ -25,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "near/model.pt", data, "vanilla_lm", *flags, "--scale-windows", "1x=0:3", "--init-std", "0.3"
     )
 
-    def unigram(model: torch.nn.Module) -> None:
+    def unigram(model: FairseqLanguageModel) -> None:
         probabilities = torch.arange(1.0, 1 + model.decoder.project.weight.size(0))
         make_unigram(model, (probabilities / probabilities.sum()).log())
 
@@ -40,7 +44,7 @@ def load(place: Path, name: str) -> checkpoints.Checkpoint:
 @pytest.mark.parametrize("bins", [1, 2, 5, 10])
 def test_bins_have_equal_shares_of_the_text_up_to_the_one_symbol_that_straddles_them(bins):
     counts = torch.randint(0, 50, (400,), generator=torch.Generator().manual_seed(bins)).numpy()
-    assigned = frequency.frequency_bins(counts, bins)
+    assigned = frequency_bins(counts, bins)
     order = sorted(range(400), key=lambda symbol: (counts[symbol], symbol))
     assert [assigned[symbol] for symbol in order] == sorted(assigned)
     for number in range(bins):
@@ -49,14 +53,14 @@ def test_bins_have_equal_shares_of_the_text_up_to_the_one_symbol_that_straddles_
 
 def test_a_symbol_is_in_the_bin_of_the_middle_of_its_occurrences():
     # In text order a a b b b b c c c c: the middles of a, b and c lie at 1, 4 and 8 of 10.
-    assert frequency.frequency_bins(np.array([4, 0, 2, 4]), 2).tolist() == [0, 0, 0, 1]
-    assert frequency.frequency_bins(np.array([4, 0, 2, 4]), 5).tolist() == [2, 0, 0, 4]
+    assert frequency_bins(np.array([4, 0, 2, 4]), 2).tolist() == [0, 0, 0, 1]
+    assert frequency_bins(np.array([4, 0, 2, 4]), 5).tolist() == [2, 0, 0, 4]
 
 
 def test_mean_nll_of_bins_equals_a_loop_over_tokens():
     generator = np.random.default_rng(5)
     tokens, nll, bins = generator.integers(0, 30, 500), generator.random(500), generator.integers(0, 6, 30)
-    scored, means = frequency.nll_by_bin(tokens, nll, bins, 7)
+    scored, means = nll_by_bin(tokens, nll, bins, 7)
     for number in range(7):
         inside = [value for token, value in zip(tokens, nll) if bins[token] == number]
         assert scored[number] == len(inside)
@@ -73,7 +77,7 @@ def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tm
     train = torch.cat(checkpoints.documents(checkpoint, "train")).tolist()
     test = torch.cat(checkpoints.documents(checkpoint, "test")).tolist()
     symbols = len(checkpoint.dictionary)
-    bins = frequency.frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
+    bins = frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
     for number, row in enumerate(found["results"]):
         expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == number]
         assert row["tokens"] == len(expected)
@@ -143,11 +147,11 @@ def test_distance_groups_cover_every_distance_once():
 def test_perplexity_with_little_context_equals_single_forward_passes(place):
     checkpoint = load(place, "vanilla")
     tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
-    targets = context.choose_targets(tokens.numel(), 13, 9)
+    targets = curve.choose_targets(tokens.numel(), 13, 9)
     assert targets[0] == 13
     assert targets[-1] == tokens.numel() - 1
     for length in (1, 5, 13):
-        found = context.nll_with_context(checkpoint, tokens, targets, length, max_tokens=30)
+        found = curve.nll_with_context(checkpoint, tokens, targets, length, max_tokens=30)
         for target, nll in zip(targets, found):
             logits = checkpoint.model(tokens[None, target - length : target])[0][0, -1]
             assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
@@ -155,7 +159,7 @@ def test_perplexity_with_little_context_equals_single_forward_passes(place):
 
 def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, tmp_path, capsys):
     # No position embedding changes: the model is given 5 or more tokens, so the last 5 are at other positions.
-    def forget_positions(model: torch.nn.Module) -> None:
+    def forget_positions(model: FairseqLanguageModel) -> None:
         model.decoder.embed.positions.weight.zero_()
 
     flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
@@ -222,7 +226,7 @@ def test_bands_of_context_hold_the_perplexity_and_close_at_the_longest():
     generator = np.random.default_rng(4)
     hard = generator.gamma(2.0, 2.0, 300)
     nll = np.stack([hard + generator.normal(0.5, 0.1, 300), hard])
-    short, longest = context.summarise(nll, [1, 64], seed=1)
+    short, longest = curve.summarise(nll, [1, 64], seed=1)
     assert short["low"] < short["perplexity"] < short["high"]
     # The targets differ by several nats, the gain by a tenth: paired, it is known to 0.1 / sqrt(300).
     assert np.log(short["high"] / short["low"]) < 5 * 0.1 / np.sqrt(300)

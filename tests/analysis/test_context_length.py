@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms.analysis.context_length import (
+from fairseq_ms.analysis.context_length.formula import (
     by_formula,
     compressive_transformer,
-    measured,
     transformer_ql,
     transformer_xl,
 )
+from fairseq_ms.analysis.context_length.measured import measured
 from tests.helpers.cli import run_cli
 from tests.registry import build, dictionary
 
@@ -82,8 +82,8 @@ def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: P
     rows = json.loads((tmp_path / "paper.json").read_text())["paper"]
     assert len(rows) == 16
     assert [row["average"] - row["printed"] for row in rows if row["average"] != row["printed"]] == [1.0]
-    flags = ("--arch", "transformer_ql", "--tokens-per-sample", "4", "--mem-len", "4", "--decoder-embed-dim", "16")
-    flags += ("--scale-layers", "1x=1,2x=1,4x=1", "--output-layers", "1", "--decoder-attention-heads", "2")
+    flags = ["--arch", "transformer_ql", "--tokens-per-sample", "4", "--mem-len", "4", "--decoder-embed-dim", "16"]
+    flags += ["--scale-layers", "1x=1,2x=1,4x=1", "--output-layers", "1", "--decoder-attention-heads", "2"]
     run_cli("fairseq-ms", "context-length", *flags, "--measure", "--json", tmp_path / "one.json")
     results = json.loads((tmp_path / "one.json").read_text())["results"]
     assert results["formula"] == results["measured"] == {"minimum": 44, "maximum": 48, "average": 46.0}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_ms.analysis import allocation, memory_formula, memory_measured, memory_paper
+from fairseq_ms.analysis import training_step, untrained
+from fairseq_ms.analysis.memory import allocation, formula, layers, paper
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
@@ -65,13 +66,13 @@ SMALL += ["--max-target-positions", "2000"]
 
 def test_a_layer_at_each_scale_takes_what_the_paper_says():
     for scale, printed in LAYERS.items():
-        row = memory_paper.lone_layer(memory_paper.Shape(), scale)
+        row = paper.lone_layer(paper.Shape(), scale)
         assert row.total / 1e9 == pytest.approx(printed, abs=0.0005)  # it prints three decimals
 
 
 @pytest.mark.parametrize("block", range(1, 4))
 def test_totals_of_the_papers_models_come_out_within_five_percent(block):
-    title, rows, weights = memory_paper.table_8()[block]
+    title, rows, weights = paper.table_8()[block]
     totals, model, whole = MODELS[title.split(",")[0]]
     assert rows[0].total / 1e9 == pytest.approx(totals[0], rel=0.05)
     assert weights / 1e9 == pytest.approx(model, rel=0.01)
@@ -80,7 +81,7 @@ def test_totals_of_the_papers_models_come_out_within_five_percent(block):
 
 @pytest.mark.parametrize("block", range(1, 4))
 def test_columns_of_the_papers_models_come_out_within_five_percent(block):
-    title, rows, _ = memory_paper.table_8()[block]
+    title, rows, _ = paper.table_8()[block]
     for scale, column, printed in CELLS[title.split(",")[0]]:
         (row,) = [row for row in rows if row.scale == scale]
         # Half a unit of the last printed digit matters where a number has two digits.
@@ -106,7 +107,7 @@ SETTINGS = [
 @functools.cache
 def configuration(*flags: str) -> Any:
     """Parsing fairseq's flags takes most of the time of a test."""
-    return memory_measured.build(["--arch", *flags, *SMALL], 50, on_meta=True)[1]
+    return untrained.build(["--arch", *flags, *SMALL], 50, on_meta=True)[1]
 
 
 def formula_over_measurement(flags: list[str], setting: dict[str, Any], tokens: int) -> float:
@@ -115,9 +116,9 @@ def formula_over_measurement(flags: list[str], setting: dict[str, Any], tokens: 
     cfg.task.tokens_per_sample = cfg.model.tokens_per_sample = tokens
     for name, value in setting.items():
         setattr(cfg.model, name, value)
-    model = memory_measured.build_model(cfg, 50)
-    measured = memory_measured.step_bytes(model, 2, tokens)
-    rows = memory_formula.rows_of(cfg.model, memory_formula.sizes_of(cfg.model, 2, tokens, 50))
+    model = untrained.build_model(cfg, 50)
+    measured = training_step.step_bytes(model, 2, tokens)
+    rows = formula.rows_of(cfg.model, layers.sizes_of(cfg.model, 2, tokens, 50))
     logits = 2 * tokens * 50 * 4
     return (sum(row.kept for row in rows) - logits) / (measured - logits)
 
@@ -136,10 +137,10 @@ def test_formula_and_measured_bytes_agree_for_every_downsampler(arch, downsample
 
 
 def test_two_samples_tell_what_five_keep():
-    model = memory_measured.build_model(configuration("retina_lm", "--decoder-layers", "3"), 40).train()
-    sample = memory_measured.training_sample(model, 5, 70)
-    whole = saved_bytes(lambda: memory_measured.training_loss(model, sample), model)
-    assert memory_measured.step_bytes(model, 5, 70) == whole
+    model = untrained.build_model(configuration("retina_lm", "--decoder-layers", "3"), 40).train()
+    sample = training_step.training_sample(model, 5, 70)
+    whole = saved_bytes(lambda: training_step.training_loss(model, sample), model)
+    assert training_step.step_bytes(model, 5, 70) == whole
 
 
 def test_allocations_that_fit_are_those_of_trying_all_best_first():
@@ -168,7 +169,7 @@ def test_allocations_rank_as_the_perplexities_of_the_papers_table_4():
         (1, 1, 12, 12): 15.95,
     }
     ranked = sorted(perplexity, key=lambda counts: allocation.preference(dict(zip((64, 16, 4, 1), counts))))
-    assert ranked[:-2] == sorted(perplexity, key=perplexity.get, reverse=True)[:-2]
+    assert ranked[:-2] == sorted(perplexity, key=lambda counts: perplexity[counts], reverse=True)[:-2]
     assert ranked[-1] == (1, 1, 12, 12)
 
 
@@ -180,8 +181,8 @@ def test_fit_keeps_to_the_budget_with_weights_and_adam(tmp_path, capsys):
     # The same model by itself: bytes kept, gradient of the logits, and 16 bytes a parameter.
     scale_layers = ",".join(f"{scale}x={count}" for scale, count in best["layers"].items())
     flags[3] = scale_layers
-    model, cfg = memory_measured.build(flags, 50)
-    rows = memory_formula.rows_of(cfg.model, memory_formula.sizes_of(cfg.model, 2, 64, 50))
+    model, cfg = untrained.build(flags, 50)
+    rows = formula.rows_of(cfg.model, layers.sizes_of(cfg.model, 2, 64, 50))
     expected = sum(row.total for row in rows) + 16 * sum(parameter.numel() for parameter in model.parameters())
     assert best["bytes"] == pytest.approx(expected)
     assert best["bytes"] <= 0.004 * 2**30
@@ -189,9 +190,9 @@ def test_fit_keeps_to_the_budget_with_weights_and_adam(tmp_path, capsys):
 
 
 def test_fit_in_the_papers_accounting_finds_the_papers_model():
-    sizes = memory_formula.Sizes(64, 512, 768, 3072, 12, 31300)
-    _, cfg = memory_measured.build(["--arch", "multiscale_topdown_books_7_7_8_8"], 100, on_meta=True)
-    footprint, scales = memory_formula.footprint(cfg, sizes, "paper")
+    sizes = layers.Sizes(64, 512, 768, 3072, 12, 31300)
+    _, cfg = untrained.build(["--arch", "multiscale_topdown_books_7_7_8_8"], 100, on_meta=True)
+    footprint, scales = formula.footprint(cfg, sizes, "paper")
     assert scales == [1, 4, 16, 64]
     assert footprint({1: 8, 4: 8, 16: 7, 64: 7}) / 1e9 == pytest.approx(17.98, rel=0.05)
 
@@ -261,7 +262,7 @@ def test_bad_values_are_refused_in_one_sentence(flags, sentence, capsys):
 
 def test_an_adaptive_softmax_has_no_formula():
     flags = ["--arch", "vanilla_lm", *SMALL, "--adaptive-softmax-cutoff", "20"]
-    model, cfg = memory_measured.build(flags, 60)
+    model, cfg = untrained.build(flags, 60)
     with pytest.raises(UsageError, match="depends on the tokens"):
-        memory_formula.rows_of(cfg.model, memory_formula.sizes_of(cfg.model, 1, 64, 60))
-    assert memory_measured.step_bytes(model, 1, 64) > 0
+        formula.rows_of(cfg.model, layers.sizes_of(cfg.model, 1, 64, 60))
+    assert training_step.step_bytes(model, 1, 64) > 0

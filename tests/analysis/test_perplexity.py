@@ -11,8 +11,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_ms.analysis.renormalise import Scored, count_targets, renormalised
-from fairseq_ms.commands import perplexity
+from fairseq_ms.analysis.perplexity import command
+from fairseq_ms.analysis.perplexity.renormalise import Scored, count_targets, renormalised
 from fairseq_ms.errors import UsageError
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 
@@ -50,15 +50,16 @@ def by_fairseq(folder, window, context, mode, *post_process):
     # The plugin gives NumPy 2 back what fairseq's break mode eos uses of NumPy 1.
     done = run_cli(*command, "--user-dir", USER_DIR, *post_process)
     found = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", done.stdout + done.stderr)
+    assert found is not None, done.stdout + done.stderr
     return float(found.group(1)), float(found.group(2))
 
 
 def ours(folder, tmp_path, *flags, model="model"):
     """The numbers of `fairseq-ms perplexity`."""
     parser = argparse.ArgumentParser()
-    perplexity.add_arguments(parser)
-    flags = [str(flag) for flag in ("--cpu", "--json", tmp_path / "out.json", *flags)]
-    assert perplexity.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *flags])) == 0
+    command.add_arguments(parser)
+    given = [str(flag) for flag in ("--cpu", "--json", tmp_path / "out.json", *flags)]
+    assert command.run(parser.parse_args([str(folder / model / "checkpoint_last.pt"), *given])) == 0
     return json.loads((tmp_path / "out.json").read_text())
 
 

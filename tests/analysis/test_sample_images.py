@@ -9,7 +9,7 @@ import torch
 from fairseq.data import indexed_dataset
 from PIL import Image
 
-from fairseq_ms.commands import sample_images
+from fairseq_ms.analysis import sample_images
 from tests.helpers.cli import USER_DIR, run_cli
 
 VALUES = random.Random(1)

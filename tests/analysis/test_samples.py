@@ -11,9 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fairseq.models import FairseqLanguageModel
+from omegaconf import OmegaConf
 from torch.nn import functional as F
 
-from fairseq_ms.analysis import checkpoints, neighbors, ngram_lm, pretrained_lm, samples
+from fairseq_ms.analysis import checkpoints
+from fairseq_ms.analysis.neighbors import search
+from fairseq_ms.analysis.sample_metrics import ngram_lm, pretrained_lm, samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.helpers.trained import NARROW, TINY, make_unigram, random_lines, write_checkpoint, write_corpus
@@ -81,21 +85,21 @@ def load(place: Path, name: str) -> checkpoints.Checkpoint:
 )
 def test_identical_segments_are_nearest_neighbours_at_every_scale(place, name, scales):
     checkpoint = load(place, name)
-    assert neighbors.scales_of(checkpoint) == scales
-    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
-    vectors = neighbors.embed(checkpoint, segments, scales, max_tokens=100)
+    assert search.scales_of(checkpoint) == scales
+    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    vectors = search.embed(checkpoint, segments, scales, max_tokens=100)
     for scale in scales:
         assert len(vectors[scale]) == 40
-        (first, *_) = neighbors.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
+        (first, *_) = search.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
         assert first.segment == 31
         assert first.cosine == pytest.approx(1.0, abs=1e-5)
 
 
 def test_representations_see_only_their_own_segment_and_are_means_over_it(place):
     checkpoint = load(place, "topdown")
-    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
     alone = checkpoint.model.decoder.representations(segments[7:8])
-    together = neighbors.embed(checkpoint, segments, [4, 16], max_tokens=200)
+    together = search.embed(checkpoint, segments, [4, 16], max_tokens=200)
     for scale in (4, 16):
         assert alone[scale].shape == (1, math.ceil(18 / scale), 16)
         np.testing.assert_allclose(together[scale][7], alone[scale][0].mean(0).detach().numpy(), atol=1e-5)
@@ -123,7 +127,7 @@ def brute_force(corpus: np.ndarray, query: np.ndarray, count: int) -> list[int]:
 def test_search_finds_what_comparing_with_every_row_finds():
     generator = np.random.default_rng(8)
     corpus, queries = generator.normal(size=(70, 9)), generator.normal(size=(6, 9))
-    cosines, rows = neighbors.search(corpus, queries, 11)
+    cosines, rows = search.search(corpus, queries, 11)
     for query, found, similar in zip(queries, rows, cosines):
         assert found.tolist() == brute_force(corpus, query, 11)
         assert similar[0] == pytest.approx(
@@ -148,9 +152,9 @@ def test_search_by_faiss_finds_the_same(monkeypatch):
 
     generator = np.random.default_rng(9)
     corpus, queries = generator.normal(size=(40, 5)), generator.normal(size=(3, 5))
-    expected = neighbors.search(corpus, queries, 7)
+    expected = search.search(corpus, queries, 7)
     monkeypatch.setitem(sys.modules, "faiss", SimpleNamespace(IndexFlatIP=Index))
-    cosines, rows = neighbors._search_by_faiss(corpus, queries, 7)
+    cosines, rows = search._search_by_faiss(corpus, queries, 7)
     assert rows.tolist() == expected[1].tolist()
     np.testing.assert_allclose(cosines, expected[0], atol=1e-6)
 
@@ -300,7 +304,7 @@ def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
         return {"input_ids": [int(word) for word in text.split()]}
 
     model = TwoTokens()
-    model.config = SimpleNamespace(max_position_embeddings=4)
+    vars(model)["config"] = SimpleNamespace(max_position_embeddings=4)
     hit = math.log((math.e**2 + 4) / math.e**2)
     assert pretrained_lm.perplexity(model, tokenizer, ["3 3 3 0 1"], ["2 3"]) == pytest.approx(math.exp(hit))
     assert pretrained_lm.perplexity(model, tokenizer, [""], ["2 3"]) == pytest.approx(math.exp(hit))
@@ -337,7 +341,7 @@ def test_reference_bleu_is_100_for_a_truth_among_the_completions_and_0_for_stran
 
 
 def test_samples_of_a_model_that_always_says_one_word_are_that_word(place):
-    def constant(model: torch.nn.Module) -> None:
+    def constant(model: FairseqLanguageModel) -> None:
         log_probs = torch.full((model.decoder.project.weight.size(0),), -30.0)
         log_probs[9] = 0.0
         make_unigram(model, log_probs)
@@ -355,7 +359,7 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(p
     probabilities = torch.zeros(28)
     probabilities[[2, 5, 6, 7]] = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
-    def four_words(model: torch.nn.Module) -> None:
+    def four_words(model: FairseqLanguageModel) -> None:
         make_unigram(model, probabilities[: model.decoder.project.weight.size(0)].clamp(min=1e-9).log())
 
     path = write_checkpoint(
@@ -396,7 +400,8 @@ def test_prompts_are_followed_by_the_truth_and_do_not_overlap():
 
 def test_pieces_of_words_are_joined_across_the_samples_words(place):
     dictionary = {1: "un@@", 2: "heard", 3: "of", 4: "</s>", 5: "cut@@"}
-    checkpoint = SimpleNamespace(dictionary=dictionary)
+    task = SimpleNamespace(source_dictionary=dictionary)
+    checkpoint = checkpoints.Checkpoint("here", "model.pt", None, task, OmegaConf.create())
     assert samples.words_of(checkpoint, torch.tensor([1, 2, 3, 4, 5]), "@@ ") == ["unheard", "of", "</s>", "cut"]
     assert samples.words_of(checkpoint, torch.tensor([1, 2, 3]), None) == ["un@@", "heard", "of"]
 

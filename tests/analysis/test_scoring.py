@@ -81,7 +81,9 @@ def test_scores_add_up_to_what_eval_lm_reports(place):
         "--batch-size",
         "3",
     )
-    loss = float(re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout + done.stderr).group(1))
+    printed = re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout + done.stderr)
+    assert printed is not None
+    loss = float(printed.group(1))
     assert nll.mean() / math.log(2) == pytest.approx(loss, abs=6e-5)  # it prints four decimals
 
 

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import checkpoints, context, memory_measured, neighbors, perturbation, samples, scoring
+from fairseq_ms.analysis import checkpoints, scoring, training_step
+from fairseq_ms.analysis.context_shuffle import perturbation
+from fairseq_ms.analysis.context_window import curve
+from fairseq_ms.analysis.neighbors import search
+from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.modules.streaming.memory import Memory
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 
 TASK = "streaming_language_modeling"
@@ -54,8 +59,8 @@ def test_a_stream_is_scored_once_with_all_the_memory_it_has(place, arch):
 def test_context_tools_read_windows_from_an_empty_memory(place, arch):
     checkpoint = checkpoints.load(str(place / arch / "model.pt"))
     tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
-    targets = context.choose_targets(tokens.numel(), 13, 5)
-    found = context.nll_with_context(checkpoint, tokens, targets, 13)
+    targets = curve.choose_targets(tokens.numel(), 13, 5)
+    found = curve.nll_with_context(checkpoint, tokens, targets, 13)
     for target, nll in zip(targets, found):
         logits = checkpoint.model(tokens[None, target - 13 : target])[0][0, -1]
         assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
@@ -90,16 +95,18 @@ def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(place, arch):
 
 def test_a_training_step_is_measured_with_a_full_memory(place):
     checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
-    sample = memory_measured.training_sample(checkpoint.model, 3, 6)
-    assert sample["net_input"]["memory"].batch_size == 3
-    assert all(state.any() for state in sample["net_input"]["memory"].states.values())
-    assert memory_measured.step_bytes(checkpoint.model, 3, 6) > 0
+    sample = training_step.training_sample(checkpoint.model, 3, 6)
+    memory = sample["net_input"]["memory"]
+    assert isinstance(memory, Memory)
+    assert memory.batch_size == 3
+    assert all(state.any() for state in memory.states.values())
+    assert training_step.step_bytes(checkpoint.model, 3, 6) > 0
 
 
 def test_streaming_models_say_what_they_cannot_answer(place, capsys):
     checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
     with pytest.raises(UsageError, match="transformer_xl, whose states belong to streams or chunks"):
-        neighbors.scales_of(checkpoint)
+        search.scales_of(checkpoint)
     assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
     assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err
     assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--bins", "3"]) == 0

@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairseq_ms.analysis import checkpoints, memory_formula, scoring, tradeoff
+from fairseq_ms.analysis import checkpoints, scoring
+from fairseq_ms.analysis.memory.formula import rows_of
+from fairseq_ms.analysis.memory.layers import sizes_of
+from fairseq_ms.analysis.tradeoff.runs import layers_of
 from fairseq_ms.cli import main
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 
@@ -43,8 +46,8 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_formul
         checkpoint = checkpoints.load(str(runs / run["label"] / "checkpoint_best.pt"))
         nll = scoring.score_documents(checkpoint, checkpoints.documents(checkpoint, "test")).mean()
         assert run["perplexity"] == pytest.approx(math.exp(nll))
-        sizes = memory_formula.sizes_of(checkpoint.cfg.model, 3, 64, len(checkpoint.dictionary))
-        kept = sum(row.kept for row in memory_formula.rows_of(checkpoint.cfg.model, sizes))
+        sizes = sizes_of(checkpoint.cfg.model, 3, 64, len(checkpoint.dictionary))
+        kept = sum(row.kept for row in rows_of(checkpoint.cfg.model, sizes))
         assert run["kept_bytes"] == pytest.approx(kept, rel=0.1)
         parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
         assert run["total_bytes"] == run["kept_bytes"] + 16 * parameters
@@ -60,8 +63,8 @@ def test_cost_in_time_is_drawn_too(runs, tmp_path):
 
 
 def test_layers_are_written_coarsest_scale_first():
-    assert tradeoff.layers_of(SimpleNamespace(scale_layers="1x=8, 64x=2,4x=7")) == "2,7,8"
-    assert tradeoff.layers_of(SimpleNamespace(decoder_layers=12)) == "12"
+    assert layers_of(SimpleNamespace(scale_layers="1x=8, 64x=2,4x=7")) == "2,7,8"
+    assert layers_of(SimpleNamespace(decoder_layers=12)) == "12"
 
 
 def test_a_folder_without_runs_is_refused(runs, capsys):

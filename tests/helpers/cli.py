@@ -33,7 +33,8 @@ def run_cli(
     else:
         program = [sys.executable, str(Path(sys.executable).parent / name)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    paths = [(env or {}).get("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    ours = [str(ROOT), str(ROOT / "preprocess")]
+    paths = [(env or {}).get("PYTHONPATH", ""), *ours, os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     done = subprocess.run(
         [*program, *arguments],

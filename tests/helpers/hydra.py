@@ -12,7 +12,7 @@ from fairseq.optim import lr_scheduler
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis import memory_measured
+from fairseq_ms.analysis import untrained
 from fairseq_ms.analysis.config import config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from tests.registry import dictionary
@@ -59,7 +59,7 @@ def build_everything(cfg: Any, symbols: int) -> None:
     if OmegaConf.is_missing(cfg.checkpoint, "finetune_from_model"):
         cfg.checkpoint.finetune_from_model = "unread"
     OmegaConf.resolve(cfg)
-    model = memory_measured.build_model(cfg, symbols, on_meta=True)
+    model = untrained.build_model(cfg, symbols, on_meta=True)
     task = argparse.Namespace(target_dictionary=dictionary(300), source_dictionary=None)
     assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

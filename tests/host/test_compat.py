@@ -124,9 +124,9 @@ def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp
         program = (
             "import sys; sys.argv = ['fairseq-ms', 'probe']\n"
             "import fairseq_ms.cli as cli\n"
-            "class Probe: NAME = 'probe'; add_arguments = staticmethod(lambda parser: None)\n"
+            "class Probe: add_arguments = staticmethod(lambda parser: None)\n"
             "sys.modules['probe_command'] = Probe\n"
-            "cli.find_commands = lambda: {'probe': cli.Command('probe', 'h', 'probe_command')}\n"
+            "cli.COMMANDS = {'probe': ('probe_command', 'h')}\n"
             "sys.exit(cli.main(['probe']))"
         )
         done = run_cli("python", "-c", program, env={"PYTHONPATH": str(tmp_path)}, check=False)

@@ -16,9 +16,8 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-from fairseq_ms import cli
-from fairseq_ms.analysis import memory_measured
-from fairseq_ms.cli import find_commands
+from fairseq_ms.analysis import untrained
+from fairseq_ms.cli import COMMANDS, main
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.hydra import build_everything, composed
 
@@ -91,7 +90,7 @@ def parse(command: list[str]) -> None:
     if program == "fairseq-train":
         parser = options.get_training_parser(default_task="language_modeling")
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-        memory_measured.build_model(cfg, VOCABULARY, on_meta=True)
+        untrained.build_model(cfg, VOCABULARY, on_meta=True)
     elif program == "fairseq-eval-lm":
         options.parse_args_and_arch(options.get_eval_lm_parser("language_modeling"), arguments)
     elif program == "fairseq-hydra-train":
@@ -102,16 +101,16 @@ def parse(command: list[str]) -> None:
         assert program == "fairseq-ms", program
         parse_ours(arguments)
         if arguments[0] == "config":  # which a later command reads
-            assert cli.main(arguments) == 0
+            assert main(arguments) == 0
 
 
 def parse_ours(arguments: list[str]) -> None:
-    module = importlib.import_module(find_commands()[arguments[0]].module)
+    module = importlib.import_module(COMMANDS[arguments[0]][0])
     parser = argparse.ArgumentParser(allow_abbrev=False)
     module.add_arguments(parser)
     _, unknown = parser.parse_known_args(arguments[1:])
     if getattr(module, "TAKES_FAIRSEQ_FLAGS", False) and unknown:
-        memory_measured.build(unknown, 100, on_meta=True)
+        untrained.build(unknown, 100, on_meta=True)
     else:
         assert unknown == []
 

@@ -143,11 +143,12 @@ def wheel(tmp_path_factory) -> Path:
     return built
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+def test_the_wheel_holds_the_package_and_its_pipeline_and_nothing_else(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {
-        path.relative_to(ROOT).as_posix()
-        for path in USER_DIR.rglob("*")
+        path.relative_to(folder.parent).as_posix()
+        for folder in (USER_DIR, ROOT / "preprocess" / "fairseq_ms_pipeline")
+        for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert inside == sources

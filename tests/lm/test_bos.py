@@ -16,9 +16,11 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from tqdm import tqdm
 
-from fairseq_ms.analysis import checkpoints, completions, renormalise, samples, scoring
+from fairseq_ms.analysis import checkpoints, sample_images, scoring
+from fairseq_ms.analysis.coarse_completions import completions
+from fairseq_ms.analysis.perplexity import renormalise
+from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
-from fairseq_ms.commands import sample_images
 from fairseq_ms.errors import UsageError
 from tests.helpers import trained
 from tests.helpers.corpus import model_flags, random_flags

@@ -1,5 +1,6 @@
 """Text as characters and bytes, images as colour values: nothing is lost, nothing unexpected is accepted."""
 
+import argparse
 import io
 import json
 import pickle
@@ -10,12 +11,12 @@ import zipfile
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
+from fairseq_ms_pipeline.images.cli import make_job
+from fairseq_ms_pipeline.images.read import TOKENS, images, photographs, raster
+from fairseq_ms_pipeline.images.stages import SHARD_IMAGES, run
+from fairseq_ms_pipeline.segment import byte_symbols, characters, undone
 from PIL import Image
 
-from preprocess.images.prepare import make_job
-from preprocess.images.read import TOKENS, images, photographs, raster
-from preprocess.images.stages import SHARD_IMAGES, run
-from preprocess.pipeline.segment import byte_symbols, characters, undone
 from tests.helpers.cli import ROOT, run_cli
 
 
@@ -72,19 +73,9 @@ def planes(images_BHWC):
 
 
 def image_job(tmp_path, *inputs, **flags):
-    class Flags:
-        input = list(inputs)
-        out = tmp_path / "out"
-        valid_fraction = None
-        test_fraction = None
-        seed = 1
-        quiet = True
-        dry_run = False
-        photographs = False
-
-    for name, value in flags.items():
-        setattr(Flags, name, value)
-    return make_job(Flags)
+    defaults = {"valid_fraction": None, "test_fraction": None, "seed": 1, "quiet": True, "photographs": False}
+    given = {"input": list(inputs), "out": tmp_path / "out", "dry_run": False, **defaults, **flags}
+    return make_job(argparse.Namespace(**given))
 
 
 def decoded(out, split):
@@ -111,9 +102,9 @@ def test_imagenet32_npz_zips_keep_val_as_test_and_hold_out_valid(tmp_path):
     archives = [tmp_path / f"Imagenet32_{name}_npz.zip" for name in ("train", "val")]
     run(image_job(tmp_path, *archives, valid_fraction=0.2))
     assert (decoded(tmp_path / "out", "test") == val.reshape(40, -1)).all()
-    parts = [decoded(tmp_path / "out", split) for split in ("train", "valid")]
-    assert 30 < len(parts[1]) < 90
-    assert sorted(map(bytes, np.concatenate(parts).astype(np.uint8))) == sorted(map(bytes, train.reshape(300, -1)))
+    drawn = [decoded(tmp_path / "out", split) for split in ("train", "valid")]
+    assert 30 < len(drawn[1]) < 90
+    assert sorted(map(bytes, np.concatenate(drawn).astype(np.uint8))) == sorted(map(bytes, train.reshape(300, -1)))
 
 
 @pytest.mark.parametrize("layout", ["imagenet", "cifar-python", "cifar-binary"])

@@ -1,5 +1,6 @@
 """Downloads against a server on this machine: resume, broken transfers, wrong checksums, several sources."""
 
+import argparse
 import hashlib
 import http.server
 import re
@@ -8,9 +9,8 @@ import zipfile
 from functools import partial
 
 import pytest
-
-from preprocess.pipeline.dataset import Download
-from preprocess.pipeline.download import fetch
+from fairseq_ms_pipeline.dataset import Download
+from fairseq_ms_pipeline.download import fetch
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -34,7 +34,9 @@ class Server(http.server.BaseHTTPRequestHandler):
         start = 0
         same = self.headers.get("If-Range") in (None, self.behaviour["etag"])
         if asked and same and self.behaviour["ranges"]:
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked).group(1))
+            wanted = re.fullmatch(r"bytes=(\d+)-", asked)
+            assert wanted is not None, asked
+            start = int(wanted.group(1))
             if start >= len(content):
                 self.send_error(416)
                 return
@@ -148,9 +150,9 @@ def test_no_network_is_one_sentence_that_names_every_source(tmp_path):
 
 
 def test_a_script_downloads_only_when_asked_to_and_then_prepares(server, tmp_path, monkeypatch):
-    from preprocess.pipeline.cli import job_from_files, with_flags
-    from preprocess.pipeline.dataset import Dataset
-    from preprocess.pipeline.run import run
+    from fairseq_ms_pipeline.cli import job_from_files, with_flags
+    from fairseq_ms_pipeline.dataset import Dataset
+    from fairseq_ms_pipeline.run import run
 
     url, behaviour = server
     names = {split: (f"{split}.txt",) for split in ("train", "valid", "test")}
@@ -160,24 +162,24 @@ def test_a_script_downloads_only_when_asked_to_and_then_prepares(server, tmp_pat
     behaviour["content"] = (tmp_path / "data.zip").read_bytes()
     dataset = Dataset("tiny", "Tiny", level="word", split_names=names, downloads=one(f"{url}/data.zip"))
 
-    class Flags:
-        input = ()
-        download = tmp_path / "fetched"
-        out = tmp_path / "out"
-        workers = 1
-        seed = None
-        vocab_from = None
-        dry_run = False
-        quiet = True
-
-    assert with_flags(dataset, Flags) == dataset
-    manifest = run(job_from_files(dataset, Flags))
+    flags = argparse.Namespace(
+        input=(),
+        download=tmp_path / "fetched",
+        out=tmp_path / "out",
+        workers=1,
+        seed=None,
+        vocab_from=None,
+        dry_run=False,
+        quiet=True,
+    )
+    assert with_flags(dataset, flags) == dataset
+    manifest = run(job_from_files(dataset, flags))
     assert manifest["splits"]["valid"]["words"] == 60
     assert len(behaviour["requests"]) == 1
-    Flags.dry_run = True
+    flags.dry_run = True
     with pytest.raises(ValueError, match=f"--dry-run does not fetch: .* would try {url}/data.zip"):
-        job_from_files(dataset, Flags)
-    Flags.download = None
+        job_from_files(dataset, flags)
+    flags.download = None
     with pytest.raises(ValueError, match="--input is missing"):
-        job_from_files(dataset, Flags)
+        job_from_files(dataset, flags)
     assert len(behaviour["requests"]) == 1

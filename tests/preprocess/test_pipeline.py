@@ -18,17 +18,17 @@ import torch
 from fairseq import options
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq_cli import preprocess as fairseq_preprocess
+from fairseq_ms_pipeline import binarise, bpe
+from fairseq_ms_pipeline import run as pipeline
+from fairseq_ms_pipeline.cli import plan
+from fairseq_ms_pipeline.dataset import Dataset, Expected
+from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
+from fairseq_ms_pipeline.manifest import differences
+from fairseq_ms_pipeline.run import Job, run
+from fairseq_ms_pipeline.shards import write_shards
+from fairseq_ms_pipeline.text import decoded, readable_words
+from fairseq_ms_pipeline.tokenise import tokenised
 
-from preprocess.pipeline import binarise, bpe
-from preprocess.pipeline import run as pipeline
-from preprocess.pipeline.cli import plan
-from preprocess.pipeline.dataset import Dataset, Expected
-from preprocess.pipeline.documents import Draw, Reader, document_starts
-from preprocess.pipeline.manifest import differences
-from preprocess.pipeline.run import Job, run
-from preprocess.pipeline.shards import write_shards
-from preprocess.pipeline.text import decoded, readable_words
-from preprocess.pipeline.tokenise import tokenised
 from tests.helpers.cli import ROOT, run_cli
 
 DATASET = Dataset(
@@ -97,8 +97,8 @@ def test_binarised_files_are_those_of_fairseq_preprocess(tmp_path, level):
             text = "".join(segmenter.line(line) + "\n" for line in text.split("\n")[:-1])
         (tmp_path / split).write_text(text, encoding="utf-8")
         prefixes += [f"--{split}pref", str(tmp_path / split)]
-    theirs = ["--only-source", *prefixes, "--destdir", str(tmp_path / "theirs"), "--workers", "2"]
-    fairseq_preprocess.main(options.get_preprocessing_parser().parse_args(theirs))
+    flags = ["--only-source", *prefixes, "--destdir", str(tmp_path / "theirs"), "--workers", "2"]
+    fairseq_preprocess.main(options.get_preprocessing_parser().parse_args(flags))
     ours = tree(out / "bin")
     theirs = tree(tmp_path / "theirs")
     assert set(ours) == {"dict.txt"} | {f"{s}.{e}" for s in ("train", "valid", "test") for e in ("bin", "idx")}
@@ -207,7 +207,7 @@ def test_a_run_killed_before_any_file_is_finished_ends_identical_when_started_ag
 def test_finished_shards_are_not_done_again(tmp_path, monkeypatch):
     source = write_sample(tmp_path / "sample.txt")
     out = tmp_path / "out"
-    done = []
+    done: list[Path] = []
 
     def failing(tokenised_path, *rest):
         if len(done) == 3:
@@ -239,7 +239,7 @@ def dying(*args):
 def test_a_worker_that_dies_is_one_sentence_and_the_next_run_finishes(tmp_path, monkeypatch):
     source = write_sample(tmp_path / "sample.txt")
 
-    monkeypatch.setattr("preprocess.pipeline.run.tokenise_shard", dying)
+    monkeypatch.setattr("fairseq_ms_pipeline.run.tokenise_shard", dying)
     with pytest.raises(ValueError, match="fewer --workers than 2"):
         run(job_of(source, tmp_path / "out", workers=2))
     monkeypatch.undo()
@@ -340,7 +340,7 @@ def test_a_second_run_in_the_same_folder_at_the_same_time_is_refused(tmp_path):
     held, ready = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        from preprocess.pipeline.files import only_run_in
+        from fairseq_ms_pipeline.files import only_run_in
 
         with only_run_in(work):
             os.write(ready[1], b".")
@@ -461,16 +461,20 @@ def test_the_dictionary_of_a_published_folder_is_read_by_fairseq(prepared):
 
 
 def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
-    class Counts(dict):
+    class Token:
         """Lets weak references count those that are alive."""
 
-    alive, most = weakref.WeakSet(), []
+    class Counts(dict):
+        token: Token
+
+    alive: weakref.WeakSet[Token] = weakref.WeakSet()
+    most = []
     read = binarise.read_json
 
     def spy(path):
         counts = Counts(read(path))
         # A dictionary is equal to another, so the set holds a token of each.
-        counts.token = type("Token", (), {})()
+        counts.token = Token()
         alive.add(counts.token)
         most.append(len(alive))
         return counts

@@ -4,8 +4,7 @@ import hashlib
 import json
 
 import pytest
-
-from preprocess.stdlib_docs.collect import (
+from fairseq_ms_pipeline.stdlib_docs import (
     corpus,
     docstrings,
     library_folder,
@@ -13,6 +12,7 @@ from preprocess.stdlib_docs.collect import (
     split_by_module,
     topics,
 )
+
 from tests.helpers.cli import ROOT, run_cli
 
 

@@ -10,7 +10,7 @@ from commands import ROOT, program, records, run
 from fairseq import checkpoint_utils
 from models import CONTEXT
 
-from fairseq_ms.analysis.memory_measured import step_bytes
+from fairseq_ms.analysis.training_step import step_bytes
 
 # A rate over the first updates would count the start of the program.
 _WARM_UP_RECORDS = 5

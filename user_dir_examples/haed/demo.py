@@ -67,7 +67,7 @@ def command(name: str, *arguments: str | Path, show: str | None = None, stdin: s
 
 def documentation(folder: Path) -> Path:
     """Characters of the standard library's documentation as fairseq's data folder."""
-    from preprocess.stdlib_docs.collect import corpus, library_folder, split_by_module
+    from fairseq_ms_pipeline.stdlib_docs import corpus, library_folder, split_by_module
 
     if (folder / "characters" / "manifest.json").is_file():
         return folder / "characters" / "bin"

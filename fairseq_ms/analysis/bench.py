@@ -1,0 +1,89 @@
+"""`fairseq-ms bench`: run the benchmarks of a checkout's `benchmarks` folder."""
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+
+import fairseq_ms
+from fairseq_ms.errors import UsageError
+
+# Registered here, after the environment is set that torch's threads read when they start.
+NEEDS_FAIRSEQ = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: list them)")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="cpu: time that the process had a processor, for machines that others use as well (default: wall)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="keep contestants with this in their name, and the baseline; may be given several times",
+    )
+    parser.add_argument(
+        "--section",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="keep sections with this in their title; may be given several times",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table for every section; the exit code is 1 if a parity check failed."""
+    if args.rounds < 1:
+        raise UsageError(f"--rounds must be at least 1: got {args.rounds}")
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads must be at least 1: got {args.threads}")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        raise UsageError(f"--json must name a file in a folder that exists: got {args.json!r}")
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "benchmarks" / "runner.py").is_file():
+        raise UsageError(
+            f"bench needs the folder benchmarks of a checkout beside the package, and there is none in {root}: "
+            "clone the repository and install it with pip install -e ."
+        )
+    if args.clock == "cpu":
+        # On a machine that others use, threads that wait for each other awake take the processor from the very
+        # thread they wait for: a step then takes twenty times as long and measures nothing. On a quiet one, waking
+        # them costs up to as much as the work.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Benchmarks build models by the dozen, and fairseq logs every one of them.
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    fairseq_ms.register()
+    load_package(root / "benchmarks")
+    return int(importlib.import_module("benchmarks.command").run(args))
+
+
+def load_package(folder: Path) -> None:
+    """Make the package in a folder importable under the folder's name, by its place and not by the path.
+
+    So the benchmarks belong to the package that they measure, and whatever else is installed under their name is
+    not taken for them.
+    """
+    places = [str(folder)]
+    spec = importlib.util.spec_from_file_location(
+        folder.name, folder / "__init__.py", submodule_search_locations=places
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[folder.name] = package
+    spec.loader.exec_module(package)

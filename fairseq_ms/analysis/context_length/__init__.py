@@ -1,0 +1,1 @@
+"""How many tokens a streaming model looks back (Transformer-QL, Appendix B)."""

@@ -1,0 +1,93 @@
+"""`fairseq-ms context-length`: how many tokens a streaming model looks back (Appendix B; n_c of Tables 1, 3, 5)."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fairseq_ms.analysis import arguments
+
+if TYPE_CHECKING:
+    from fairseq.models import FairseqLanguageModel
+
+TAKES_FAIRSEQ_FLAGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A model, by fairseq's flags or as a checkpoint, or the paper's tables."""
+    parser.usage = (
+        "fairseq-ms context-length (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT | --paper) [OPTIONS]"
+    )
+    parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
+    parser.add_argument("--paper", action="store_true", help="print every n_c of the paper's Tables 1, 3 and 5")
+    parser.add_argument(
+        "--measure", action="store_true", help="also find out on the network itself, by changing tokens one by one"
+    )
+    arguments.add_outputs(parser, figure=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table."""
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.context_length import formula, measured
+    from fairseq_ms.errors import UsageError
+
+    report.check_outputs(args.json, None)
+    arguments.quieten()
+    if args.paper:
+        if args.path or args.fairseq_flags:
+            raise UsageError("--paper must be given without a model: got one as well")
+        return _paper(args)
+    model = _model(args)
+    decoder = model.decoder
+    if not hasattr(decoder, "memory_reach"):
+        raise UsageError(f"--arch must be a model with a memory: got {type(model).__name__}")
+    found = {"formula": formula.by_formula(decoder)}
+    if args.measure:
+        found["measured"] = measured.measured(model)
+    rows = [[name, *context.as_dict().values()] for name, context in found.items()]
+    print(f"tokens of context of an output, with segments of {decoder.segment_len} tokens")
+    print(report.format_table(["", "minimum", "maximum", "average"], rows))
+    if args.json:
+        results = {name: context.as_dict() for name, context in found.items()}
+        report.write_json(args.json, {"command": args.command, "segment": decoder.segment_len, "results": results})
+    return 0
+
+
+def _model(args: argparse.Namespace) -> FairseqLanguageModel:
+    from fairseq_ms.analysis import checkpoints
+    from fairseq_ms.errors import UsageError
+
+    if args.path:
+        if args.fairseq_flags:
+            raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
+        return checkpoints.load(args.path, cpu=True).model
+    if not args.fairseq_flags:
+        raise UsageError("--arch, --path or --paper must be given: got none of them")
+    return _untrained(args.fairseq_flags)
+
+
+def _untrained(flags: list[str]) -> FairseqLanguageModel:
+    from fairseq_ms.analysis import untrained
+
+    task = [] if "--task" in flags else ["--task", "streaming_language_modeling"]
+    return untrained.build([*flags, *task], vocabulary=100)[0]
+
+
+def _paper(args: argparse.Namespace) -> int:
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.context_length import measured, paper
+
+    rows: list[list[object]] = []
+    for printed in paper.TABLES:
+        sizes = f"{printed.segment}/{printed.memory or '-'}/{printed.compressed or '-'}"
+        row = [printed.table, printed.arch, sizes, *paper.by_formula(printed).as_dict().values(), printed.context]
+        if args.measure:
+            row.append(measured.measured(_untrained(paper.flags(printed))).average)
+        rows.append(row)
+    header = ["", "model", "n_s/n_m/n_cm", "minimum", "maximum", "average", "printed"]
+    header += ["measured"] if args.measure else []
+    print(report.format_table(header, rows))
+    if args.json:
+        report.write_json(args.json, {"command": args.command, "paper": [dict(zip(header, row)) for row in rows]})
+    return 0

@@ -1,0 +1,78 @@
+"""On how many tokens before it an output of a streaming model depends, by formula (Transformer-QL, Appendix B)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from fairseq_ms.lm.streaming import StreamingDecoder
+from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder
+from fairseq_ms.models.transformer_ql import TransformerQLDecoder
+from fairseq_ms.models.transformer_xl import TransformerXLDecoder
+
+
+@dataclass(frozen=True)
+class ContextLength:
+    """Tokens before an output that it depends on: of a segment's first output, of its last, and the mean.
+
+    Attributes:
+        minimum: of the first output of a segment
+        maximum: of the segment's end: ``minimum`` plus the segment
+        average: the mean of both, the paper's n_c
+    """
+
+    minimum: int
+    maximum: int
+    average: float
+
+    @classmethod
+    def of(cls, minimum: int, segment: int) -> ContextLength:
+        """What the minimum and the length of a segment give."""
+        return cls(minimum, minimum + segment, minimum + segment / 2)
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def transformer_xl(segment: int, memory: int, layers: int) -> ContextLength:
+    """Every layer reaches a memory further back."""
+    return ContextLength.of(layers * memory, segment)
+
+
+def compressive_transformer(segment: int, memory: int, compressed: int, rate: int, layers: int) -> ContextLength:
+    """Every layer reaches a memory and ``rate`` times a compressed memory further back."""
+    return ContextLength.of(layers * (memory + rate * compressed), segment)
+
+
+def transformer_ql(segment: int, memory: int, scale_layers: dict[int, int], output_layers: int) -> ContextLength:
+    """Figure 4, with line 10 corrected to ``min_clen += min(cur_mlen, n_s) * n_s / cur_slen``.
+
+    As printed, that line adds a number of states, not of tokens, and misses Figure 5's 44 and Tables 1, 3 and 5.
+    ``scale_layers`` maps scales to numbers of layers. Without a memory nothing before the segment is seen.
+    """
+    if memory == 0:
+        return ContextLength.of(0, segment)
+    factors = list(scale_layers)
+    # n_s / cur_slen is what a state of the scale stands for.
+    minimum, states, per_state = 0, memory, 1
+    for number, factor in enumerate(factors):
+        minimum += scale_layers[factor] * states * per_state
+        if number + 1 < len(factors):
+            ratio = factors[number + 1] // factor
+            minimum += min(states, segment) * per_state
+            states = memory + segment - min((memory + segment) // ratio, segment)
+            per_state *= ratio
+    return ContextLength.of(minimum + output_layers * memory, segment)
+
+
+def by_formula(decoder: StreamingDecoder) -> ContextLength:
+    """The paper's context length of a model."""
+    if isinstance(decoder, TransformerQLDecoder):
+        layers = {lengths.factor: len(stack) for lengths, stack in zip(decoder.lengths, decoder.scales)}
+        return transformer_ql(decoder.segment_len, decoder.mem_len, layers, len(decoder.final))
+    assert isinstance(decoder, TransformerXLDecoder)
+    count = len(decoder.layers)
+    if isinstance(decoder, CompressiveTransformerDecoder):
+        return compressive_transformer(
+            decoder.segment_len, decoder.mem_len, decoder.compressed_mem_len, decoder.rate, count
+        )
+    return transformer_xl(decoder.segment_len, decoder.mem_len, count)

@@ -1,0 +1,1 @@
+"""What a scale's representation finds alike (Multi-scale Transformer LMs, Table 6)."""

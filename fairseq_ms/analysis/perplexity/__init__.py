@@ -1,0 +1,1 @@
+"""Perplexity by subword and by word, and bits per byte."""

@@ -1,0 +1,1 @@
+"""Figures of measurements that stand by themselves."""

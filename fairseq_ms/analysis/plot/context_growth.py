@@ -1,0 +1,115 @@
+"""What context costs: bytes kept and time of a training step against context length (Section 2.4)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fairseq_ms.analysis import report, untrained
+from fairseq_ms.analysis.context_length import formula
+from fairseq_ms.analysis.saved_bytes import saved_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
+MODELS: dict[str, list[str]] = {
+    "Transformer-XL, 8 layers": ["--arch", "transformer_xl", "--decoder-layers", "8"],
+    "Transformer-QL, 1x=3 2x=3 + 2": [
+        *("--arch", "transformer_ql", "--scale-layers", "1x=3,2x=3", "--output-layers", "2")
+    ],
+    "Transformer-QL, 1x=2 2x=2 4x=2 + 2": [
+        *("--arch", "transformer_ql", "--scale-layers", "1x=2,2x=2,4x=2", "--output-layers", "2")
+    ],
+}
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model at one window: segment and memory of ``segment`` tokens each.
+
+    Attributes:
+        segment: n_s, and n_m
+        context: average context length in tokens (Appendix B)
+        megabytes: kept for the backward pass of one segment of one stream
+        milliseconds: median time of a training step, forward and backward, a stream
+    """
+
+    segment: int
+    context: float
+    megabytes: float
+    milliseconds: float
+
+
+def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dict[str, list[Point]]:
+    """Every model of ``MODELS`` at every segment length; times are taken in turns."""
+    curves: dict[str, list[Point]] = {name: [] for name in MODELS}
+    for segment in segments:
+        built = {name: _Step(flags, segment, dim, streams) for name, flags in MODELS.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in built}
+        for number in range(rounds + 1):
+            for name, step in built.items():
+                began = time.perf_counter()
+                step.run()
+                if number:
+                    seconds[name].append(time.perf_counter() - began)
+        for name, step in built.items():
+            milliseconds = 1e3 * statistics.median(seconds[name]) / streams
+            kept = step.kept() / streams / 1e6
+            curves[name].append(Point(segment, step.context, kept, milliseconds))
+    return curves
+
+
+class _Step:
+    """A training step of a model on the second segment of its streams, up to the features."""
+
+    def __init__(self, flags: list[str], segment: int, dim: int, streams: int) -> None:
+        sizes = ["--decoder-embed-dim", str(dim), "--decoder-ffn-embed-dim", str(4 * dim)]
+        sizes += ["--decoder-attention-heads", str(max(1, dim // 64)), "--decoder-normalize-before"]
+        lengths = ["--tokens-per-sample", str(segment), "--mem-len", str(segment)]
+        task = ["--task", "streaming_language_modeling", "--share-decoder-input-output-embed"]
+        self.model = untrained.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0].train()
+        self.context = formula.by_formula(self.model.decoder).average
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator)
+        with torch.no_grad():
+            self.memory = self.model.decoder.stream(self.tokens, None)[1]
+
+    def forward(self) -> torch.Tensor:
+        return self.model.decoder.stream(self.tokens, self.memory)[0].sum()
+
+    def run(self) -> None:
+        self.model.zero_grad()
+        self.forward().backward()
+
+    def kept(self) -> int:
+        return saved_bytes(self.forward, self.model)
+
+
+def rows(curves: dict[str, list[Point]]) -> list[list[object]]:
+    """The table's rows."""
+    return [[name, *asdict(point).values()] for name, points in curves.items() for point in points]
+
+
+def as_json(curves: dict[str, list[Point]]) -> dict[str, list[dict[str, float]]]:
+    """Every model's points."""
+    return {name: [asdict(point) for point in points] for name, points in curves.items()}
+
+
+def draw(figure: Figure, curves: dict[str, list[Point]]) -> None:
+    """Two panels against context length: bytes and time; lines are told apart by marker and dash."""
+    left, right = figure.subplots(1, 2)
+    for axes, value, label in (
+        (left, "megabytes", "kept for backward, MB a stream"),
+        (right, "milliseconds", "training step, ms a stream"),
+    ):
+        for index, (name, points) in enumerate(curves.items()):
+            contexts = [point.context for point in points]
+            report.plot_line(axes, index, contexts, [getattr(p, value) for p in points], name)
+        report.finish_axes(axes, "average context, tokens", label, legend=axes is left)

@@ -1,0 +1,139 @@
+"""Samples of a model and what they are like (Section 6.3, Table 5): repetition, likeness to the truth, speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from fairseq.search import Sampling
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
+
+from fairseq_ms.analysis import report
+from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.errors import UsageError
+
+
+def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Up to ``count`` prompts (R, context), evenly spread over a split, and the ``length`` tokens after each.
+
+    Raises UsageError when the split is shorter than one prompt with what follows.
+    """
+    places = (tokens.numel()) // (context + length)
+    if places < 1:
+        raise UsageError(f"--length must leave room for one sample in the {tokens.numel()} tokens: got {length}")
+    starts = np.linspace(0, places - 1, min(count, places)).round().astype(int) * (context + length)
+    windows = torch.stack([tokens[start : start + context + length] for start in starts.tolist()])
+    return windows[:, :context], windows[:, context:]
+
+
+class Sampler:
+    """Top-k sampling by fairseq's own generator, in which the end of a sentence is a token like any other.
+
+    Args:
+        checkpoint: the model
+        length: tokens to sample
+        topk: how many of the most probable tokens are drawn from
+        temperature: divides the logits
+        completions: independent samples a prompt
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, length: int, topk: int, temperature: float, completions: int = 1
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.length = length
+        dictionary = checkpoint.dictionary
+        # What the generator takes for the end of a sentence is a symbol that no text has, and only the very last.
+        self.generator = SequenceGenerator(
+            [checkpoint.model],
+            dictionary,
+            beam_size=completions,
+            max_len_a=0,
+            max_len_b=0,
+            temperature=temperature,
+            normalize_scores=False,
+            eos=dictionary.bos(),
+            symbols_to_strip_from_output=set(),
+            search_strategy=Sampling(dictionary, sampling_topk=min(topk, len(dictionary) - 1)),
+        )
+
+    @torch.no_grad()
+    def sample(self, prompts_RT: Tensor, seed: int) -> Tensor:
+        """Completions (R, completions, length) of prompts (R, T); a seed gives the same ones again."""
+        device, dictionary = self.checkpoint.device, self.checkpoint.dictionary
+        prompts = prompts_RT.to(device)
+        begin = dictionary.bos() if self.checkpoint.adds_bos else dictionary.eos()
+        total = prompts.size(1) + self.length
+        self.generator.min_len = self.generator.max_len_b = total
+        self.generator.max_len = total + 1
+        batch = {
+            "net_input": {
+                "src_tokens": prompts,
+                "src_lengths": prompts.new_full((prompts.size(0),), prompts.size(1)),
+            }
+        }
+        torch.manual_seed(seed)
+        found = self.generator.generate([self.checkpoint.model], batch, prefix_tokens=prompts, bos_token=begin)
+        return torch.stack(
+            [
+                torch.stack([hypothesis["tokens"][prompts.size(1) : total].cpu() for hypothesis in hypotheses])
+                for hypotheses in found
+            ]
+        )
+
+
+def check_lengths(checkpoint: Checkpoint, context: int, length: int) -> None:
+    """Raise UsageError when prompt and sample, with the symbol before them, do not fit into the positions."""
+    longest = checkpoint.longest
+    if longest is not None and context + length + 1 > longest:
+        raise UsageError(
+            f"--context and --length must add up to less than the {longest} positions of {checkpoint.label}: "
+            f"got {context} and {length}"
+        )
+
+
+def seconds_a_sequence(sampler: Sampler, prompts_RT: Tensor, seed: int) -> float:
+    """Median time of sampling one prompt's completions at a time, after one to warm up."""
+    seconds = []
+    for number in range(prompts_RT.size(0) + 1):
+        began = time.perf_counter()
+        sampler.sample(prompts_RT[max(0, number - 1)][None], seed)
+        if sampler.checkpoint.device.type == "cuda":
+            torch.cuda.synchronize(sampler.checkpoint.device)
+        seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds[1:]))
+
+
+def repeated_fraction(tokens: Sequence[object], order: int) -> float:
+    """The fraction of a sequence's n-grams that have occurred in it before; 0.0 if it has none."""
+    grams = [tuple(tokens[start : start + order]) for start in range(len(tokens) - order + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def repeats(samples: Sequence[Sequence[object]], orders: Sequence[int] = (1, 2, 3, 4)) -> dict[str, float]:
+    """Mean repeated fraction over samples, by n."""
+    return {f"repeat-{order}": float(np.mean([repeated_fraction(one, order) for one in samples])) for order in orders}
+
+
+def reference_bleu(truths: Sequence[str], completions: Sequence[Sequence[str]]) -> float:
+    """BLEU of the true continuations, every one of them against the completions of its prompt as references.
+
+    Texts are compared word by word as they are; needs sacrebleu.
+    """
+    report.require_package("sacrebleu", "Ref-BLEU", "sacrebleu")
+    from sacrebleu.metrics import BLEU
+
+    references = [list(one) for one in zip(*completions)]
+    return float(BLEU(tokenize="none", force=True).corpus_score(list(truths), references).score)
+
+
+def words_of(checkpoint: Checkpoint, tokens_T: Tensor, bpe_symbol: str | None) -> list[str]:
+    """Tokens as words, ends of sentences included, pieces of words joined where the symbol marks them."""
+    dictionary = checkpoint.dictionary
+    text = " ".join(dictionary[int(token)] for token in tokens_T)
+    if bpe_symbol:
+        text = f"{text} ".replace(bpe_symbol, "").strip()
+    return text.split()

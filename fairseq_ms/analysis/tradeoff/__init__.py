@@ -1,0 +1,1 @@
+"""What perplexity costs in memory or time (Multi-scale Transformer LMs, Figure 3)."""

@@ -1,0 +1,104 @@
+"""Perplexity against the memory or time of training, over many runs (Section 5.1, Figure 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from fairseq.dataclass import FairseqDataclass
+
+from fairseq_ms.analysis import checkpoints, report, scoring, training_step, untrained
+from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Run(TypedDict):
+    """Perplexity of a run and what a training step of it costs; see ``measure``."""
+
+    label: str
+    arch: str
+    layers: str
+    nll: float
+    perplexity: float
+    parameters: int
+    kept_bytes: int
+    total_bytes: float
+    kept_bytes_per_target: float
+    seconds_per_target: float
+    seconds: float
+
+
+def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
+    """(label, checkpoint) of every run below the folders; UsageError when a folder holds none."""
+    found = []
+    for folder in folders:
+        paths = sorted(Path(folder).glob(f"**/{file}"))
+        if not paths:
+            raise UsageError(f"RUNS must be a folder with runs: no {file} lies below {folder}")
+        found += [(str(path.parent.relative_to(folder)), path) for path in paths]
+    return [(Path(path).resolve().parent.name if label == "." else label, path) for label, path in found]
+
+
+def layers_of(cfg: FairseqDataclass) -> str:
+    """How many layers a model has, as the figure writes it beside a point: coarsest scale first."""
+    text = getattr(cfg, "scale_layers", None)
+    if text is None:
+        return str(getattr(cfg, "decoder_layers", ""))
+    counts = dict(item.strip().split("x=") for item in text.split(","))
+    return ",".join(counts[scale] for scale in sorted(counts, key=int, reverse=True))
+
+
+def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> Run:
+    """Perplexity of a run on a split, and what a training step of it costs.
+
+    Bytes are those kept for backward, and together with weights, gradients and Adam's state; both are also
+    given per scored target, as seconds are, so that models which score other numbers of targets compare.
+    """
+    nll = scoring.score_documents(
+        checkpoint, checkpoints.documents(checkpoint, split, limit), max_tokens=max_tokens
+    ).mean()
+    model, tokens = checkpoint.model, checkpoint.segment
+    kept = training_step.step_bytes(model, batch, tokens)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    weights = training_step.weight_bytes(parameters, next(model.parameters()).element_size())
+    seconds = training_step.seconds(model, batch, tokens)
+    model.eval()
+    return {
+        "label": checkpoint.label,
+        "arch": untrained.architecture(checkpoint.cfg.model),
+        "layers": layers_of(checkpoint.cfg.model),
+        "nll": float(nll),
+        "perplexity": math.exp(nll),
+        "parameters": parameters,
+        "kept_bytes": kept,
+        "total_bytes": kept + sum(weights.values()),
+        "kept_bytes_per_target": kept / (batch * tokens),
+        "seconds_per_target": seconds / (batch * tokens),
+        "seconds": seconds,
+    }
+
+
+def draw(figure: Figure, runs: Sequence[Run], cost: str) -> None:
+    """One line an architecture, its runs in order of cost, the number of layers beside each point."""
+    axes = figure.add_subplot()
+    label = {
+        "memory": "memory of a training step (GB)",
+        "time": "forward and backward of a training step (s)",
+    }[cost]
+
+    def cost_of(run: Run) -> float:
+        return run["total_bytes"] / 1e9 if cost == "memory" else run["seconds"]
+
+    for index, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
+        own = sorted((run for run in runs if run["arch"] == arch), key=cost_of)
+        costs, heights = [cost_of(run) for run in own], [run["perplexity"] for run in own]
+        report.plot_line(axes, index, costs, heights, arch)
+        for x, y, run in zip(costs, heights, own):
+            axes.annotate(run["layers"], (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    axes.margins(0.12)
+    report.finish_axes(axes, label, "perplexity")

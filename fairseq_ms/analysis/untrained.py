@@ -1,0 +1,71 @@
+"""Models of fairseq's flags, with random weights and without data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Sequence
+
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
+from fairseq.tasks import TASK_REGISTRY
+from omegaconf import DictConfig
+from torch import nn
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.streaming import StreamingLanguageModel
+
+
+def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:
+    """Model and configuration of fairseq's flags (``--arch ...``) over a dictionary of so many symbols.
+
+    No data is read; on the meta device, the weights take no memory. Raises UsageError on flags that fairseq
+    does not know or that do not fit together.
+    """
+    if not any(flag == "--arch" or flag.startswith("--arch=") for flag in flags):
+        raise UsageError("--arch must name an architecture: got none (or give a checkpoint with --path)")
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parser = options.get_training_parser(default_task=_task_of(flags))
+            # The data folder, which is positional, is never looked at.
+            args = options.parse_args_and_arch(parser, ["unread", *flags])
+    except SystemExit as stop:
+        raise UsageError(errors.getvalue().strip().splitlines()[-1].split("error: ")[-1]) from stop
+    cfg = convert_namespace_to_omegaconf(args)
+    return build_model(cfg, vocabulary, on_meta), cfg
+
+
+def _task_of(flags: Sequence[str]) -> str:
+    """The task that a model of these flags is trained with, unless they name one."""
+    after = dict(itertools.pairwise(flags))
+    given = next((flag.removeprefix("--arch=") for flag in flags if flag.startswith("--arch=")), after.get("--arch"))
+    streaming = issubclass(ARCH_MODEL_REGISTRY.get(given, nn.Module), StreamingLanguageModel)
+    return "streaming_language_modeling" if streaming else "language_modeling"
+
+
+def build_model(cfg: DictConfig, vocabulary: int, on_meta: bool = False) -> FairseqLanguageModel:
+    """The model of a configuration over a dictionary of so many symbols."""
+    task = TASK_REGISTRY[cfg.task._name](cfg.task, dictionary_of(vocabulary))
+    with torch.device("meta" if on_meta else "cpu"):
+        return task.build_model(cfg.model)
+
+
+def dictionary_of(vocabulary: int) -> Dictionary:
+    """Made-up words, so many with fairseq's special symbols; UsageError when there is no room for a word."""
+    dictionary = Dictionary()
+    if vocabulary <= len(dictionary):
+        raise UsageError(f"--vocabulary must be more than the {len(dictionary)} special symbols: got {vocabulary}")
+    for number in range(vocabulary - len(dictionary)):
+        dictionary.add_symbol(f"w{number}")
+    return dictionary
+
+
+def architecture(cfg: FairseqDataclass) -> str:
+    """The model of a configuration, whose name may be that of a preset."""
+    return str(ARCH_MODEL_NAME_REGISTRY.get(str(cfg._name), cfg._name))

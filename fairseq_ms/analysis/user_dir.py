@@ -1,0 +1,16 @@
+"""`fairseq-ms user-dir`: where the plugin lies, for `--user-dir "$(fairseq-ms user-dir)"`."""
+
+import argparse
+from pathlib import Path
+
+NEEDS_FAIRSEQ = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """This command takes no arguments."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the absolute path of the package folder."""
+    print(Path(__file__).resolve().parent.parent)
+    return 0

@@ -1,1 +1,0 @@
-"""Data sets: from the file people download to fairseq's binarised form."""

@@ -1,0 +1,141 @@
+"""Stages 5 to 7: fairseq's dictionary and indexed data sets, byte for byte what
+`fairseq-preprocess --only-source` writes, but from finished shards and in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# One of fairseq's tasks for speech asks for tensorboardX whenever fairseq is imported.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
+
+from fairseq_ms_pipeline.files import complete_text, part_of, read_json, write_json  # noqa: E402
+
+Index = indexed_dataset.MMapIndexedDataset.Index
+# fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then all lengths, and
+# the byte at which each sentence starts.
+HEADER = struct.Struct("<9sQBQ")
+COPY_BYTES = 1 << 16
+
+
+def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionary:
+    """Merge the shards' symbol counts, keep the `size` most frequent (0: all) and save a fairseq dictionary.
+
+    `size` counts fairseq's four special symbols, as `fairseq-preprocess --nwordssrc` does; the dictionary is
+    then padded to a multiple of eight, fairseq's default.
+    """
+    dictionary = Dictionary()
+    for shard in counts:
+        for symbol, count in read_json(shard).items():
+            dictionary.add_symbol(symbol, count)
+    dictionary.finalize(nwords=size or -1, padding_factor=8)
+    with complete_text(path) as file:
+        dictionary.save(file)
+    return dictionary
+
+
+def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
+    """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts
+    it.
+    """
+    types: set[str] = set()
+    for file in counts:
+        # One shard's counts at a time: hundreds of them do not fit into memory.
+        types.update(read_json(file))
+    return {"types": len(types) + 1, "dictionary_size": len(Dictionary.load(str(path)))}
+
+
+@lru_cache(maxsize=1)
+def _dictionary(path: Path, changed: int) -> Dictionary:
+    # A worker would otherwise start as many threads as the machine has cores, for every process.
+    torch.set_num_threads(1)
+    return Dictionary.load(str(path))
+
+
+def write_fixed_dictionary(symbols: list[str], path: Path) -> None:
+    """Save a dictionary of the given symbols in the given order: the first has fairseq's index 4."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    with complete_text(path) as file:
+        dictionary.save(file)
+
+
+def write_shard(sentences: Iterable[list[int] | np.ndarray], prefix: Path, vocabulary: int) -> None:
+    """Write sentences of ids (anything torch.as_tensor takes) as `prefix`.bin and, when complete,
+    `prefix`.idx.
+    """
+    part = part_of(prefix)
+    builder = indexed_dataset.make_builder(f"{part}.bin", impl="mmap", vocab_size=vocabulary)
+    for ids in sentences:
+        builder.add_item(torch.as_tensor(ids, dtype=torch.int32))
+    builder.finalize(f"{part}.idx")
+    for end in (".bin", ".idx"):
+        os.replace(f"{part}{end}", f"{prefix}{end}")
+
+
+def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
+    """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
+    dictionary = _dictionary(dictionary_path, dictionary_path.stat().st_mtime_ns)
+    index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
+    counts = {"targets": 0, "unknown": 0}
+
+    def sentences(lines: Iterable[str]) -> Iterator[list[int]]:
+        for line in lines:
+            ids = [index.get(word, unknown) for word in line.split()]
+            counts["unknown"] += ids.count(unknown)
+            ids.append(eos)
+            counts["targets"] += len(ids)
+            yield ids
+
+    with open(text, encoding="utf-8", newline="\n") as lines:
+        write_shard(sentences(lines), prefix, len(dictionary))
+    write_json(prefix.with_suffix(".json"), counts)
+    return text.stat().st_size
+
+
+def _shard_index(prefix: Path) -> tuple[np.ndarray, int]:
+    """A shard's sentence lengths and fairseq's code of its data type.
+
+    Read here, since opening the index through fairseq reads ahead into a buffer of 100 MB.
+    """
+    with open(f"{prefix}.idx", "rb") as file:
+        start = file.read(HEADER.size)
+        magic, version, code, length = HEADER.unpack(start)
+        assert (magic, version) == (Index._HDR_MAGIC, 1), "shards are written by fairseq's own builder"
+        return np.frombuffer(file.read(4 * length), dtype=np.int32), code
+
+
+def merge(prefixes: list[Path], out: Path) -> None:
+    """Join shards into one indexed data set `out`.bin, `out`.idx, holding no more than one shard's index at a
+    time.
+    """
+    part = part_of(out)
+    codes, lengths = zip(*((code, len(sizes)) for sizes, code in map(_shard_index, prefixes)), strict=True)
+    assert len(set(codes)) == 1, "all shards are written with one dictionary"
+    item_bytes = np.dtype(indexed_dataset._code_to_dtype[codes[0]]).itemsize
+    with open(f"{part}.bin", "wb") as data:
+        for prefix in prefixes:
+            with open(f"{prefix}.bin", "rb") as shard:
+                shutil.copyfileobj(shard, data, COPY_BYTES)
+    with open(f"{part}.idx", "wb") as file:
+        file.write(HEADER.pack(Index._HDR_MAGIC, 1, codes[0], sum(lengths)))
+        for prefix in prefixes:
+            file.write(_shard_index(prefix)[0].tobytes())
+        start = 0
+        for prefix in prefixes:
+            ends = start + np.cumsum(_shard_index(prefix)[0], dtype=np.int64) * item_bytes
+            file.write(np.concatenate(([start], ends[:-1])).astype(np.int64).tobytes())
+            start = int(ends[-1])
+    for end in (".bin", ".idx"):
+        os.replace(f"{part}{end}", f"{out}{end}")

@@ -1,0 +1,94 @@
+"""Stage 3: learn BPE on a bounded sample of word counts; and what it learns, applied to a line."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
+from pathlib import Path
+from unittest.mock import patch
+
+from subword_nmt import learn_bpe
+from subword_nmt.apply_bpe import BPE
+
+from fairseq_ms_pipeline.files import complete_text
+from fairseq_ms_pipeline.text import UNKNOWN
+
+# A worker keeps the pieces of the words it has met; Zipf's law makes even a small store answer nearly always.
+CACHED_WORDS = 300_000
+
+
+def word_counts(shard: Path) -> Counter[str]:
+    """How often each word stands in a tokenised shard."""
+    counts: Counter[str] = Counter()
+    with open(shard, encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            counts.update(line.split())
+    return counts
+
+
+def sample(shards: list[Path], limit_bytes: int) -> list[Path]:
+    """At most `limit_bytes` of shards, evenly spread over the corpus (at least one)."""
+    total = sum(shard.stat().st_size for shard in shards)
+    if total <= limit_bytes:
+        return shards
+    count = max(1, int(len(shards) * limit_bytes / total))
+    return [shards[i * len(shards) // count] for i in range(count)]
+
+
+def learn(
+    counters: Iterable[Counter[str]],
+    types: int,
+    merges: int,
+    codes: Path,
+    bar: Callable[[Iterable], Iterable] = iter,
+) -> None:
+    """Learn BPE operations from the `types` most frequent words: `merges` of them, or fewer from a small
+    sample.
+
+    `bar` wraps the loop over the operations. ValueError when there are no words.
+    """
+    counts: Counter[str] = Counter()
+    for counter in counters:
+        counts.update(counter)
+        if len(counts) > 8 * types:
+            # Counts of the rarest words are only estimates from here on, which bounds the memory.
+            counts = Counter(dict(_ranked(counts)[: 4 * types]))
+    counts.pop(UNKNOWN, None)
+    # Sorted, so that ties do not depend on the order in which workers finished.
+    vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in _ranked(counts)[:types]))
+    if not vocabulary.getvalue():
+        raise ValueError("BPE cannot be learnt: the training split has no words.")
+    # subword-nmt draws a bar of its own, without a name, beneath ours.
+    with complete_text(codes) as file, patch.object(learn_bpe, "tqdm", bar), redirect_stderr(io.StringIO()):
+        learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
+
+
+def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+class Segmenter:
+    """Splits words into subwords by learnt operations, with the pieces of known words at hand."""
+
+    def __init__(self, codes: Path) -> None:
+        with open(codes, encoding="utf-8", newline="\n") as file:
+            self._bpe = BPE(file)
+        self._pieces = {UNKNOWN: UNKNOWN}
+
+    def line(self, line: str) -> str:
+        """The subwords of a tokenised line, `@@` behind all but a word's last."""
+        pieces = self._pieces
+        out = []
+        for word in line.split():
+            known = pieces.get(word)
+            if known is None:
+                known = " ".join(self._bpe.segment_tokens([word]))
+                if len(pieces) >= CACHED_WORDS:
+                    pieces.clear()
+                    self._bpe.cache.clear()
+                    pieces[UNKNOWN] = UNKNOWN
+                pieces[word] = known
+            out.append(known)
+        return " ".join(out)

@@ -1,0 +1,203 @@
+"""The command line that every `prepare.py` shares."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.download import fetch
+from fairseq_ms_pipeline.run import Job, run
+from fairseq_ms_pipeline.sources import check_inputs, total_bytes
+
+# Tokenised, segmented and binarised text and the published copies, as measured on English novels.
+DISK_PER_INPUT_BYTE = 5
+SEED = 1
+
+
+def common_parser(description: str) -> argparse.ArgumentParser:
+    """The flags of every data set."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, text/, manifest.json")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help=f"seed of a random split (default: {SEED})")
+    parser.add_argument("--vocab-from", type=Path, help="use codes and dictionary of this prepared folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def add_bpe_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
+    """The flags of data sets that are segmented by BPE."""
+    parser.add_argument("--bpe-merges", type=int, help=f"operations (default: {dataset.bpe_merges})")
+    parser.add_argument(
+        "--bpe-sample-mb",
+        type=float,
+        help="learn BPE on at most this much training text, evenly spread "
+        f"(default: {dataset.bpe_sample_bytes / 1e6:g})",
+    )
+
+
+def add_input_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
+    """The flags of data sets that are read from files."""
+    parser.add_argument("--input", type=Path, nargs="+", default=[], help="file, archive or folder")
+    if dataset.downloads:
+        parser.add_argument("--download", type=Path, metavar="FOLDER", help="fetch the file into FOLDER first")
+    parser.add_argument(
+        "--shard-mb",
+        type=float,
+        help=f"text handled at a time by one process, which bounds memory (default: {dataset.shard_bytes / 1e6:g})",
+    )
+
+
+def megabytes(value: float) -> int:
+    """Bytes in so many megabytes."""
+    return int(value * 1e6)
+
+
+# Which field of the declaration a flag changes, and how.
+FIELDS: dict[str, tuple[str, Callable]] = {
+    "bpe_merges": ("bpe_merges", int),
+    "bpe_sample_mb": ("bpe_sample_bytes", megabytes),
+    "shard_mb": ("shard_bytes", megabytes),
+    "tokenise": ("tokenise", str),
+    "language": ("language", str),
+    "documents": ("documents", str),
+    "blank_lines": ("blank_lines", str),
+    "valid_fraction": ("valid_fraction", float),
+    "test_fraction": ("test_fraction", float),
+    "dict_size": ("dictionary_size", int),
+}
+
+
+def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
+    """The declaration with what the user's flags change in it."""
+    given = {flag for flag in (*FIELDS, "seed") if getattr(args, flag, None) is not None}
+    changes = {FIELDS[flag][0]: FIELDS[flag][1](getattr(args, flag)) for flag in given - {"seed"}}
+    changed = replace(dataset, **changes)
+    changed.check()
+    for idle, flags, reason in (
+        (changed.level != "bpe", ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
+        (args.vocab_from, ("bpe_merges", "bpe_sample_mb", "dict_size"), "with --vocab-from"),
+        (changed.tokenise == "none", ("language",), "with --tokenise none"),
+        (changed.split_names, ("valid_fraction", "test_fraction", "seed"), "where the split is given by names"),
+    ):
+        meaningless = sorted(given.intersection(flags)) if idle else []
+        if meaningless:
+            raise ValueError(f"--{meaningless[0].replace('_', '-')} has no meaning {reason}: leave it out.")
+    return changed
+
+
+def seed_of(args: argparse.Namespace) -> int:
+    """The seed that the user gave, or the usual one."""
+    return SEED if args.seed is None else args.seed
+
+
+def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
+    """The run that reads a data set from `--input`, or from what `--download` fetches.
+
+    ValueError when neither is given, or a path does not exist.
+    """
+    dataset = with_flags(dataset, args)
+    inputs = list(args.input)
+    if getattr(args, "download", None):
+        if inputs:
+            raise ValueError("--input and --download exclude each other: one of them says where the data is.")
+        if args.dry_run:
+            sources = ", ".join(source.url for source in dataset.downloads)
+            raise ValueError(f"--dry-run does not fetch: --download {args.download} would try {sources}.")
+        inputs = [fetch(dataset.downloads, args.download, args.quiet)]
+    check_inputs(inputs)
+    identity = {
+        "inputs": [{"name": path.name, "bytes": total_bytes([path])} for path in inputs],
+        "seed": seed_of(args),
+    }
+    return Job(
+        dataset=dataset,
+        source=Reader(dataset, inputs, seed_of(args)),
+        source_bytes=total_bytes(inputs),
+        out=args.out,
+        workers=args.workers,
+        identity=identity,
+        vocabulary_from=args.vocab_from,
+        quiet=args.quiet,
+    )
+
+
+def plan(job: Job) -> str:
+    """What a run would do, for `--dry-run`."""
+    dataset = job.dataset
+    there = next(folder for folder in (job.out, *job.out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    lines = [f"{dataset.title} -> {job.out} (nothing is written by --dry-run)"]
+    if job.source_bytes is not None:
+        need = DISK_PER_INPUT_BYTE * job.source_bytes
+        lines.append(f"  input:      {job.source_bytes / 1e6:,.1f} MB on disk")
+        lines.append(f"  disk:       about {need / 1e6:,.0f} MB if uncompressed, {free / 1e6:,.0f} MB free")
+    given = ", ".join(f"{split}: {' '.join(names)}" for split, names in dataset.split_names.items())
+    fractions = f"valid {dataset.valid_fraction:g}, test {dataset.test_fraction:g}"
+    drawn = f"{fractions} of documents ({dataset.documents})"
+    lines.append(f"  split:      {given or drawn}")
+    lines.append(f"  tokenise:   {dataset.tokenise}, empty lines: {dataset.blank_lines}")
+    if job.vocabulary_from:
+        lines.append(f"  vocabulary: of {job.vocabulary_from}")
+    elif dataset.level == "bpe":
+        lines.append(
+            f"  vocabulary: {dataset.bpe_merges:,} BPE operations learnt on at most "
+            f"{dataset.bpe_sample_bytes / 1e6:,.0f} MB of train"
+        )
+    else:
+        lines.append(f"  vocabulary: every {dataset.level} of train")
+    lines.append(f"  workers:    {job.workers}, shards of {dataset.shard_bytes / 1e6:g} MB")
+    lines.append(f"  writes:     bin/ (fairseq), text/ (tokenised), manifest.json in {job.out}")
+    return "\n".join(lines)
+
+
+def one_sentence(action: Callable[[], None]) -> int:
+    """Run `action` and return the exit code; for what the user must mend, one sentence on stderr and code 2."""
+    try:
+        action()
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
+    """Run the job, or print its plan with --dry-run; returns the exit code."""
+
+    def action() -> None:
+        job = make_job(args)
+        if args.dry_run:
+            job.check()
+            print(plan(job))
+        else:
+            run(job)
+
+    return one_sentence(action)
+
+
+def prepare_files(description: str, variants: Mapping[str, Dataset], flag: str = "", help: str = "") -> int:
+    """The whole `main` of a data set read from files; `flag` chooses one of several variants, the first by
+    default.
+    """
+    default = next(iter(variants))
+    parser = common_parser(description)
+    add_input_flags(parser, variants[default])
+    if any(dataset.level == "bpe" for dataset in variants.values()):
+        add_bpe_flags(parser, next(dataset for dataset in variants.values() if dataset.level == "bpe"))
+    if flag:
+        choices = list(variants)
+        parser.add_argument(flag, dest="variant", choices=choices, default=default, help=help)
+    args = parser.parse_args()
+    return main(lambda args: job_from_files(variants[args.variant if flag else default], args), args)

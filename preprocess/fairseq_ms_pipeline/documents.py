@@ -1,0 +1,127 @@
+"""Stage 1, first half: which split and which document a line belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.sources import TextFile, json_documents, matches, text_files, text_lines
+
+HEADING = re.compile(r" ?= [^=].* =\s*")
+
+
+class Line(NamedTuple):
+    """One line of a split; `starts_document` is true for a document's first."""
+
+    split: str
+    starts_document: bool
+    text: str
+
+
+class Reader:
+    """The lines of a data set's inputs in order, each with its split."""
+
+    def __init__(self, dataset: Dataset, inputs: list[Path], seed: int) -> None:
+        self.dataset = dataset
+        self.inputs = inputs
+        self.seed = seed
+
+    def wanted(self, name: str) -> bool:
+        """Whether a file inside the inputs belongs to the data set."""
+        if self.dataset.split_names:
+            return self.given_split(name) is not None
+        return matches(name, self.dataset.text_names) or matches(name, self.dataset.json_names)
+
+    def given_split(self, name: str) -> str | None:
+        """The split a file belongs to by its name, for data sets whose split is given."""
+        for split, patterns in self.dataset.split_names.items():
+            if matches(name, patterns):
+                return split
+        return None
+
+    def lines(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[Line]:
+        """All lines; ValueError when the inputs hold no file of the data set."""
+        found = False
+        drawn = Draw(self.dataset, self.seed)
+        any_name = not self.dataset.split_names
+        if any_name and self.dataset.documents == "file":
+            drawn.share_out(file.name for file in text_files(self.inputs, self.wanted, any_name=True))
+        for file in text_files(self.inputs, self.wanted, advance, any_name):
+            found = True
+            given = self.given_split(file.name) if self.dataset.split_names else None
+            split = given or SPLITS[0]
+            for starts_document, text in self._marked(file):
+                if starts_document and given is None:
+                    split = drawn.split_of(file.name)
+                if text.strip() or self.dataset.blank_lines == "keep":
+                    yield Line(split, starts_document, text)
+        if not found:
+            sought = self.dataset.text_names + self.dataset.json_names
+            if self.dataset.split_names:
+                sought = tuple(name for names in self.dataset.split_names.values() for name in names)
+            where = ", ".join(map(str, self.inputs))
+            raise ValueError(f"--input {where} holds no file of {self.dataset.title} ({', '.join(sought)}).")
+
+    def _marked(self, file: TextFile) -> Iterator[tuple[bool, str]]:
+        if matches(file.name, self.dataset.json_names):
+            for article in json_documents(file, self.dataset.json_fields):
+                yield from ((number == 0, line) for number, line in enumerate(article))
+            return
+        yield from document_starts(text_lines(file), self.dataset.documents)
+
+
+def document_starts(lines: Iterable[str], documents: str) -> Iterator[tuple[bool, str]]:
+    """Each line with whether it starts a document; a file's first line always does."""
+    run = int(documents.partition(":")[2] or 1)
+    after_blank, has_text = True, False
+    for number, line in enumerate(lines):
+        if documents == "wikitext":
+            # The empty line before a heading stays with the article before it: order is all that matters.
+            starts = has_text and after_blank and HEADING.fullmatch(line) is not None
+        elif documents == "blank":
+            starts = has_text and after_blank and bool(line.strip())
+        else:
+            starts = documents.startswith("line") and number % run == 0
+        after_blank = not line.strip()
+        has_text = has_text or not after_blank
+        yield number == 0 or starts, line
+
+
+class Draw:
+    """Draws a split for each document; the same seed and order give the same splits."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.fractions = {"valid": dataset.valid_fraction, "test": dataset.test_fraction}
+        self.seed = seed
+        self.number = 0
+        self.shared: dict[str, str] = {}
+
+    def _uniform(self, key: str) -> float:
+        digest = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+    def share_out(self, names: Iterable[str]) -> None:
+        """Give whole files exact shares of the splits, at least one file each, so that few files do for all
+        three.
+        """
+        order = sorted(names, key=self._uniform)
+        for split, fraction in self.fractions.items():
+            for name in order[: max(1, round(fraction * len(order)))]:
+                self.shared.setdefault(name, split)
+            order = [name for name in order if name not in self.shared]
+
+    def split_of(self, file_name: str) -> str:
+        """The split of the document that begins here."""
+        self.number += 1
+        if self.shared:
+            return self.shared.get(file_name, "train")
+        draw = self._uniform(f"document {self.number}")
+        for split, fraction in self.fractions.items():
+            if draw < fraction:
+                return split
+            draw -= fraction
+        return "train"

@@ -1,0 +1,69 @@
+"""Files that appear under their final name only when complete, and small helpers around them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+# An object of a JSON file, whatever it holds.
+Json = dict[str, Any]
+
+
+@contextmanager
+def complete_text(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 text file that takes the name `path` only if the block ends without an error."""
+    part = part_of(path)
+    with open(part, "w", encoding="utf-8", newline="\n") as file:
+        yield file
+    os.replace(part, path)
+
+
+def part_of(path: Path) -> Path:
+    """A name for the file in the making, this process's own: a killed run's worker may still write another."""
+    return path.with_name(f"{path.name}.part-{os.getpid()}")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as readable JSON; complete or not at all."""
+    with complete_text(path) as file:
+        json.dump(value, file, indent=1, ensure_ascii=False, sort_keys=True)
+        file.write("\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; ValueError names the file when it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a readable JSON file ({error}).") from None
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file as lower-case hexadecimal digits, read in blocks."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 16):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the system frees when the process ends, however it ends.
+
+    ValueError when another process holds it.
+    """
+    with open(folder / "lock", "w", encoding="utf-8") as file:
+        try:
+            # Unlike flock's, this lock is not inherited by workers, which may outlive a killed run for a
+            # moment.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"--out: another run is working in {folder.parent}.") from None
+        yield

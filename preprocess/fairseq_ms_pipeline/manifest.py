@@ -1,0 +1,76 @@
+"""The manifest: what was made of which input by which versions, and the counts that evaluation divides by."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.files import Json, read_json, sha256_of
+
+NAME = "manifest.json"
+PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "torch")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide the result, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def split_counts(shards: list[str], documents: int, text: Path, binary: Path) -> dict[str, int]:
+    """The sums of a split's shard counts.
+
+    words_with_eol: words plus one end of line each, what word-level perplexity divides by.
+    bytes, characters: of the tokenised text with its line ends. source_bytes: of the text before
+    tokenisation.
+    targets: subwords (or words) plus ends of line, what the language model is scored on.
+    """
+    total: dict[str, int] = {"documents": documents, "shards": len(shards)}
+    for name in shards:
+        for folder in (text, binary):
+            for key, count in read_json(folder / f"{name}.json").items():
+                total[key] = total.get(key, 0) + count
+    total["words_with_eol"] = total["words"] + total["lines"]
+    return total
+
+
+def checksums(folder: Path) -> dict[str, Json]:
+    """Size and SHA-256 of every file below `folder`, by its relative name."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
+    }
+
+
+def differences(dataset: Dataset, manifest: Json) -> list[str]:
+    """One sentence for each count that is not what the data set's papers print."""
+    found = []
+    for expected in dataset.expected:
+        part = manifest["vocabulary"] if expected.split == "vocabulary" else manifest["splits"][expected.split]
+        value = part.get(expected.count)
+        if value is not None and abs(value - expected.value) > expected.tolerance * expected.value:
+            found.append(
+                f"{expected.split} has {value:,} {expected.count.replace('_', ' ')}, "
+                f"where {expected.source} has {expected.value:,.0f}."
+            )
+    return found
+
+
+def table(manifest: Json) -> str:
+    """The counts of all splits as a table to read."""
+    wanted = ("documents", "images", "lines", "words", "words_with_eol", "targets", "unknown", "bytes")
+    columns = [column for column in wanted if column in manifest["splits"][SPLITS[0]]]
+    rows = [f"  {'split':<6}" + "".join(f"{column:>16}" for column in columns)]
+    for split in SPLITS:
+        counts = manifest["splits"][split]
+        rows.append(f"  {split:<6}" + "".join(f"{counts[column]:>16,}" for column in columns))
+    vocabulary = manifest["vocabulary"]
+    rows.append(f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary")
+    return "\n".join(rows)

@@ -1,0 +1,282 @@
+"""All stages in order, from a reader of lines to a published folder, resuming what an interruption left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tqdm import tqdm
+
+from fairseq_ms_pipeline import bpe
+from fairseq_ms_pipeline import manifest as manifests
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.files import Json, complete_text, only_run_in, part_of, read_json, sha256_of, write_json
+from fairseq_ms_pipeline.progress import Progress
+from fairseq_ms_pipeline.segment import segment_shard
+from fairseq_ms_pipeline.shards import INDEX, write_shards
+from fairseq_ms_pipeline.tokenise import tokenise_shard
+from fairseq_ms_pipeline.workers import each, run_all
+
+WORK = ".work"
+CODES = "codes.bpe"
+Thing = TypeVar("Thing")
+
+
+class LineSource(Protocol):
+    """What the first stage reads from: a `Reader`, or a corpus made on the spot."""
+
+    def lines(self, advance: Callable[[int], object]) -> Iterable[Line]:
+        """All lines of all splits, in a fixed order."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the pipeline: a declaration, where it reads, where it writes, and how many processes.
+
+    identity: what else decides the result (input names and sizes, the seed), kept in the manifest.
+    vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones.
+    """
+
+    dataset: Dataset
+    source: LineSource
+    source_bytes: int | None
+    out: Path
+    workers: int
+    identity: Json
+    vocabulary_from: Path | None = None
+    quiet: bool = False
+
+    def check(self) -> bool:
+        """Whether the folder is finished already; ValueError for what cannot work, before anything is
+        written.
+        """
+        self.dataset.check()
+        if self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, not {self.workers}.")
+        return check_out(self.out, self.settings())
+
+    def settings(self) -> Json:
+        """Everything that decides the result, in a form that JSON gives back unchanged."""
+        declared = asdict(self.dataset)
+        for not_deciding in ("downloads", "expected", "title"):
+            del declared[not_deciding]
+        given = _vocabulary_files(self.vocabulary_from, self.dataset) if self.vocabulary_from else {}
+        vocabulary = {kind: sha256_of(file) for kind, file in given.items()}
+        return _as_json(declared | self.identity | {"vocabulary_from": vocabulary})
+
+
+def _as_json(value: Json) -> Json:
+    """The value as it comes back from a JSON file."""
+    found: Json = json.loads(json.dumps(value))
+    return found
+
+
+def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
+    """The codes and dictionary of a prepared folder; ValueError when they are not what its manifest says."""
+    manifest_path = folder / manifests.NAME
+    if not manifest_path.is_file():
+        raise ValueError(f"--vocab-from {folder} is not a prepared folder: it has no {manifests.NAME}.")
+    manifest = read_json(manifest_path)
+    if manifest["settings"]["level"] != dataset.level:
+        theirs = manifest["settings"]["level"]
+        raise ValueError(f"--vocab-from {folder} is of level {theirs}, but this run is of level {dataset.level}.")
+    names = {"dictionary": "bin/dict.txt"} | ({"codes": CODES} if dataset.level == "bpe" else {})
+    for name in names.values():
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != manifest["files"][name]["sha256"]:
+            raise ValueError(f"--vocab-from {folder}: {name} is missing or not the one its manifest was made with.")
+    return {key: folder / name for key, name in names.items()}
+
+
+def _difference(ours: Json, theirs: Json) -> str:
+    keys = [key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)]
+    key = min(keys)
+    return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} now"
+
+
+def check_out(out: Path, settings: Json) -> bool:
+    """Whether the folder is finished already; ValueError when it belongs to another run."""
+    path = out / manifests.NAME
+    started = out / WORK / "plan.json"
+    for known in (path, started):
+        if known.exists():
+            theirs = read_json(known)["settings"]
+            if theirs != settings:
+                difference = _difference(settings, theirs)
+                raise ValueError(f"--out {out} is of a run with other settings ({difference}): name another.")
+    if path.exists():
+        for name, facts in read_json(path)["files"].items():
+            file = out / name
+            if not file.is_file() or file.stat().st_size != facts["bytes"]:
+                raise ValueError(f"--out {out}: {name} is missing or was changed since: name another.")
+        return True
+    if not started.exists() and out.exists() and any(entry.name != WORK for entry in out.iterdir()):
+        raise ValueError(f"--out {out} is not empty and holds no run of this tool: name another folder.")
+    return False
+
+
+def in_work_folder(
+    out: Path, settings: Json, stages: Callable[[Path], Json], kept: Callable[[Path], bool]
+) -> Json | None:
+    """Run `stages` in the folder's work folder, under its lock, and return the manifest; None if finished
+    already.
+
+    After an error that the user must mend nothing is left, unless `kept` finds finished work for the next
+    run.
+    """
+    work = out / WORK
+    if check_out(out, settings):
+        shutil.rmtree(work, ignore_errors=True)
+        return None
+    is_new = not out.exists()
+    work.mkdir(parents=True, exist_ok=True)
+    with only_run_in(work):
+        try:
+            write_json(work / "plan.json", {"settings": settings})
+            manifest = stages(work)
+        except ValueError:
+            if not kept(work):
+                shutil.rmtree(out if is_new else work)
+            raise
+        shutil.rmtree(work)
+    return manifest
+
+
+def run(job: Job) -> Json:
+    """Prepare the data set and return its manifest; a finished folder is left as it is.
+
+    ValueError, in one sentence, for whatever the user can mend.
+    """
+    job.check()
+    progress = Progress(7 if job.dataset.level == "bpe" else 6, job.quiet)
+    manifest = in_work_folder(
+        job.out,
+        job.settings(),
+        lambda work: _stages(job, work, progress),
+        kept=lambda work: (work / "raw" / INDEX).exists(),
+    )
+    if manifest is None:
+        print(f"{job.out} is prepared already.")
+        return read_json(job.out / manifests.NAME)
+    print(f"{job.dataset.title} in {job.out}:\n{manifests.table(manifest)}\n{progress.report()}")
+    for difference in manifests.differences(job.dataset, manifest):
+        print(f"WARNING: {difference}")
+    return manifest
+
+
+def _stages(job: Job, work: Path, progress: Progress) -> Json:
+    dataset = job.dataset
+    raw, text, pieces, binary, ready = (work / name for name in ("raw", "text", "pieces", "binary", "ready"))
+    for folder in (raw, text, pieces, binary, ready):
+        folder.mkdir(exist_ok=True)
+    if (ready / manifests.NAME).exists():
+        return publish(ready, job.out)
+    remove_parts(ready)
+    (ready / "bin").mkdir(exist_ok=True)
+    (ready / "text").mkdir(exist_ok=True)
+    given = _vocabulary_files(job.vocabulary_from, dataset) if job.vocabulary_from else {}
+    codes, dictionary_path = ready / CODES, ready / "bin" / "dict.txt"
+
+    with progress.stage("read", job.source_bytes) as bar:
+        found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes)
+    shards = {split: found[split]["shards"] for split in SPLITS}
+    names = [name for split in SPLITS for name in shards[split]]
+
+    todo = [name for name in names if not (text / f"{name}.txt").exists()]
+    with progress.stage("tokenise", _sizes(raw, todo)) as bar:
+        jobs = ((raw / f"{n}.txt", text / f"{n}.txt", dataset.tokenise, dataset.language, dataset.level) for n in todo)
+        run_all(tokenise_shard, jobs, job.workers, bar)
+    for name in names:
+        (raw / f"{name}.txt").unlink(missing_ok=True)
+
+    if dataset.level == "bpe":
+        sampled = bpe.sample([text / f"{name}.txt" for name in shards["train"]], dataset.bpe_sample_bytes)
+        with progress.stage("learn BPE", dataset.bpe_merges, " merges") as bar:
+            if given:
+                _copy(given["codes"], codes)
+            elif not codes.exists():
+                counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
+                types, merges = dataset.bpe_sample_types, dataset.bpe_merges
+                bpe.learn(counters, types, merges, codes, lambda loop: _ticking(loop, bar))
+
+    todo = [name for name in names if not (pieces / f"{name}.json").exists()]
+    with progress.stage(f"segment ({dataset.level})", _sizes(text, todo)) as bar:
+        jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", dataset.level, codes) for n in todo)
+        run_all(segment_shard, jobs, job.workers, bar)
+
+    # Only now: fairseq brings torch along, which the workers of the stages before do not need.
+    from fairseq_ms_pipeline import binarise
+
+    counts = [pieces / f"{name}.json" for name in shards["train"]]
+    with progress.stage("dictionary", len(counts), " shards") as bar:
+        if given:
+            _copy(given["dictionary"], dictionary_path)
+        elif not dictionary_path.exists():
+            binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path)
+
+    words = text if dataset.level == "word" else pieces
+    todo = [name for name in names if not (binary / f"{name}.json").exists()]
+    with progress.stage("binarise", _sizes(words, todo)) as bar:
+        jobs = ((words / f"{n}.txt", binary / n, dictionary_path) for n in todo)
+        run_all(binarise.binarise_shard, jobs, job.workers, bar)
+    for name in names:
+        (pieces / f"{name}.txt").unlink(missing_ok=True)
+
+    with progress.stage("publish", len(names), " shards") as bar:
+        for split in SPLITS:
+            binarise.merge([binary / name for name in shards[split]], ready / "bin" / split)
+            with complete_text(ready / "text" / f"{split}.txt") as file:
+                for name in _ticking(shards[split], bar):
+                    with open(text / f"{name}.txt", encoding="utf-8", newline="\n") as shard:
+                        shutil.copyfileobj(shard, file, 1 << 16)
+        manifest = {
+            "dataset": dataset.name,
+            "settings": job.settings(),
+            "versions": manifests.versions(),
+            "vocabulary": binarise.vocabulary_counts(counts, dictionary_path),
+            "splits": {
+                split: manifests.split_counts(shards[split], found[split]["documents"], text, binary)
+                for split in SPLITS
+            },
+            "files": manifests.checksums(ready),
+        }
+        write_json(ready / manifests.NAME, manifest)
+        return publish(ready, job.out)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what a killed run had not finished, where it would be published."""
+    for part in folder.rglob("*.part-*"):
+        part.unlink()
+
+
+def publish(ready: Path, out: Path) -> Json:
+    """Move what is complete to its final names, the manifest last; what was moved before stays."""
+    manifest = read_json(ready / manifests.NAME)
+    for name in sorted({Path(file).parts[0] for file in manifest["files"]}):
+        if (ready / name).exists():
+            os.replace(ready / name, out / name)
+    os.replace(ready / manifests.NAME, out / manifests.NAME)
+    return manifest
+
+
+def _copy(source: Path, target: Path) -> None:
+    part = part_of(target)
+    shutil.copyfile(source, part)
+    os.replace(part, target)
+
+
+def _sizes(folder: Path, names: list[str]) -> int:
+    return sum((folder / f"{name}.txt").stat().st_size for name in names)
+
+
+def _ticking(things: Iterable[Thing], bar: tqdm) -> Iterator[Thing]:
+    for thing in things:
+        yield thing
+        bar.update(1)

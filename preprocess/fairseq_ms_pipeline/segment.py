@@ -1,0 +1,70 @@
+"""Stage 4: the symbols a model reads, subwords, words, characters or bytes, and how often each stands in a
+shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from fairseq_ms_pipeline.bpe import Segmenter, word_counts
+from fairseq_ms_pipeline.files import complete_text, write_json
+from fairseq_ms_pipeline.text import SPACE
+
+
+def characters(line: str) -> str:
+    """The characters of a tokenised line, separated by spaces; a space itself becomes SPACE."""
+    return " ".join(line.replace(" ", SPACE))
+
+
+def byte_symbols(line: str) -> str:
+    """The UTF-8 bytes of a tokenised line, separated by spaces: ASCII as itself, others as <0xNN>."""
+    return " ".join(_BYTES[byte] for byte in line.encode())
+
+
+_BYTES = [SPACE if n == 32 else chr(n) if n < 128 else f"<0x{n:02X}>" for n in range(256)]
+
+
+def undone(line: str, level: str) -> str:
+    """The tokenised line that a line of symbols was made from; `level` as in a data set's declaration."""
+    if level == "bpe":
+        return (line + " ").replace("@@ ", "").rstrip(" ")
+    if level == "char":
+        return line.replace(" ", "").replace(SPACE, " ")
+    if level == "byte":
+        values = {symbol: value for value, symbol in enumerate(_BYTES)}
+        return bytes(values[symbol] for symbol in line.split()).decode()
+    return line
+
+
+@lru_cache(maxsize=1)
+def _segmenter(codes: Path, changed: int) -> Segmenter:
+    return Segmenter(codes)
+
+
+def _line_function(level: str, codes: Path) -> Callable[[str], str]:
+    if level == "bpe":
+        # The time of change is part of the key, so other operations under the same name are read anew.
+        return _segmenter(codes, codes.stat().st_mtime_ns).line
+    return {"char": characters, "byte": byte_symbols}[level]
+
+
+def segment_shard(tokenised: Path, out: Path, level: str, codes: Path) -> int:
+    """Write the symbols of one shard and, beside them, the counts of its symbols; return the bytes read.
+
+    At level `word` the tokenised text is the symbols already, and only the counts are written.
+    """
+    if level == "word":
+        counts = word_counts(tokenised)
+    else:
+        segmented, counts = _line_function(level, codes), Counter()
+        with open(tokenised, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
+            for line in lines:
+                text = segmented(line.rstrip("\n"))
+                counts.update(text.split())
+                file.write(text + "\n")
+    # Last: with its counts the shard counts as done.
+    write_json(out.with_suffix(".json"), counts)
+    return tokenised.stat().st_size

@@ -1,0 +1,71 @@
+"""Stage 1, second half: the lines of every split, cut into shards of bounded size at line ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq_ms_pipeline.dataset import SPLITS
+from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.files import complete_text, read_json, write_json
+
+INDEX = "read.json"
+
+
+def shard_name(split: str, number: int) -> str:
+    """The name of a split's shard, without an ending; names sort in the order of the text."""
+    return f"{split}-{number:06d}"
+
+
+class _SplitWriter:
+    """Collects the lines of one split and writes a shard whenever enough are there."""
+
+    def __init__(self, split: str, raw: Path, shard_bytes: int) -> None:
+        self.split, self.raw, self.shard_bytes = split, raw, shard_bytes
+        self.documents = 0
+        self.shards: list[str] = []
+        self._lines: list[str] = []
+        self._bytes = 0
+
+    def add(self, line: Line) -> None:
+        self.documents += line.starts_document
+        # A stray carriage return would otherwise end a line for readers in text mode.
+        self._lines.append(line.text.replace("\r", " "))
+        self._bytes += len(line.text.encode()) + 1
+        if self._bytes >= self.shard_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._lines:
+            return
+        name = shard_name(self.split, len(self.shards))
+        # What an interrupted run has written is not written again.
+        if not (self.raw / f"{name}.txt").exists():
+            with complete_text(self.raw / f"{name}.txt") as file:
+                file.writelines(line + "\n" for line in self._lines)
+        self.shards.append(name)
+        self._lines, self._bytes = [], 0
+
+
+def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int) -> dict[str, dict]:
+    """Cut all lines into shards under `raw`, except those that are there already from an interrupted run.
+
+    Returns for each split its shard names and its number of documents; ValueError when a split is empty.
+    """
+    index = raw / INDEX
+    if index.exists():
+        return read_json(index)
+    writers = {split: _SplitWriter(split, raw, shard_bytes) for split in SPLITS}
+    for line in lines:
+        writers[line.split].add(line)
+    for writer in writers.values():
+        writer.flush()
+    empty = [split for split, writer in writers.items() if not writer.shards]
+    if empty:
+        raise ValueError(
+            f"--input has no text for the split {' or '.join(empty)}: "
+            "give it files of its own, larger fractions, or smaller documents (--documents)."
+        )
+    found = {split: {"shards": w.shards, "documents": w.documents} for split, w in writers.items()}
+    write_json(index, found)
+    return found

@@ -1,0 +1,50 @@
+"""Stage 2: words separated by single spaces, one finished file per shard."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from sacremoses import MosesTokenizer
+
+from fairseq_ms_pipeline.files import complete_text, write_json
+from fairseq_ms_pipeline.text import SPACE, readable_words
+
+
+@lru_cache(maxsize=4)
+def _moses(language: str) -> MosesTokenizer:
+    return MosesTokenizer(lang=language)
+
+
+def tokenised(line: str, how: str, language: str, level: str = "bpe") -> str:
+    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides).
+
+    Where a model reads characters or bytes, the sign that stands for a space is none of the text's: it
+    becomes `_`.
+    """
+    if how == "moses":
+        line = _moses(language).tokenize(line, escape=False, return_str=True)
+    if level in ("char", "byte"):
+        return " ".join(line.split()).replace(SPACE, "_")
+    return " ".join(readable_words(line))
+
+
+def tokenise_shard(raw: Path, out: Path, how: str, language: str, level: str) -> int:
+    """Tokenise one shard, write its counts beside it, and return the bytes read.
+
+    Counts: lines, words, characters and bytes of the tokenised text (line ends included in the last two),
+    and `source_bytes`, the same of the text as it was.
+    """
+    counts = dict.fromkeys(("lines", "words", "characters", "bytes", "source_bytes"), 0)
+    with open(raw, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
+        for line in lines:
+            text = tokenised(line, how, language, level)
+            file.write(text + "\n")
+            counts["lines"] += 1
+            counts["words"] += text.count(" ") + 1 if text else 0
+            counts["characters"] += len(text) + 1
+            counts["bytes"] += len(text.encode()) + 1
+            counts["source_bytes"] += len(line.encode())
+        # Inside the block: the shard counts as done only when its counts are there too.
+        write_json(out.with_suffix(".json"), counts)
+    return counts["source_bytes"]

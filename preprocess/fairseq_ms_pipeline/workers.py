@@ -1,0 +1,63 @@
+"""The same function on many shards in worker processes, skipping what is finished."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Result = TypeVar("Result")
+
+
+def _leave_with(parent: int) -> None:
+    """End this worker soon after its parent is gone: a killed parent cannot tell its workers to stop."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def each(function: Callable[..., Result], jobs: Iterable[tuple], workers: int) -> Iterator[Result]:
+    """Yield `function(*job)` for every job as it finishes, in any order; one worker means this very process.
+
+    ValueError when a worker dies, as it does when the machine runs out of memory.
+    """
+    if workers == 1:
+        yield from (function(*job) for job in jobs)
+        return
+    waiting = iter(jobs)
+    with ProcessPoolExecutor(workers, initializer=_leave_with, initargs=(os.getpid(),)) as pool:
+        running: set[Future[Result]] = set()
+        try:
+            while True:
+                # Only a few jobs are handed out at a time, so a failure does not wait for the rest.
+                while len(running) < 2 * workers and (job := next(waiting, None)) is not None:
+                    running.add(pool.submit(function, *job))
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise ValueError(
+                f"a worker process died, probably for want of memory: run again with fewer --workers than "
+                f"{workers}; finished shards are kept."
+            ) from None
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def run_all(function: Callable[..., int], jobs: Iterable[tuple], workers: int, bar: tqdm) -> None:
+    """Run every job and move the bar on by the bytes each returns."""
+    for done in each(function, jobs, workers):
+        bar.update(done)

@@ -1,1 +1,0 @@
-"""The Python standard library's own documentation as a small English corpus."""

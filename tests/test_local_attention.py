@@ -200,3 +200,23 @@ def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) ->
         expected = layer(x, mask=Layouts(groups, 53, x.device))
     # float64, the same products.
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int, monkeypatch) -> None:
+    rng = random.Random(seed)
+    groups = [HeadGroup(1, 0, rng.randint(1, 40), 1), *random_groups(rng)]
+    looked = []
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: looked.append(self) or self.item() != 0)
+    for length in (1, 2, rng.randint(3, 300), 64, 128):
+        for layout in Layouts(groups, length, torch.device("cpu")).groups:
+            assert not looked
+            queries = torch.arange(layout.blocks * layout.query_block)
+            keys = torch.arange(layout.keys)
+            sees = layout.group.mask.visible(queries[:, None], keys).any(-1)
+            if layout.sighted is None:
+                assert sees.all()
+            else:
+                assert not sees.all()
+                assert torch.equal(layout.sighted.flatten(), sees)
+            looked.clear()

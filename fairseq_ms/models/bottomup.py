@@ -22,7 +22,7 @@ from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.idle import keep_in_graph
 from fairseq_ms.modules.layer import LayerConfig, TransformerLayer, TransformerStack
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
+from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable
 
 
 @dataclass
@@ -108,13 +108,11 @@ class BottomUpState(DecodingState):
 
     def __init__(
         self,
-        batch_size: int,
         unfinished: list[UnfinishedBlock],
         coarse: list[list[KeyValueCache]],
         aggregation: list[KeyValueCache],
         fine: list[KeyValueCache],
     ) -> None:
-        self.batch_size = batch_size
         self.length = 0
         self.unfinished = unfinished
         self.coarse = coarse
@@ -122,9 +120,6 @@ class BottomUpState(DecodingState):
         self.fine = fine
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         coarse = [cache for caches in self.coarse for cache in caches]
         parts: list[Reorderable] = [*self.unfinished, *coarse, *self.aggregation, *self.fine]
         for part in parts:
@@ -213,7 +208,6 @@ class BottomUpDecoder(Decoder):
             scale.stack.new_caches(batch_size, capacity // factor, like) for scale, factor in zip(self.coarse, factors)
         ]
         return BottomUpState(
-            batch_size,
             [UnfinishedBlock(batch_size, scale.ratio, like) for scale in self.coarse],
             coarse,
             self.attention.new_cache(batch_size, capacity, like),

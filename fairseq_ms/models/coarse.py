@@ -20,7 +20,7 @@ from fairseq_ms.modules.blocks import RecentTokens, right_aligned
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.layer import TransformerStack
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable, is_identity
+from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, Reorderable
 
 
 @dataclass
@@ -46,17 +46,13 @@ def single_scale(text: str) -> Scale:
 class CoarseState(DecodingState):
     """The layers' keys and values, the tokens of the next block, and the features (B, 1, D) of the newest."""
 
-    def __init__(self, batch_size: int, recent: RecentTokens, caches: list[KeyValueCache], newest: Tensor) -> None:
-        self.batch_size = batch_size
+    def __init__(self, recent: RecentTokens, caches: list[KeyValueCache], newest: Tensor) -> None:
         self.length = 0
         self.recent = recent
         self.caches = caches
         self.newest = newest
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         parts: list[Reorderable] = [self.recent, *self.caches]
         for part in parts:
             part.reorder(order)
@@ -110,7 +106,6 @@ class CoarseDecoder(Decoder):
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         capacity, like = min(capacity, self.positions), self.like().new_empty(1, 1, self.dim)
         return CoarseState(
-            batch_size,
             RecentTokens(batch_size, self.factor, self.pool.padding, like),
             self.stack.new_caches(batch_size, -(-capacity // self.factor), like),
             like.new_empty(batch_size, 1, self.dim),

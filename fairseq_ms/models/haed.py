@@ -40,7 +40,7 @@ from fairseq_ms.modules.hierarchy import Hierarchy
 from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.rows import RowCaches
 from fairseq_ms.modules.sampled_softmax import SampledSoftmax, sampled_softmax
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, reorder_all
+from fairseq_ms.modules.state import CannotTruncate, DecodingState
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class HierarchicalState(DecodingState):
         self.place_B = torch.full_like(chunk_BL[:, 0], -1)
 
     def reorder(self, order: Tensor) -> None:
-        reorder_all([self.main, self.spelling], order, self.place_B.numel())
+        self.main.reorder(order)
+        self.spelling.reorder(order)
         self.chunk_BL = self.chunk_BL.index_select(0, order)
         self.place_B = self.place_B.index_select(0, order)
 

@@ -20,7 +20,7 @@ from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.layer import TransformerStack
 from fairseq_ms.modules.local_attention import LocalAttention
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, StackState, reorder_all
+from fairseq_ms.modules.state import CannotTruncate, DecodingState, StackState
 from fairseq_ms.modules.window_layout import HeadGroup, Layouts
 
 
@@ -68,7 +68,8 @@ class LocalState(DecodingState):
         return self.caches[0].length
 
     def reorder(self, order: Tensor) -> None:
-        reorder_all(self.caches, order, self.caches[0].batch_size)
+        for cache in self.caches:
+            cache.reorder(order)
 
     def truncate(self, length: int) -> None:
         if length != self.length:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.modules.memory import Memory
-from fairseq_ms.modules.state import DecodingState, is_identity
+from fairseq_ms.modules.state import DecodingState
 
 if TYPE_CHECKING:
     from fairseq_ms.models.streaming import StreamingDecoder
@@ -47,8 +47,6 @@ class StreamState(DecodingState):
         return self.tokens_BT.size(1)
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.start.batch_size):
-            return
         self.start = self.start.reorder(order)
         self.states = {name: state.index_select(0, order) for name, state in self.states.items()}
         self.tokens_BT = self.tokens_BT.index_select(0, order)

@@ -21,7 +21,7 @@ from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.fusion import Fusion
 from fairseq_ms.modules.layer import LayerConfig, TransformerStack
 from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
-from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache, is_identity
+from fairseq_ms.modules.state import CannotTruncate, DecodingState, KeyValueCache
 
 
 @dataclass
@@ -83,17 +83,13 @@ class TopDownState(DecodingState):
         upsampled: by scale but the finest, its newest output as the next scale sees it, (B, ratio, D)
     """
 
-    def __init__(self, batch_size: int, recent: RecentTokens, caches: list[list[KeyValueCache]]) -> None:
-        self.batch_size = batch_size
+    def __init__(self, recent: RecentTokens, caches: list[list[KeyValueCache]]) -> None:
         self.length = 0
         self.recent = recent
         self.caches = caches
         self.upsampled: list[Tensor] = []
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         self.recent.reorder(order)
         for cache in (cache for caches in self.caches for cache in caches):
             cache.reorder(order)
@@ -165,7 +161,7 @@ class TopDownDecoder(Decoder):
         caches = [scale.stack.new_caches(batch_size, -(-capacity // scale.factor), like) for scale in self.scales]
         coarsest = self.scales[0]
         recent = RecentTokens(batch_size, coarsest.factor, coarsest.pool.padding, like)
-        return TopDownState(batch_size, recent, caches)
+        return TopDownState(recent, caches)
 
 
 @register_model("multiscale_topdown", dataclass=TopDownConfig)

@@ -12,7 +12,6 @@ from fairseq_ms.modules.linear import Linear
 from fairseq_ms.modules.norm import norm_linear
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.recompute import pointwise_linear
-from fairseq_ms.modules.state import is_identity
 from fairseq_ms.modules.window_attention import WindowAttention
 from fairseq_ms.modules.window_layout import HeadGroup, Layouts
 
@@ -62,7 +61,6 @@ class LocalCache:
 
     def __init__(self, attention: LocalAttention, batch_size: int, like: Tensor) -> None:
         self.length = 0
-        self.batch_size = batch_size
         self.windows = [
             SlidingCache(batch_size, group.heads, attention.head_dim, -(-group.far // group.factor) + 1, like)
             for group in attention.groups
@@ -74,10 +72,7 @@ class LocalCache:
         ]
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
+        """Row i becomes what row ``order[i]`` was."""
         for window in self.windows:
             window.reorder(order)
         self.unfinished = [block.index_select(0, order) for block in self.unfinished]

@@ -8,6 +8,7 @@ backward pass from inputs that are kept anyway, and a dropout mask is kept as th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -18,6 +19,20 @@ from torch.nn import functional as F
 # Sixteen random bits decide over one number, so four are decided by one draw of the generator.
 _LEVELS = 2**16
 _64_BITS = 2**64 - 1
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The type that autocast runs matrix products in now, or None where it is off or unknown (the meta device)."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
+def autocast_to(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
+    """Autocast to a type, off for None, and nothing on a device that knows none."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
 
 def draw_seed() -> int:
@@ -48,9 +63,11 @@ def kept_share(p: float) -> float:
 
 def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """1 with probability ``kept_share(p)``, else 0: the mask of a seed, of the type and on the device of ``like``."""
+    mask = torch.empty(shape, dtype=like.dtype, device=like.device)
+    if like.is_meta:
+        return mask
     generator = torch.Generator(like.device)
     generator.manual_seed(seed)
-    mask = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.device.type != "cpu":
         return mask.bernoulli_(kept_share(p), generator=generator)
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
@@ -105,9 +122,7 @@ class _PointwiseLinear(torch.autograd.Function):
     def forward(ctx, function, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.function = function
         ctx.device_type = weight_OI.device.type
-        ctx.autocast_dtype = (
-            torch.get_autocast_dtype(ctx.device_type) if torch.is_autocast_enabled(ctx.device_type) else None
-        )
+        ctx.autocast_dtype = autocast_dtype(ctx.device_type)
         ctx.has_bias = bias_O is not None
         ctx.save_for_backward(weight_OI, *inputs)
         return F.linear(function(*inputs), weight_OI, bias_O)
@@ -117,8 +132,7 @@ class _PointwiseLinear(torch.autograd.Function):
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         weight_OI, *inputs = ctx.saved_tensors
         grad_hidden = grad @ weight_OI.to(grad.dtype)
-        autocast = torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None)
-        with autocast:
+        with autocast_to(ctx.device_type, ctx.autocast_dtype):
             hidden, grad_inputs = _evaluate_again(ctx.function, grad_hidden, inputs)
         rows_grad = grad.reshape(-1, grad.size(-1))
         rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
@@ -155,16 +169,14 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx, function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.function = function
         ctx.device_type = inputs[0].device.type
-        ctx.autocast_dtype = (
-            torch.get_autocast_dtype(ctx.device_type) if torch.is_autocast_enabled(ctx.device_type) else None
-        )
+        ctx.autocast_dtype = autocast_dtype(ctx.device_type)
         ctx.save_for_backward(*inputs)
         return function(*inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        with torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None):
+        with autocast_to(ctx.device_type, ctx.autocast_dtype):
             # Autograd may need it for another tensor.
             grad = grad.clone() if hasattr(ctx.function, "backward") else grad
             return None, *_evaluate_again(ctx.function, grad, ctx.saved_tensors)[1]

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.modules.linear import Linear
-from fairseq_ms.modules.recompute import draw_seed, scaled_mask
+from fairseq_ms.modules.recompute import autocast_dtype, autocast_to, draw_seed, scaled_mask
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -268,8 +268,8 @@ class RelativeAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         seed = draw_seed() if dropout > 0.0 else 0
         device = x_BTD.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
-        with torch.autocast(device, enabled=False):
+        dtype = autocast_dtype(device) or x_BTD.dtype
+        with autocast_to(device, None):
             q_NBTH, kv_NBSH = _ProjectHeads.apply(
                 x_BTD.to(dtype),
                 memory_BMD.to(dtype),

@@ -30,7 +30,10 @@ class DecodingState(ABC):
 
     @abstractmethod
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows."""
+        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows.
+
+        The caller leaves out an order that changes nothing: to find out costs a wait for the GPU, once for everything.
+        """
 
     @abstractmethod
     def truncate(self, length: int) -> None:
@@ -40,13 +43,6 @@ class DecodingState(ABC):
 def is_identity(order: Tensor, batch_size: int) -> bool:
     """Whether reordering by ``order`` leaves every row where it is."""
     return order.numel() == batch_size and bool((order == torch.arange(batch_size, device=order.device)).all())
-
-
-def reorder_all(parts: Sequence[Reorderable], order: Tensor, batch_size: int) -> None:
-    """Reorder every part, or none of them when the order is the identity."""
-    if not is_identity(order, batch_size):
-        for part in parts:
-            part.reorder(order)
 
 
 class KeyValueCache:
@@ -88,9 +84,7 @@ class KeyValueCache:
         return self.keys, self.values
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
-        if is_identity(order, self.batch_size):
-            return
+        """Row i becomes what row ``order[i]`` was."""
         two, _, heads, capacity, head_dim = self.buffer.shape
         buffer = self.buffer.new_empty(two, order.numel(), heads, capacity, head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length].index_select(1, order)
@@ -119,7 +113,8 @@ class StackState(DecodingState):
         return self.caches[0].length
 
     def reorder(self, order: Tensor) -> None:
-        reorder_all(self.caches, order, self.caches[0].batch_size)
+        for cache in self.caches:
+            cache.reorder(order)
 
     def truncate(self, length: int) -> None:
         for cache in self.caches:

@@ -183,7 +183,7 @@ def criterion(task: SimpleNamespace, **flags: object) -> InBatchSampledSoftmax:
     known = {
         "negative_batches": 0,
         "log_q_correction": "none",
-        "log_q_blocks": 9,
+        "log_q_blocks": 1000 if flags.get("log_q_correction", "none") == "none" else 9,
         "gather_negatives": False,
         "seed": 5,
     }

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import MonolingualDataset
 from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
@@ -133,6 +135,23 @@ def test_a_negative_that_spells_the_positive_is_no_negative() -> None:
     assert once.negatives_N.tolist() == often.negatives_N.tolist() == [7]
     more = sampled_softmax(query, torch.tensor([1]), encoding, torch.tensor([3, 1, 5]))
     assert more.loss > once.loss
+
+
+def test_the_scores_of_all_pairs_are_written_out_three_times() -> None:
+    class Tables(TorchDispatchMode):
+        storages: ClassVar[dict[int, torch.Tensor]] = {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.is_floating_point() and result.shape == (7, 11):
+                self.storages[result.untyped_storage().data_ptr()] = result
+            return result
+
+    query, encoding = torch.randn(7, 4), torch.randn(11, 4)
+    with Tables() as tables:
+        sampled_softmax(query, torch.arange(7), encoding, torch.arange(11))
+    # Scores, what they are with the logarithms of the counts, and the log of the softmax.
+    assert len(tables.storages) == 3
 
 
 def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:

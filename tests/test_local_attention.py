@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.modules import window_attention
 from fairseq_ms.modules.attention import _QUERY_CHUNK, ChunkedAttention
@@ -220,3 +221,43 @@ def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int
                 assert not sees.all()
                 assert torch.equal(layout.sighted.flatten(), sees)
             looked.clear()
+
+
+class LayerNorms(TorchDispatchMode):
+    """Counts how often a layer norm is computed meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func.overloadpacket is torch.ops.aten.native_layer_norm
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_input_is_normalised_once_for_all_scales(recompute: bool) -> None:
+    layer, norm = LocalAttention(6, PAPER, recompute=recompute), torch.nn.LayerNorm(6)
+    x, layouts = torch.randn(2, 70, 6, requires_grad=True), Layouts(PAPER, 70, torch.device("cpu"))
+    with LayerNorms() as forward:
+        result = layer(x, norm, layouts)
+    with LayerNorms() as backward:
+        result.sum().backward()
+    with LayerNorms() as inference, torch.no_grad():
+        layer(x, norm, layouts)
+    assert (forward.count, backward.count, inference.count) == (1, int(recompute), 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_layer_norm_in_front_is_that_of_the_input(seed: int, recompute: bool) -> None:
+    rng = random.Random(seed)
+    groups = random_groups(rng)
+    dim = 3 * sum(group.heads for group in groups)
+    layer = LocalAttention(dim, groups, rng.choice(["avg", "max", "conv"]), recompute=recompute).double()
+    norm = torch.nn.LayerNorm(dim).double()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = torch.randn(2, rng.choice([1, 7, 65]), dim, dtype=torch.float64, requires_grad=True)
+    result = layer(x, norm, Layouts(groups, x.size(1), x.device))
+    assert_same_with_gradients(result, dense(layer, norm(x)), [x, *norm.parameters(), *layer.parameters()])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.modules.attention import attend, merge_heads, split_heads
 from fairseq_ms.modules.linear import Linear
-from fairseq_ms.modules.norm import norm_linear
+from fairseq_ms.modules.norm import norm_linear, norm_linear_and_normed
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.recompute import pointwise_linear
 from fairseq_ms.modules.window_attention import WindowAttention
@@ -149,9 +149,10 @@ class LocalAttention(nn.Module):
 
     def _project(self, x_BTD: Tensor, norm: nn.LayerNorm | None) -> tuple[Tensor, list[Tensor], Tensor]:
         """Queries with keys and values at 1x, keys and values of the other scales, and their input, normalised."""
-        fine = norm_linear(x_BTD, norm, self.fine, self.recompute)
+        if not self.coarse:
+            return norm_linear(x_BTD, norm, self.fine, self.recompute), [], x_BTD
+        fine, normed = norm_linear_and_normed(x_BTD, norm, self.fine, self.recompute)
         coarse = []
-        normed = norm(x_BTD) if norm is not None and self.coarse else x_BTD
         for group, pool, project in zip(self.groups[1:], self.pools, self.coarse):
             whole = x_BTD.size(1) - x_BTD.size(1) % group.factor
             coarse.append(project(pool(normed[:, :whole])))

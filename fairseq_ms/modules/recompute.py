@@ -116,29 +116,33 @@ class OwnBackward(Protocol):
 
 
 class _PointwiseLinear(torch.autograd.Function):
-    """``linear(function(*inputs))``, keeping the inputs and not what ``function`` made of them."""
+    """``linear(function(*inputs))``, keeping the inputs and not what ``function`` made of them, which it may return."""
 
     @staticmethod
-    def forward(ctx, function, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, function, and_hidden: bool, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor):  # type: ignore[no-untyped-def]
         ctx.function = function
         ctx.device_type = weight_OI.device.type
         ctx.autocast_dtype = autocast_dtype(ctx.device_type)
         ctx.has_bias = bias_O is not None
         ctx.save_for_backward(weight_OI, *inputs)
-        return F.linear(function(*inputs), weight_OI, bias_O)
+        hidden = function(*inputs)
+        out = F.linear(hidden, weight_OI, bias_O)
+        return (out, hidden) if and_hidden else out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):  # type: ignore[no-untyped-def]
         weight_OI, *inputs = ctx.saved_tensors
         grad_hidden = grad @ weight_OI.to(grad.dtype)
+        if grad_elsewhere is not None:
+            grad_hidden = grad_hidden + grad_elsewhere
         with autocast_to(ctx.device_type, ctx.autocast_dtype):
             hidden, grad_inputs = _evaluate_again(ctx.function, grad_hidden, inputs)
         rows_grad = grad.reshape(-1, grad.size(-1))
         rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
         grad_weight = rows_grad.t() @ rows_hidden
         grad_bias = rows_grad.sum(0) if ctx.has_bias else None
-        return None, grad_weight, grad_bias, *grad_inputs
+        return None, None, grad_weight, grad_bias, *grad_inputs
 
 
 def _evaluate_again(
@@ -161,7 +165,14 @@ def pointwise_linear(
     gradients are autograd's, or its own where it is an ``OwnBackward``. All of the inputs must be floating point
     tensors (of any shape); the result has shape (..., O).
     """
-    return _PointwiseLinear.apply(function, weight_OI, bias_O, *inputs)
+    return _PointwiseLinear.apply(function, False, weight_OI, bias_O, *inputs)
+
+
+def pointwise_linear_and_hidden(
+    function: Callable[..., Tensor], weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``pointwise_linear``, and ``function(*inputs)`` for others to use, who keep it if they need it in backward."""
+    return _PointwiseLinear.apply(function, True, weight_OI, bias_O, *inputs)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -7,13 +7,12 @@ segment attention is causal; at its end the memory moves on. A call may bring an
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_ms.errors import UsageError
@@ -52,7 +51,6 @@ class StreamingConfig(LanguageModelConfig):
             "help": "standard deviation of the normal distribution projections of adaptive input and softmax start from"
         },
     )
-    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")  # type: ignore[assignment]
 
 
 class StreamingDecoder(Decoder):

@@ -13,6 +13,7 @@ import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from fairseq_ms.models.presets import PRESETS
@@ -161,3 +162,9 @@ def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(model: str, ro
     assert cfg.scale_layers == layers_by_scale
     assert cfg.downsampler == ("conv" if "conv" in row else "avg")
     assert cfg.decoder_embed_dim == (1024 if "ccnews" in row else 768)
+
+
+def test_hydra_has_a_schema_for_every_model_and_none_for_a_preset() -> None:
+    stored = ConfigStore.instance().repo["model"]
+    assert {f"{model}.yaml" for model, _ in PRESETS.values()} <= stored.keys()
+    assert not {f"{arch}.yaml" for arch in PRESETS} & stored.keys()

@@ -25,6 +25,7 @@ from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.streaming import StreamingLanguageModel
+from fairseq_ms.models.vocabulary import validate_cutoffs
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[Any, Any]:
@@ -33,6 +34,12 @@ def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple
     No data is read; on the meta device, the weights take no memory. Raises UsageError on flags that fairseq
     does not know or that do not fit together.
     """
+    cfg = parse(flags)
+    return build_model(cfg, vocabulary, on_meta), cfg
+
+
+def parse(flags: Sequence[str]) -> Any:
+    """Configuration of fairseq's flags (``--arch ...``); raises UsageError on flags that fairseq does not know."""
     if not any(flag == "--arch" or flag.startswith("--arch=") for flag in flags):
         raise UsageError("--arch must name an architecture: got none (or give a checkpoint with --path)")
     errors = io.StringIO()
@@ -43,8 +50,7 @@ def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple
             args = options.parse_args_and_arch(parser, ["unread", *flags])
     except SystemExit as stop:
         raise UsageError(errors.getvalue().strip().splitlines()[-1].split("error: ")[-1]) from stop
-    cfg = convert_namespace_to_omegaconf(args)
-    return build_model(cfg, vocabulary, on_meta), cfg
+    return convert_namespace_to_omegaconf(args)
 
 
 def _task_of(flags: Sequence[str]) -> str:
@@ -58,6 +64,7 @@ def _task_of(flags: Sequence[str]) -> str:
 def build_model(cfg: Any, vocabulary: int, on_meta: bool = False) -> Any:
     """The model of a configuration over a dictionary of so many symbols."""
     task = TASK_REGISTRY[cfg.task._name](cfg.task, _dictionary(vocabulary))
+    validate_cutoffs(cfg.model, vocabulary)
     with torch.device("meta" if on_meta else "cpu"):
         return task.build_model(cfg.model)
 

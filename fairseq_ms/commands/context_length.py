@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> Any:
     from fairseq_ms.analysis import checkpoints, memory_measured
     from fairseq_ms.errors import UsageError
+    from fairseq_ms.models.vocabulary import enough_symbols
 
     if args.path:
         if args.fairseq_flags:
@@ -83,10 +84,9 @@ def _model(args: argparse.Namespace) -> Any:
         return checkpoints.load(args.path, cpu=True).model
     if not args.fairseq_flags:
         raise UsageError("--arch, --path or --paper must be given: got none of them")
-    flags = list(args.fairseq_flags)
-    if "--task" not in flags:
-        flags += ["--task", "streaming_language_modeling"]
-    return memory_measured.build(flags, vocabulary=100)[0]
+    cfg = memory_measured.parse(args.fairseq_flags)
+    # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
+    return memory_measured.build_model(cfg, enough_symbols(cfg.model, 100), on_meta=not args.measure)
 
 
 def _paper(args: argparse.Namespace) -> int:
@@ -109,7 +109,7 @@ def _paper(args: argparse.Namespace) -> int:
         if args.measure:
             # Fewer dimensions than the paper's, which do not matter to what depends on what.
             small = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2"]
-            model = _model(argparse.Namespace(path=None, fairseq_flags=[*flags, *small]))
+            model = _model(argparse.Namespace(path=None, measure=True, fairseq_flags=[*flags, *small]))
             row.append(measured(model).average)
         rows.append(row)
     header = ["", "model", "n_s/n_m/n_cm", "minimum", "maximum", "average", "printed"]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 NAME = "memory"
 HELP = "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations"
 TAKES_FAIRSEQ_FLAGS = True
+BOOKCORPUS = 31300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--paper", action="store_true", help="print the paper's Table 8 from its own way of counting")
     parser.add_argument("--batch-size", type=shared.positive, metavar="N", help="samples (default: 1)")
     parser.add_argument(
-        "--vocabulary", type=shared.positive, default=31300, metavar="N", help="symbols (default: 31300, BookCorpus)"
+        "--vocabulary",
+        type=shared.positive,
+        metavar="N",
+        help=f"symbols (default: {BOOKCORPUS}, BookCorpus, or as many as adaptive cutoffs need)",
     )
     parser.add_argument("--no-measurement", action="store_true", help="do not run the model, print the formula alone")
     parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
@@ -78,12 +82,15 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> tuple[Any, int, Any]:
     """Configuration, number of symbols, and how to get the model itself."""
     from fairseq_ms.analysis import checkpoints, memory_measured
+    from fairseq_ms.models.vocabulary import enough_symbols
 
     if args.path:
         loaded = checkpoints.load(args.path, args.data, args.cpu)
         return loaded.cfg, len(loaded.dictionary), lambda: loaded.model
-    _, cfg = memory_measured.build(args.fairseq_flags, args.vocabulary, on_meta=True)
-    return cfg, args.vocabulary, lambda: memory_measured.build(args.fairseq_flags, args.vocabulary)[0]
+    cfg = memory_measured.parse(args.fairseq_flags)
+    vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
+    memory_measured.build_model(cfg, vocabulary, on_meta=True)
+    return cfg, vocabulary, lambda: memory_measured.build_model(cfg, vocabulary)
 
 
 def _sizes(args: argparse.Namespace, cfg: Any, vocabulary: int, batch: int) -> Sizes:

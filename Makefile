@@ -13,9 +13,11 @@ PYTHON ?=
 JOBS ?= 2
 RUN := $(VENV)/bin/python
 
-# Commands such as fairseq-train come from the environment, and nothing of the caller's Python leaks in.
+# Commands such as fairseq-train come from the environment, and nothing of the caller's Python leaks in, nor where
+# the caller's pip installs; PIP_USER also stands above pip's own files.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
-unexport PYTHONPATH PYTHONHOME
+export PIP_USER := 0
+unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
 .PHONY: help env demo demo-analysis demo-haed test lint clean
 

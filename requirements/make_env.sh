@@ -66,9 +66,9 @@ touch "$VENV/$MARK"
 step "[1/5] the virtual environment" "$PYTHON" -m venv "$VENV"
 step "[2/5] torch, numpy and the tools to build with" pip install -r "$HERE/build.txt"
 step "[3/5] libraries" pip install --no-build-isolation -r "$HERE/libraries.txt"
-# A wheel that pip cached may have been compiled against another numpy, so it is always compiled here.
+# A wheel, from the index or from pip's cache, may have been compiled against another torch or numpy.
 step "[4/5] compiling fairseq against them (2 to 3 minutes)" \
-    pip install --no-build-isolation --no-cache-dir -r "$HERE/fairseq.txt"
+    pip install --no-build-isolation --no-cache-dir --no-binary fairseq-fixed -r "$HERE/fairseq.txt"
 # The oldest NumPy that is supported, beside the environment: the tests put it in front of the newer one.
 step "[5/5] numpy 1.26 for the tests" \
     pip install --no-deps --target "$VENV/numpy-1.26" -r "$HERE/numpy-1.26.txt"

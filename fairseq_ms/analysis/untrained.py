@@ -19,6 +19,7 @@ from torch import nn
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.streaming import StreamingLanguageModel
+from fairseq_ms.lm.vocabulary import validate_cutoffs
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:
@@ -27,6 +28,12 @@ def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple
     No data is read; on the meta device, the weights take no memory. Raises UsageError on flags that fairseq
     does not know or that do not fit together.
     """
+    cfg = parse(flags)
+    return build_model(cfg, vocabulary, on_meta), cfg
+
+
+def parse(flags: Sequence[str]) -> DictConfig:
+    """Configuration of fairseq's flags (``--arch ...``); raises UsageError on flags that fairseq does not know."""
     if not any(flag == "--arch" or flag.startswith("--arch=") for flag in flags):
         raise UsageError("--arch must name an architecture: got none (or give a checkpoint with --path)")
     errors = io.StringIO()
@@ -37,8 +44,7 @@ def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple
             args = options.parse_args_and_arch(parser, ["unread", *flags])
     except SystemExit as stop:
         raise UsageError(errors.getvalue().strip().splitlines()[-1].split("error: ")[-1]) from stop
-    cfg = convert_namespace_to_omegaconf(args)
-    return build_model(cfg, vocabulary, on_meta), cfg
+    return convert_namespace_to_omegaconf(args)
 
 
 def _task_of(flags: Sequence[str]) -> str:
@@ -52,6 +58,7 @@ def _task_of(flags: Sequence[str]) -> str:
 def build_model(cfg: DictConfig, vocabulary: int, on_meta: bool = False) -> FairseqLanguageModel:
     """The model of a configuration over a dictionary of so many symbols."""
     task = TASK_REGISTRY[cfg.task._name](cfg.task, dictionary_of(vocabulary))
+    validate_cutoffs(cfg.model, vocabulary)
     with torch.device("meta" if on_meta else "cpu"):
         return task.build_model(cfg.model)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import Reorderable, is_identity
+from fairseq_ms.modules.kv_cache import Reorderable
 from fairseq_ms.modules.multiscale.aggregation import AggregationLayer
 from fairseq_ms.modules.multiscale.blocks import UnfinishedBlock
 from fairseq_ms.modules.multiscale.bottomup import BottomUpScale
@@ -40,7 +40,6 @@ class BottomUpState(DecodingState):
         capacity: int,
     ) -> None:
         self.embed, self.scales, self.aggregate, self.stack = embed, scales, aggregate, stack
-        self.batch_size = batch_size
         self.length = 0
         like = embed.like()
         self.unfinished = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in scales]
@@ -74,9 +73,6 @@ class BottomUpState(DecodingState):
         self.aggregation[level].append(*self.aggregate.attention.keys_and_values(level, blocks_BCD))
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         coarse = [cache for caches in self.coarse for cache in caches]
         parts: list[Reorderable] = [*self.unfinished, *coarse, *self.aggregation, *self.fine]
         for part in parts:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import is_identity
 from fairseq_ms.modules.multiscale.blocks import RecentTokens, right_aligned
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.transformer import TransformerStack
@@ -25,7 +24,6 @@ class CoarseState(DecodingState):
         self, embed: TokenEmbedding, pool: Downsample, stack: TransformerStack, batch_size: int, capacity: int
     ) -> None:
         self.embed, self.pool, self.stack = embed, pool, stack
-        self.batch_size = batch_size
         self.length = 0
         like = embed.like()
         self.recent = RecentTokens(batch_size, pool.factor, pool.padding, like)
@@ -49,9 +47,6 @@ class CoarseState(DecodingState):
         return self.newest
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         self.recent.reorder(order)
         for cache in self.caches:
             cache.reorder(order)

@@ -80,7 +80,7 @@ class Decoding:
         return features[:, -1:]
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
+        """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
         if self.state is None or self.tokens_BT is None or is_identity(order, self.tokens_BT.size(0)):
             return
         self.state.reorder(order)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import Reorderable, is_identity
+from fairseq_ms.modules.kv_cache import Reorderable
 from fairseq_ms.modules.multiscale.blocks import UnfinishedBlock
 from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
 from fairseq_ms.ops.attention import attend, merge_heads, split_heads
@@ -123,7 +123,6 @@ class RetinaState(DecodingState):
         self, embed: TokenEmbedding, layers: Sequence[RetinaLayer], norm: nn.LayerNorm, batch_size: int
     ) -> None:
         self.embed, self.layers, self.norm = embed, layers, norm
-        self.batch_size = batch_size
         self.length = 0
         self.caches = [WindowCache(layer.attention, batch_size, embed.like()) for layer in layers]
 
@@ -145,8 +144,5 @@ class RetinaState(DecodingState):
         return self.norm(x_B1D)
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         for cache in self.caches:
             cache.reorder(order)

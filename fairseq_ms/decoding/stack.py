@@ -6,7 +6,6 @@ from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import reorder_all
 from fairseq_ms.modules.transformer import TransformerStack
 
 
@@ -36,7 +35,8 @@ class StackState(DecodingState):
         return x_BTD
 
     def reorder(self, order: Tensor) -> None:
-        reorder_all(self.caches, order, self.caches[0].batch_size)
+        for cache in self.caches:
+            cache.reorder(order)
 
     def truncate(self, length: int) -> None:
         for cache in self.caches:

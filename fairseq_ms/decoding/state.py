@@ -26,7 +26,10 @@ class DecodingState(ABC):
 
     @abstractmethod
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows."""
+        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows.
+
+        The caller leaves out an order that changes nothing: to find out costs a wait for the GPU, once for everything.
+        """
 
     def truncate(self, length: int) -> None:
         """Go back to the state after ``length`` tokens; raises ``CannotTruncate`` if that is forgotten."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.kv_cache import is_identity
 from fairseq_ms.modules.streaming.memory import Memory
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ class StreamState(DecodingState):
         return self.decoder.feed(tokens_B1, self)
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.start.batch_size):
-            return
         self.start = self.start.reorder(order)
         self.states = {name: state.index_select(0, order) for name, state in self.states.items()}
         self.tokens_BT = self.tokens_BT.index_select(0, order)

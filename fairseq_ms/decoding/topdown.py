@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.kv_cache import is_identity
 from fairseq_ms.modules.multiscale.blocks import RecentTokens
 from fairseq_ms.modules.multiscale.topdown import TopDownScale
 
@@ -29,7 +28,6 @@ class TopDownState(DecodingState):
 
     def __init__(self, embed: TokenEmbedding, scales: Sequence[TopDownScale], batch_size: int, capacity: int) -> None:
         self.embed, self.scales = embed, scales
-        self.batch_size = batch_size
         self.length = 0
         like, coarsest = embed.like(), scales[0]
         self.recent = RecentTokens(batch_size, coarsest.factor, coarsest.pool.padding, like)
@@ -66,9 +64,6 @@ class TopDownState(DecodingState):
         return x_B1D
 
     def reorder(self, order: Tensor) -> None:
-        if is_identity(order, self.batch_size):
-            return
-        self.batch_size = order.numel()
         self.recent.reorder(order)
         for cache in (cache for caches in self.caches for cache in caches):
             cache.reorder(order)

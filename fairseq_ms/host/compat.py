@@ -10,7 +10,10 @@ from pathlib import Path
 from fairseq_ms.host import quiet
 
 MIN_TORCH = (2, 6)
-INSTALL_FAIRSEQ = "pip install cython wheel 'setuptools<81' && pip install --no-build-isolation fairseq-fixed==0.12.3.1"
+INSTALL_FAIRSEQ = (
+    "pip install cython wheel 'setuptools<81' && "
+    "pip install --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1"
+)
 
 
 def prepare() -> None:

@@ -8,6 +8,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.vocabulary import validate_cutoffs
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.ops.activation import ACTIVATIONS
 
@@ -65,7 +66,8 @@ class LanguageModelConfig(FairseqDataclass):
         },
     )
     add_bos_token: bool = II("task.add_bos_token")
-    tokens_per_sample: int = II("task.tokens_per_sample")
+    # The streaming task leaves it to the model where it is not given.
+    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
 
 
@@ -154,6 +156,7 @@ def validate(cfg: Any, task: Any) -> None:
         not cfg.adaptive_input or bool(cfg.adaptive_input_cutoff),
         "--adaptive-input needs --adaptive-input-cutoff: got none",
     )
+    validate_cutoffs(cfg, min(len(task.source_dictionary), len(task.target_dictionary)))
     if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
         flag = "--tie-adaptive-weights" if cfg.tie_adaptive_weights else "--tie-adaptive-proj"
         require(

@@ -8,13 +8,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_ms.decoding.incremental import Decoding
@@ -54,7 +53,6 @@ class StreamingConfig(LanguageModelConfig):
             "help": "standard deviation of the normal distribution projections of adaptive input and softmax start from"
         },
     )
-    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")  # type: ignore[assignment]
 
 
 class StreamingDecoder(Decoder):

@@ -2,9 +2,39 @@
 
 from typing import Any
 
-from fairseq import options
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import nn
+
+from fairseq_ms.errors import UsageError
+
+# Flags, and the fewest symbols between two cutoffs: fairseq's adaptive input writes to row 1 of every band.
+_CUTOFFS = {"adaptive_input_cutoff": 2, "adaptive_softmax_cutoff": 1}
+
+
+def parse_cutoffs(name: str, text: str, symbols: int | None = None) -> list[int]:
+    """``"20000,40000"`` as [20000, 40000]; UsageError unless they ascend and stay within the number of symbols."""
+    numbers = [int(item) if item.strip().isdecimal() else 0 for item in text.split(",")]
+    least = _CUTOFFS[name]
+    bands = [high - low for low, high in zip([0, *numbers], numbers)]
+    if symbols is not None and symbols != numbers[-1]:
+        bands.append(symbols - numbers[-1])
+    if min(bands) < least:
+        flag, end = f"--{name.replace('_', '-')}", "" if symbols is None else f" up to the dictionary's {symbols}"
+        raise UsageError(f"{flag} must be ascending and cut off bands of at least {least} symbols{end}: got {text!r}")
+    return numbers
+
+
+def enough_symbols(cfg: Any, least: int) -> int:
+    """How many symbols a dictionary needs for a model's adaptive cutoffs with a band behind the last, or ``least``."""
+    texts = {name: getattr(cfg, name, None) for name in _CUTOFFS}
+    return max([least, *(parse_cutoffs(name, text)[-1] + _CUTOFFS[name] for name, text in texts.items() if text)])
+
+
+def validate_cutoffs(cfg: Any, symbols: int) -> None:
+    """Raise ``UsageError`` on adaptive cutoffs that are no ascending numbers or exceed the number of symbols."""
+    for name in _CUTOFFS:
+        if getattr(cfg, name, None):
+            parse_cutoffs(name, getattr(cfg, name), symbols)
 
 
 def word_embedding(cfg: Any, dictionary: Any) -> nn.Module:
@@ -17,7 +47,7 @@ def word_embedding(cfg: Any, dictionary: Any) -> nn.Module:
         cfg.decoder_embed_dim,
         cfg.adaptive_input_factor,
         cfg.decoder_embed_dim,
-        options.eval_str_list(cfg.adaptive_input_cutoff, type=int),
+        parse_cutoffs("adaptive_input_cutoff", cfg.adaptive_input_cutoff, len(dictionary)),
     )
 
 
@@ -28,7 +58,7 @@ def adaptive_softmax(cfg: Any, vocabulary: int, words: nn.Module) -> AdaptiveSof
     return AdaptiveSoftmax(
         vocabulary,
         cfg.decoder_embed_dim,
-        options.eval_str_list(cfg.adaptive_softmax_cutoff, type=int),
+        parse_cutoffs("adaptive_softmax_cutoff", cfg.adaptive_softmax_cutoff, vocabulary),
         dropout=cfg.adaptive_softmax_dropout,
         factor=cfg.adaptive_softmax_factor,
         adaptive_inputs=words if cfg.tie_adaptive_weights else None,

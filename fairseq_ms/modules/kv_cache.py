@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,13 +17,6 @@ class Reorderable(Protocol):
 def is_identity(order: Tensor, batch_size: int) -> bool:
     """Whether reordering by ``order`` leaves every row where it is."""
     return order.numel() == batch_size and bool((order == torch.arange(batch_size, device=order.device)).all())
-
-
-def reorder_all(parts: Sequence[Reorderable], order: Tensor, batch_size: int) -> None:
-    """Reorder every part, or none of them when the order is the identity."""
-    if not is_identity(order, batch_size):
-        for part in parts:
-            part.reorder(order)
 
 
 class Cache(Protocol):
@@ -81,9 +73,7 @@ class KeyValueCache:
         return self.keys, self.values
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
-        if is_identity(order, self.batch_size):
-            return
+        """Row i becomes what row ``order[i]`` was."""
         two, _, heads, capacity, head_dim = self.buffer.shape
         buffer = self.buffer.new_empty(two, order.numel(), heads, capacity, head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length].index_select(1, order)

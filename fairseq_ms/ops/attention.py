@@ -123,9 +123,10 @@ class ChunkedAttention:
 
     def _scaled(self, q: Tensor) -> Tensor:
         """The queries (B * N, T, H), divided by sqrt(H)."""
-        # Into memory laid out as the product wants it: the heads of q are views into a wider tensor.
+        # Into memory laid out as the product wants it: the heads of q are views into a wider tensor. A product with
+        # this memory as its ``out`` would have the layout of q under ``torch.compile``.
         scaled = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        return torch.mul(q, 1.0 / math.sqrt(q.size(-1)), out=scaled).flatten(0, 1)
+        return scaled.copy_(q).mul_(1.0 / math.sqrt(q.size(-1))).flatten(0, 1)
 
     def _chunks(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
         """Slices of queries, each with the number of leading keys its last query can see."""

@@ -1,15 +1,15 @@
-"""Who may attend to whom: small objects that compose, all of one polarity (True = may attend).
+"""Who may attend to whom: small objects, all of one polarity (True = may attend).
 
 A mask answers for query positions and key positions given as integer tensors, so the same object
-serves full sequences, blocks of queries and single decoding steps. Composition is ``&``::
+serves full sequences, blocks of queries and single decoding steps::
 
-    Causal()            Window(0, 3)         Blocks(2, near=2, far=6)
-    k 0 1 2 3 4         k 0 1 2 3 4          block 0 1 2   (block j covers positions 2j, 2j+1)
-    q0 x . . . .        q0 x . . . .         q0    . . .
-    q1 x x . . .        q1 x x . . .         q1    . . .
-    q2 x x x . .        q2 x x x . .         q2    x . .
-    q3 x x x x .        q3 . x x x .         q3    x . .
-    q4 x x x x x        q4 . . x x x         q4    x x .
+    Window(0, 3)         Blocks(2, near=2, far=6)
+    k 0 1 2 3 4          block 0 1 2   (block j covers positions 2j, 2j+1)
+    q0 x . . . .         q0    . . .
+    q1 x x . . .         q1    . . .
+    q2 x x x . .         q2    x . .
+    q3 . x x x .         q3    x . .
+    q4 . . x x x         q4    x x .
 """
 
 from __future__ import annotations
@@ -28,32 +28,10 @@ class Mask(ABC):
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Boolean tensor, broadcast of the positions ``queries`` (..., Q, 1) and ``keys`` (..., 1, S)."""
 
-    def __and__(self, other: Mask) -> Mask:
-        return And(self, other)
-
     def bias(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """The mask as an additive attention bias: 0 where visible, -inf elsewhere."""
         visible = self.visible(queries, keys)
         return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-
-
-@dataclass(frozen=True)
-class And(Mask):
-    """Visible where both are."""
-
-    left: Mask
-    right: Mask
-
-    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.left.visible(queries, keys) & self.right.visible(queries, keys)
-
-
-@dataclass(frozen=True)
-class Causal(Mask):
-    """A query sees the keys at its own position and before."""
-
-    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return keys <= queries
 
 
 @dataclass(frozen=True)
@@ -81,14 +59,3 @@ class Blocks(Mask):
         start = keys * self.scale
         finished = start + (self.scale - 1) <= queries
         return finished & Window(self.near, self.far).visible(queries, start)
-
-
-@dataclass(frozen=True)
-class Padding(Mask):
-    """Keys at or past their row's length are invisible; ``lengths`` (B,), the result is (B, 1, 1, S)-shaped."""
-
-    lengths: Tensor
-
-    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        inside = keys.reshape(1, -1) < self.lengths.reshape(-1, 1)
-        return inside[:, None, None, :]

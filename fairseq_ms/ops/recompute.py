@@ -8,6 +8,7 @@ backward pass from inputs that are kept anyway, and a dropout mask is kept as th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,20 @@ from torch.utils.checkpoint import checkpoint
 # Sixteen random bits decide over one number, so four are decided by one draw of the generator.
 _LEVELS = 2**16
 _64_BITS = 2**64 - 1
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The type that autocast runs matrix products in now, or None where it is off or unknown (the meta device)."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
+def autocast_to(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
+    """Autocast to a type, off for None, and nothing on a device that knows none."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
 
 def draw_seed() -> int:
@@ -49,9 +64,11 @@ def kept_share(p: float) -> float:
 
 def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """1 with probability ``kept_share(p)``, else 0: the mask of a seed, of the type and on the device of ``like``."""
+    mask = torch.empty(shape, dtype=like.dtype, device=like.device)
+    if like.is_meta:
+        return mask
     generator = torch.Generator(like.device)
     generator.manual_seed(seed)
-    mask = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.device.type != "cpu":
         return mask.bernoulli_(kept_share(p), generator=generator)
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
@@ -112,32 +129,33 @@ class OwnBackward(Protocol):
 
 
 class _PointwiseLinear(torch.autograd.Function):
-    """``linear(function(*inputs))``, keeping the inputs and not what ``function`` made of them."""
+    """``linear(function(*inputs))``, keeping the inputs and not what ``function`` made of them, which it may return."""
 
     @staticmethod
-    def forward(ctx, function, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, function, and_hidden: bool, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor):  # type: ignore[no-untyped-def]
         ctx.function = function
         ctx.device_type = weight_OI.device.type
-        ctx.autocast_dtype = (
-            torch.get_autocast_dtype(ctx.device_type) if torch.is_autocast_enabled(ctx.device_type) else None
-        )
+        ctx.autocast_dtype = autocast_dtype(ctx.device_type)
         ctx.has_bias = bias_O is not None
         ctx.save_for_backward(weight_OI, *inputs)
-        return F.linear(function(*inputs), weight_OI, bias_O)
+        hidden = function(*inputs)
+        out = F.linear(hidden, weight_OI, bias_O)
+        return (out, hidden) if and_hidden else out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):  # type: ignore[no-untyped-def]
         weight_OI, *inputs = ctx.saved_tensors
         grad_hidden = grad @ weight_OI.to(grad.dtype)
-        autocast = torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None)
-        with autocast:
+        if grad_elsewhere is not None:
+            grad_hidden = grad_hidden + grad_elsewhere
+        with autocast_to(ctx.device_type, ctx.autocast_dtype):
             hidden, grad_inputs = _evaluate_again(ctx.function, grad_hidden, inputs)
         rows_grad = grad.reshape(-1, grad.size(-1))
         rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
         grad_weight = rows_grad.t() @ rows_hidden
         grad_bias = rows_grad.sum(0) if ctx.has_bias else None
-        return None, grad_weight, grad_bias, *grad_inputs
+        return None, None, grad_weight, grad_bias, *grad_inputs
 
 
 def _evaluate_again(
@@ -160,7 +178,14 @@ def pointwise_linear(
     gradients are autograd's, or its own where it is an ``OwnBackward``. All of the inputs must be floating point
     tensors (of any shape); the result has shape (..., O).
     """
-    return _PointwiseLinear.apply(function, weight_OI, bias_O, *inputs)
+    return _PointwiseLinear.apply(function, False, weight_OI, bias_O, *inputs)
+
+
+def pointwise_linear_and_hidden(
+    function: Callable[..., Tensor], weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``pointwise_linear``, and ``function(*inputs)`` for others to use, who keep it if they need it in backward."""
+    return _PointwiseLinear.apply(function, True, weight_OI, bias_O, *inputs)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -168,16 +193,14 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx, function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.function = function
         ctx.device_type = inputs[0].device.type
-        ctx.autocast_dtype = (
-            torch.get_autocast_dtype(ctx.device_type) if torch.is_autocast_enabled(ctx.device_type) else None
-        )
+        ctx.autocast_dtype = autocast_dtype(ctx.device_type)
         ctx.save_for_backward(*inputs)
         return function(*inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        with torch.autocast(ctx.device_type, dtype=ctx.autocast_dtype, enabled=ctx.autocast_dtype is not None):
+        with autocast_to(ctx.device_type, ctx.autocast_dtype):
             # Autograd may need it for another tensor.
             grad = grad.clone() if hasattr(ctx.function, "backward") else grad
             return None, *_evaluate_again(ctx.function, grad, ctx.saved_tensors)[1]

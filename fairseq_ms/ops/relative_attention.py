@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.ops.recompute import draw_seed, scaled_mask
+from fairseq_ms.ops.recompute import autocast_dtype, autocast_to, draw_seed, scaled_mask
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -219,8 +219,8 @@ def relative_attention(
         return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, biases_2NH, dropout)
     seed = draw_seed() if dropout > 0.0 else 0
     device, heads = x_BTD.device.type, r_PNH.size(1)
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
-    with torch.autocast(device, enabled=False):
+    dtype = autocast_dtype(device) or x_BTD.dtype
+    with autocast_to(device, None):
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),

@@ -58,6 +58,7 @@ class Layout:
     """
 
     def __init__(self, group: HeadGroup, length: int, query_block: int, device: torch.device) -> None:
+        self.group = group
         self.length = length
         self.keys = length // group.factor
         first, last = group.first_visible(0), group.last_visible(query_block - 1)
@@ -75,11 +76,18 @@ class Layout:
         keys = number * self.step - self.pad_left + torch.arange(self.span, device=device)
         # (blocks, 1, Q, S)
         visible = group.mask.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
-        sighted = visible.any(-1, keepdim=True)
         # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
-        self.sighted = None if bool(sighted.all()) else sighted
-        self.visible = visible | ~sighted
+        self.sighted = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
+        self.visible = visible | ~self.sighted if self.sighted is not None else visible
         self._bias: Tensor | None = None
+
+    def _leaves_a_query_blind(self) -> bool:
+        """Whether some query, of the padding behind the tokens too, sees no key: told without a look at the mask.
+
+        The first query has the least before it, and the last is the farthest behind the keys.
+        """
+        last = self.blocks * self.query_block - 1
+        return self.group.last_visible(0) < 0 or self.group.first_visible(last) >= self.keys
 
     def bias(self, dtype: torch.dtype) -> Tensor:
         """The mask as an additive bias (blocks, 1, Q, S)."""

@@ -11,6 +11,7 @@ from fairseq.data import Dictionary, MonolingualDataset, TokenBlockDataset, data
 from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -101,12 +102,14 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> nn.Module:
         """The model, which has to be a streaming one; raises UsageError otherwise."""
-        model = super().build_model(args, from_checkpoint)
-        if not isinstance(model, StreamingLanguageModel):
+        name = getattr(args, "_name", None) or getattr(args, "arch", None)
+        if not issubclass(ARCH_MODEL_REGISTRY.get(name, nn.Module), StreamingLanguageModel):
             raise UsageError(
                 "--arch must be a model with a memory for --task streaming_language_modeling (transformer_xl, "
-                f"compressive_transformer or transformer_ql): got {getattr(args, '_name', type(model).__name__)}"
+                f"compressive_transformer or transformer_ql): got {name}"
             )
+        model = super().build_model(args, from_checkpoint)
+        assert isinstance(model, StreamingLanguageModel)
         self.model = model
         return model
 

@@ -2,6 +2,7 @@ import random
 
 # With words, how many tokens a chunk has decides the shapes of what is computed, and so the order of additions.
 TOLERANCE = 1e-6
+DATA_DECIDES_SHAPES = True
 
 
 def random_flags(rng: random.Random, main: str | None = None) -> dict:

@@ -3,6 +3,7 @@ import random
 from tests.configs import haed
 
 TOLERANCE = haed.TOLERANCE
+DATA_DECIDES_SHAPES = haed.DATA_DECIDES_SHAPES
 
 
 def random_flags(rng: random.Random) -> dict:

@@ -4,6 +4,7 @@ import argparse
 import ast
 import configparser
 import email
+import importlib
 import os
 import shutil
 import subprocess
@@ -49,6 +50,13 @@ def test_something_registers():
 def test_every_registered_name_belongs_to_our_class(decorator, name, module):
     # fairseq silently keeps the older class when a model's name is taken.
     assert REGISTRIES[decorator][name].__module__ == module
+
+
+@pytest.mark.parametrize(
+    "name", ["libbase", "libbleu", "libnat", "data.data_utils_fast", "data.token_block_utils_fast"]
+)
+def test_fairseq_was_compiled_against_this_torch_and_numpy(name):
+    importlib.import_module(f"fairseq.{name}")
 
 
 def our_archs() -> list[str]:
@@ -232,6 +240,17 @@ mkdir -p "$1/bin"
 printf '#!/bin/sh\\necho plugin >> calls\\n' > "$1/bin/python"
 chmod +x "$1/bin/python"
 """
+
+
+@needs_make
+def test_where_the_caller_s_pip_and_python_install_and_look_does_not_leak_into_the_environment(clone):
+    script = clone / "requirements" / "make_env.sh"
+    script.write_text("#!/bin/sh\nenv > seen\nexit 1\n", encoding="utf-8")
+    places = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PYTHONPATH", "PYTHONHOME")
+    make(clone, "env", **dict.fromkeys(places, "elsewhere"), PIP_USER="1")
+    seen = dict(line.partition("=")[::2] for line in (clone / "seen").read_text(encoding="utf-8").splitlines())
+    assert not set(places) & set(seen)
+    assert seen["PIP_USER"] == "0"
 
 
 @needs_make

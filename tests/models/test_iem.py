@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import MonolingualDataset
 from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
@@ -135,6 +137,23 @@ def test_a_negative_that_spells_the_positive_is_no_negative() -> None:
     assert more.loss > once.loss
 
 
+def test_the_scores_of_all_pairs_are_written_out_three_times() -> None:
+    class Tables(TorchDispatchMode):
+        storages: ClassVar[dict[int, torch.Tensor]] = {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.is_floating_point() and result.shape == (7, 11):
+                self.storages[result.untyped_storage().data_ptr()] = result
+            return result
+
+    query, encoding = torch.randn(7, 4), torch.randn(11, 4)
+    with Tables() as tables:
+        sampled_softmax(query, torch.arange(7), encoding, torch.arange(11))
+    # Scores, what they are with the logarithms of the counts, and the log of the softmax.
+    assert len(tables.storages) == 3
+
+
 def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
     found = sampled_softmax(
         torch.randn(3, 4), torch.tensor([0, 1, 1]), torch.zeros(5, 4), torch.tensor([1, 2, 3, 0, 1])
@@ -183,7 +202,7 @@ def criterion(task: SimpleNamespace, **flags: object) -> InBatchSampledSoftmax:
     known = {
         "negative_batches": 0,
         "log_q_correction": "none",
-        "log_q_blocks": 9,
+        "log_q_blocks": 1000 if flags.get("log_q_correction", "none") == "none" else 9,
         "gather_negatives": False,
         "seed": 5,
     }

@@ -4,8 +4,10 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.modules.kv_cache import KeyValueCache, is_identity
+from tests.registry import GENERATORS, random_case
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -44,14 +46,30 @@ def test_growing_doubles_so_that_n_steps_copy_a_few_n_positions() -> None:
     assert len(sizes) == 11
 
 
-def test_reordering_by_the_identity_copies_nothing() -> None:
-    cache = KeyValueCache(3, 1, 2, 4, torch.empty(0))
-    cache.append(torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2))
-    buffer = cache.buffer
-    cache.reorder(torch.tensor([0, 1, 2]))
-    assert cache.buffer is buffer
-    cache.reorder(torch.tensor([0, 2, 1]))
-    assert cache.buffer is not buffer
+class Operations(TorchDispatchMode):
+    """The names of the operations that run meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(func.overloadpacket._qualified_op_name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_reordering_looks_at_the_order_once_and_copies_nothing_when_it_is_the_identity(arch: str) -> None:
+    case = random_case(arch, 2)
+    tokens, state = case.tokens(3, 5), {}
+    with torch.no_grad():
+        case.model.decoder(tokens, incremental_state=state)
+        for order, copies in (([0, 1, 2], False), ([2, 0, 0], True)):
+            with Operations() as ran:
+                case.model.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
+            # Every look at the numbers of a tensor makes a GPU's caller wait.
+            assert ran.names.count("aten::_local_scalar_dense") == 1
+            assert ("aten::index_select" in ran.names) is copies
 
 
 @pytest.mark.parametrize(

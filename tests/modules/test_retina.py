@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.decoding.retina import RetinaState, SlidingCache
 from fairseq_ms.modules.config import LayerConfig
@@ -35,7 +36,10 @@ def attention(
     """In double precision."""
     heads = sum(group.heads for group in groups)
     config = LayerConfig(dim, 4, heads, attention_dropout=dropout, recompute=recompute)
-    return RetinaAttention(config, groups, downsampler).double()
+    layer = RetinaAttention(config, groups, downsampler).double()
+    torch.nn.init.normal_(layer.norm.weight)
+    torch.nn.init.normal_(layer.norm.bias)
+    return layer
 
 
 def visible(group: HeadGroup, length: int) -> torch.Tensor:
@@ -220,3 +224,48 @@ def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) ->
             x = layer(x, Layouts(layer.attention.groups, 53, x.device))
     # float64, the same products.
     torch.testing.assert_close(torch.cat(parts, dim=1), norm(x), rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int, monkeypatch) -> None:
+    rng = random.Random(seed)
+    groups = [HeadGroup(1, 0, rng.randint(1, 40), 1), *random_groups(rng)]
+    looked = []
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: looked.append(self) or self.item() != 0)
+    for length in (1, 2, rng.randint(3, 300), 64, 128):
+        for layout in Layouts(groups, length, torch.device("cpu")).layouts:
+            assert not looked
+            queries = torch.arange(layout.blocks * layout.query_block)
+            keys = torch.arange(layout.keys)
+            sees = layout.group.mask.visible(queries[:, None], keys).any(-1)
+            if layout.sighted is None:
+                assert sees.all()
+            else:
+                assert not sees.all()
+                assert torch.equal(layout.sighted.flatten(), sees)
+            looked.clear()
+
+
+class LayerNorms(TorchDispatchMode):
+    """Counts how often a layer norm is computed meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func.overloadpacket is torch.ops.aten.native_layer_norm
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_input_is_normalised_once_for_all_scales(recompute: bool) -> None:
+    layer = attention(6, PAPER, recompute=recompute).float()
+    x, layouts = torch.randn(2, 70, 6, requires_grad=True), Layouts(PAPER, 70, torch.device("cpu"))
+    with LayerNorms() as forward:
+        result = layer(x, layouts)
+    with LayerNorms() as backward:
+        result.sum().backward()
+    with LayerNorms() as inference, torch.no_grad():
+        layer(x, layouts)
+    assert (forward.count, backward.count, inference.count) == (1, int(recompute), 1)

@@ -56,6 +56,12 @@ class Server(http.server.BaseHTTPRequestHandler):
         """Silence."""
 
 
+@pytest.fixture(autouse=True)
+def _directly(monkeypatch):
+    """What is on this machine is not asked for through anybody's proxy."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
 @pytest.fixture
 def server():
     behaviour = {"requests": [], "breaks": [], "ranges": True, "etag": '"one"'}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY
+from hydra.core.config_store import ConfigStore
 
 from fairseq_ms.lm.registry import PRESETS
 from tests.helpers.hydra import assert_the_file_carries_the_values_of, by_arch
@@ -118,3 +119,9 @@ def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(model: str, ro
     assert cfg.scale_layers == layers_by_scale
     assert cfg.downsampler == ("conv" if "conv" in row else "avg")
     assert cfg.decoder_embed_dim == (1024 if "ccnews" in row else 768)
+
+
+def test_hydra_has_a_schema_for_every_model_and_none_for_a_preset() -> None:
+    stored = ConfigStore.instance().repo["model"]
+    assert {f"{preset.model}.yaml" for preset in PRESETS.values()} <= stored.keys()
+    assert not {f"{arch}.yaml" for arch in PRESETS} & stored.keys()

@@ -64,14 +64,16 @@ def _model(args: argparse.Namespace) -> FairseqLanguageModel:
         return checkpoints.load(args.path, cpu=True).model
     if not args.fairseq_flags:
         raise UsageError("--arch, --path or --paper must be given: got none of them")
-    return _untrained(args.fairseq_flags)
+    return _untrained(args.fairseq_flags, on_meta=not args.measure)
 
 
-def _untrained(flags: list[str]) -> FairseqLanguageModel:
+def _untrained(flags: list[str], on_meta: bool = False) -> FairseqLanguageModel:
     from fairseq_ms.analysis import untrained
+    from fairseq_ms.lm.vocabulary import enough_symbols
 
-    task = [] if "--task" in flags else ["--task", "streaming_language_modeling"]
-    return untrained.build([*flags, *task], vocabulary=100)[0]
+    cfg = untrained.parse(flags)
+    # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
+    return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta)
 
 
 def _paper(args: argparse.Namespace) -> int:

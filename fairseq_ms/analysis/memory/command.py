@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fairseq_ms.analysis.memory.rows import Row
 
 TAKES_FAIRSEQ_FLAGS = True
+BOOKCORPUS = 31300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--paper", action="store_true", help="print the paper's Table 8 from its own way of counting")
     parser.add_argument("--batch-size", type=arguments.positive, metavar="N", help="samples (default: 1)")
     parser.add_argument(
-        "--vocabulary", type=arguments.positive, default=31300, metavar="N", help="symbols (default: 31300, BookCorpus)"
+        "--vocabulary",
+        type=arguments.positive,
+        metavar="N",
+        help=f"symbols (default: {BOOKCORPUS}, BookCorpus, or as many as adaptive cutoffs need)",
     )
     parser.add_argument("--no-measurement", action="store_true", help="do not run the model, print the formula alone")
     parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
@@ -81,12 +85,15 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> tuple[DictConfig, int, Callable[[], FairseqLanguageModel]]:
     """Configuration, number of symbols, and how to get the model itself."""
     from fairseq_ms.analysis import checkpoints, untrained
+    from fairseq_ms.lm.vocabulary import enough_symbols
 
     if args.path:
         loaded = checkpoints.load(args.path, args.data, args.cpu)
         return loaded.cfg, len(loaded.dictionary), lambda: loaded.model
-    _, cfg = untrained.build(args.fairseq_flags, args.vocabulary, on_meta=True)
-    return cfg, args.vocabulary, lambda: untrained.build(args.fairseq_flags, args.vocabulary)[0]
+    cfg = untrained.parse(args.fairseq_flags)
+    vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
+    untrained.build_model(cfg, vocabulary, on_meta=True)
+    return cfg, vocabulary, lambda: untrained.build_model(cfg, vocabulary)
 
 
 def _sizes(args: argparse.Namespace, cfg: DictConfig, vocabulary: int, batch: int) -> Sizes:

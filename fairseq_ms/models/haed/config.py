@@ -103,7 +103,7 @@ class HAEDConfig(FairseqDataclass):
         metadata={"help": "what transformer layers compute again in backward instead of keeping it"},
     )
     add_bos_token: bool = II("task.add_bos_token")
-    tokens_per_sample: int = II("task.tokens_per_sample")
+    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
     # Decides the phase: the implicit embedding matrix is trained without a decoder. `fairseq-validate` puts the whole
     # configuration of the criterion here instead of its name.

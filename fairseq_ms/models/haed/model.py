@@ -39,7 +39,6 @@ from fairseq_ms.modules.hierarchical.chunks import unique_chunks
 from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy
 from fairseq_ms.modules.hierarchical.rows import RowCaches
 from fairseq_ms.modules.hierarchical.sampled_softmax import SampledSoftmax, sampled_softmax
-from fairseq_ms.modules.kv_cache import reorder_all
 from fairseq_ms.ops.linear import Linear
 
 logger = logging.getLogger(__name__)
@@ -73,7 +72,8 @@ class HierarchicalState(DecodingState):
         self.place_B = torch.full_like(chunk_BL[:, 0], -1)
 
     def reorder(self, order: Tensor) -> None:
-        reorder_all([self.main, self.spelling], order, self.place_B.numel())
+        self.main.reorder(order)
+        self.spelling.reorder(order)
         self.chunk_BL = self.chunk_BL.index_select(0, order)
         self.place_B = self.place_B.index_select(0, order)
 

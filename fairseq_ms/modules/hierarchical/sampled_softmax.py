@@ -47,11 +47,12 @@ def sampled_softmax(
     score_NU = score_NU.to(torch.promote_types(score_NU.dtype, torch.float32))
     if log_q_U is not None:
         score_NU = score_NU - log_q_U
+    positive_N1 = positive_N.unsqueeze(1)
+    own_N1 = score_NU.gather(1, positive_N1)
     with torch.no_grad():
-        own_N1 = score_NU.gather(1, positive_N.unsqueeze(1))
         ahead_NU = (score_NU >= own_N1) & (counts_U > 0)
-        rank_N = ahead_NU.scatter_(1, positive_N.unsqueeze(1), False).sum(dim=1)
+        rank_N = ahead_NU.scatter_(1, positive_N1, False).sum(dim=1)
         negatives_N = counts_U.sum() - counts_U[positive_N]
-        weight_NU = counts_U.to(score_NU.dtype).log().repeat(positive_N.numel(), 1)
-        weight_NU.scatter_(1, positive_N.unsqueeze(1), 0.0)
-    return SampledSoftmax(F.cross_entropy(score_NU + weight_NU, positive_N, reduction="sum"), rank_N, negatives_N)
+    # A candidate counts as often as it occurs, a positive once.
+    weighted_NU = (score_NU + counts_U.to(score_NU.dtype).log()).scatter_(1, positive_N1, own_N1)
+    return SampledSoftmax(F.cross_entropy(weighted_NU, positive_N, reduction="sum"), rank_N, negatives_N)

@@ -11,7 +11,7 @@ from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.transformer import FeedForward
 from fairseq_ms.modules.typed_list import TypedList
 from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.norm import norm_linear, norm_linear_and_normed
 from fairseq_ms.ops.recompute import Dropout
 from fairseq_ms.ops.window_attention import window_attention_linear
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
@@ -56,13 +56,13 @@ class RetinaAttention(nn.Module):
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Queries, keys and values at 1x, (B, T, D + 2 * N * H), and keys and values of the other scales."""
-        fine = norm_linear(x_BTD, self.norm, self.fine, self.recompute)
+        if not self.coarse:
+            return norm_linear(x_BTD, self.norm, self.fine, self.recompute), []
+        fine, normed = norm_linear_and_normed(x_BTD, self.norm, self.fine, self.recompute)
         coarse = []
-        if self.coarse:
-            normed = self.norm(x_BTD)
-            for pool, project in zip(self.pools, self.coarse):
-                whole = x_BTD.size(1) - x_BTD.size(1) % pool.factor
-                coarse.append(project(pool(normed[:, :whole])))
+        for pool, project in zip(self.pools, self.coarse):
+            whole = x_BTD.size(1) - x_BTD.size(1) % pool.factor
+            coarse.append(project(pool(normed[:, :whole])))
         return fine, coarse
 
     def keys_and_values(self, x_BTD: Tensor) -> list[Tensor]:

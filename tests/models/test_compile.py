@@ -1,0 +1,60 @@
+"""Training forwards that others trace: under ``torch.compile``, and on the meta device."""
+
+import dataclasses
+
+import pytest
+import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from torch import Tensor, nn
+
+from tests.registry import ARCHITECTURES, Case, build, random_case, setting
+
+DROPPED = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+# Tracing takes half a minute for each of the others.
+QUICK = ("vanilla_lm",)
+
+
+def trained_case(arch: str, seed: int) -> Case:
+    """A small random model in training mode, with dropout wherever it has a flag."""
+    case = random_case(arch, seed)
+    known = {flag: p for flag, p in DROPPED.items() if hasattr(MODEL_DATACLASS_REGISTRY[arch], flag)}
+    torch.manual_seed(seed)
+    model = build(arch, {"init_std": 0.4, **case.flags, **known}, case.dictionary).train()
+    return dataclasses.replace(case, model=model)
+
+
+def gradients(model: nn.Module, logits: Tensor) -> list[Tensor]:
+    weights = torch.linspace(-1.0, 1.0, logits.numel()).view_as(logits)
+    grads = torch.autograd.grad((logits * weights).sum(), list(model.parameters()), allow_unused=True)
+    return [torch.zeros(()) if grad is None else grad for grad in grads]
+
+
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=[] if arch in QUICK else [pytest.mark.slow]) for arch in ARCHITECTURES]
+)
+def test_a_compiled_training_step_gives_what_the_model_gives(arch: str) -> None:
+    case = trained_case(arch, 3)
+    tokens = case.tokens(2, 7)
+    torch._dynamo.reset()
+    compiled = torch.compile(case.model, backend="aot_eager")
+    results = []
+    for model in (case.model, compiled):
+        torch.manual_seed(5)
+        logits = model(tokens)[0]
+        results.append([logits, *gradients(case.model, logits)])
+        # Another step has other masks of dropout.
+        assert (model(tokens)[0] != logits).any()
+    for one, other in zip(*results, strict=True):
+        # float32, the same operations, some of them decomposed into others.
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if not setting(arch, "DATA_DECIDES_SHAPES", False)])
+def test_a_training_forward_runs_on_the_meta_device(arch: str) -> None:
+    case = trained_case(arch, 3)
+    tokens = case.tokens(2, max(8, case.lengths()))
+    expected = case.model(tokens)[0]
+    logits = case.model.to("meta")(tokens.to("meta"))[0]
+    assert logits.shape == expected.shape
+    assert logits.dtype == expected.dtype
+    logits.sum().backward()

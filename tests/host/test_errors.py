@@ -3,7 +3,8 @@
 import pytest
 from torch.multiprocessing import ProcessRaisedException
 
-from fairseq_ms.errors import UsageError, sentence_of
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host.errors import sentence_of
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import train_command, write_corpus
 

@@ -1,0 +1,132 @@
+"""What users cause ends in one sentence on stderr and a non-zero exit code instead of a traceback."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from fairseq_ms.errors import UsageError
+
+# What fairseq itself raises for its users' mistakes: class, pattern of its message, our sentence.
+_MISTAKES = (
+    (
+        "FileNotFoundError",
+        re.compile(r"No such file or directory: '(?P<file>.*dict\.txt)'"),
+        "DATA must be a folder written by fairseq-preprocess: {file} is missing",
+    ),
+    (
+        "FileNotFoundError",
+        re.compile(r"Dataset not found: (?P<split>\S+) \((?P<path>.*)\)"),
+        "the subset must be one that fairseq-preprocess wrote: there is no {split}, {path}.bin is missing",
+    ),
+    (
+        "OSError",
+        re.compile(rf"Model file not found: (?P<files>.+{re.escape(os.pathsep)}.+)"),
+        "--path must be a single checkpoint here, since fairseq makes ensembles only for fairseq-generate and "
+        "fairseq-interactive: got {files}",
+    ),
+    (
+        "OSError",
+        re.compile(r"Model file not found: (?P<file>.*)"),
+        "--path must name a checkpoint: {file} does not exist",
+    ),
+    (
+        "Exception",
+        re.compile(r"Cannot load model parameters from checkpoint (?P<file>.*); please ensure"),
+        "--restore-file must hold a model of the same --arch and sizes: {file} does not fit this one",
+    ),
+    (
+        "AttributeError",
+        re.compile(r"'NoneType' object has no attribute 'xla_device'"),
+        "--tpu needs the package torch_xla, which is not installed, and --bf16 must be left out as well: on a command "
+        "line, fairseq takes it for a TPU",
+    ),
+    (
+        "ValueError",
+        re.compile(r"Unsupported language modeling target: (self|past)"),
+        "--self-target and --past-target must be left out: the models predict the next token alone",
+    ),
+    (
+        "Exception",
+        re.compile(
+            r"Size of sample #(?P<number>\d+) is invalid \(=\(?(?P<size>\d+).* since max_positions=\(?(?P<most>\d+)"
+        ),
+        "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample: number "
+        "{number} has {size} tokens and {most} fit (--sample-break-mode none cuts lines, and "
+        "--skip-invalid-size-inputs-valid-test leaves them out)",
+    ),
+    (
+        "AssertionError",
+        re.compile(r"Sentences lengths should not exceed max_tokens=(?P<most>\d+)"),
+        "--max-tokens must be at least the length of the longest sample, --tokens-per-sample or that of a line with "
+        "--sample-break-mode eos or complete: got {most}",
+    ),
+    (
+        "RuntimeError",
+        re.compile(r"Cannot resume training due to dataloader mismatch"),
+        "--restore-file must have been written in an epoch of the same batches to be continued: keep the data, "
+        "--sample-break-mode, --tokens-per-sample, --batch-size and --max-tokens, or use --reset-dataloader to begin "
+        "a new epoch",
+    ),
+    (
+        "Exception",
+        re.compile(r"AdaptiveLoss is not compatible with the PyTorch version of DistributedDataParallel"),
+        "--ddp-backend must be legacy_ddp with --criterion adaptive_loss",
+    ),
+    (
+        "AssertionError",
+        re.compile(r"Torch not compiled with CUDA enabled"),
+        "--fp16 must be left out on a machine without a GPU: this torch is built for CPUs only",
+    ),
+    (
+        "RuntimeError",
+        re.compile(r"^(Found no NVIDIA driver|The NVIDIA driver on your system is too old|No CUDA GPUs are available)"),
+        "--fp16 must be left out on a machine without a GPU: torch finds none",
+    ),
+    (
+        "ValueError",
+        re.compile(r"DistributedDataParallel device_ids .*'cpu'"),
+        "--ddp-backend must be legacy_ddp when several processes train with --cpu",
+    ),
+)
+
+_QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.MULTILINE)
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """The one sentence to show for an error that the user caused; None for a bug, which needs its traceback."""
+    kind, text = type(error).__name__, str(error)
+    # A data-loading worker hands on its error, and a process its fellow's, with the traceback as the text.
+    if "Traceback (most recent call last)" in text:
+        quoted = _QUOTED_TRACEBACK.findall(text)
+        if quoted:
+            kind, text = quoted[-1]
+            kind = kind.rpartition(".")[2]
+    if kind == UsageError.__name__:
+        return " ".join(text.split())
+    for name, pattern, sentence in _MISTAKES:
+        match = pattern.search(text) if kind == name else None
+        if match is not None:
+            return sentence.format(**match.groupdict())
+    return None
+
+
+def install() -> None:
+    """Make what the user caused end this process with one sentence; calling it again does nothing."""
+    # hydra catches errors itself and prints a traceback of its own unless it is asked to let them pass.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    if getattr(sys.excepthook, "shows_usage_errors", False):
+        return
+    previous = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sentence = sentence_of(error)
+        if sentence is None:
+            previous(kind, error, trace)
+            return
+        sys.stdout.flush()
+        print(f"{Path(sys.argv[0]).stem}: error: {sentence}", file=sys.stderr)
+
+    show.shows_usage_errors = True  # type: ignore[attr-defined]
+    sys.excepthook = show

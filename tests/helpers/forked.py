@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes longer than the rest of a tiny run)
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
@@ -38,6 +38,7 @@ class CarriedMemory:
         reach: how many segments back a memory can depend on
         flags: what the memory's form depends on, as the user gave it
         step: the step that ``memory`` belongs to
+        gathered: memories of other shards by their number, for a checkpoint that is about to be written
     """
 
     def __init__(self, batches: StreamBatches, reach: int, shard: int, flags: dict[str, Any]) -> None:
@@ -48,6 +49,7 @@ class CarriedMemory:
         self.step = 0
         self.memory: Memory | None = None
         self.previous: Memory | None = None
+        self.gathered: dict[int, Memory] = {}
 
     @contextmanager
     def around(self, sample: dict[str, Any], model: nn.Module, rebuild_with: nn.Module) -> Iterator[dict[str, Any]]:
@@ -99,12 +101,40 @@ class CarriedMemory:
             memory = model.decoder.new_memory(rows)  # type: ignore[union-attr, operator]
         return memory
 
+    @property
+    def finished(self) -> bool:
+        """Whether the epoch is over, and with it the memory."""
+        return self.step >= self.batches.steps
+
+    def gather(self) -> None:
+        """Send the memories of all shards to the first one, whose process writes checkpoints; all have to call it.
+
+        One after the other, so that no device has to hold more than one of them beside its own.
+        """
+        self.gathered = {}
+        if self.memory is None or self.finished or self.batches.shards == 1 or not distributed.is_initialized():
+            return
+        mine = self.memory if distributed.get_backend() != "gloo" else self.memory.cpu()
+        for shard in range(1, self.batches.shards):
+            if self.shard == shard:
+                for state in mine.states.values():
+                    distributed.send(state.contiguous(), dst=0)
+            elif self.shard == 0:
+                states = {name: torch.empty_like(state).contiguous() for name, state in mine.states.items()}
+                for state in states.values():
+                    distributed.recv(state, src=shard)
+                self.gathered[shard] = Memory(states, mine.pending_BT).cpu()
+
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: tensors, numbers and names only."""
-        memory = self.memory.state_dict() if self.memory is not None else None
-        finished = self.step >= self.batches.steps
-        layout = self._layout()
-        return {"step": self.step, "finished": finished, "shard": self.shard, "layout": layout, "memory": memory}
+        return {
+            "step": self.step,
+            "finished": self.finished,
+            "shard": self.shard,
+            "layout": self._layout(),
+            "memory": self.memory.state_dict() if self.memory is not None else None,
+            "others": {shard: memory.state_dict() for shard, memory in self.gathered.items()},
+        }
 
     def _layout(self) -> dict[str, Any]:
         """What has to be the same for the epoch to go on, by its flag or by what the checkpoints call it."""
@@ -113,8 +143,7 @@ class CarriedMemory:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where the checkpoint was written; raises UsageError if the streams are cut differently now.
 
-        The checkpoint holds the memory of the shard that wrote it. The others rebuild theirs, as do all if the same
-        streams are spread over another number of ranks.
+        All shards rebuild their memories if the same streams are spread over another number of ranks.
         """
         if saved["finished"]:
             # The next epoch begins without a memory, and may be cut as it likes.
@@ -123,9 +152,11 @@ class CarriedMemory:
         for name, then in saved["layout"].items():
             if layout[name] != then:
                 raise cannot_continue(_FLAGS.get(name, name), then, layout[name])
-        if saved["shard"] != self.shard or saved["memory"] is None:
+        others = saved.get("others", {})
+        mine = saved["memory"] if saved["shard"] == self.shard else others.get(self.shard)
+        if mine is None:
             return
-        memory = Memory.from_state_dict(saved["memory"])
+        memory = Memory.from_state_dict(mine)
         # Over another number of ranks, a shard has another number of the same streams.
         if memory.batch_size == self.batches.streams:
             self.step, self.memory = saved["step"], memory

@@ -1,8 +1,9 @@
-"""A run that is killed and resumed goes on with the batches that it would have had, in every epoch.
+"""A run that is killed and resumed goes on as if nothing had happened, in every epoch and on every rank.
 
 fairseq draws the order of samples when it makes an iterator, from the seed and from the epoch of that moment:
 the first epoch in an uninterrupted run, and the current one in a resumed run, whose batches are then others.
-Here a resumed run makes its iterators as the uninterrupted run has made them, whose order does not change.
+Here a resumed run makes its iterators as the uninterrupted one has made them. What else it needs is below it:
+the iterators' flags, the meters, the state of all ranks, and a checkpoint that is never half written.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from fairseq.data.fairseq_dataset import EpochListening
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
 from fairseq.trainer import Trainer
+from torch import distributed
 
 
 def install() -> None:
     """Have fairseq resume every run this way; calling it again does nothing."""
     _wrap(Trainer, "get_train_iterator", _as_uninterrupted)
     _wrap(Trainer, "load_checkpoint", _with_meters)
+    _wrap(Trainer, "consolidate_optimizer", _with_all_ranks)
     _wrap(EpochBatchIterator, "_get_iterator_for_epoch", _in_its_own_epoch)
+    distributed_utils._broadcast_object_slow = _broadcast
     if not isinstance(vars(PathManager)["copy"], _Whole):
         PathManager.copy = _Whole(PathManager.copy)
 
@@ -113,6 +119,24 @@ def _with_meters(
                 if isinstance(meter, meters.TimeMeter):
                     meter.reset()
     return state
+
+
+def _with_all_ranks(original: Callable[..., Any], trainer: Any) -> None:
+    """``Trainer.consolidate_optimizer``, which all ranks call before one of them writes a checkpoint."""
+    original(trainer)
+    if hasattr(trainer.task, "before_checkpoint"):
+        trainer.task.before_checkpoint()
+
+
+def _broadcast(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+    """How the rank that reads a checkpoint shows it to the others.
+
+    fairseq sends it through ``torch.load``, whose default since torch 2.6 is to refuse what a configuration is
+    made of, so that no run of several processes could be resumed.
+    """
+    objects = [obj]
+    distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
+    return objects[0]
 
 
 class _Whole:

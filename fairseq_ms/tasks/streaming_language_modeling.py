@@ -303,6 +303,11 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             size = sum(log.get("sample_size", 0) for log in logging_outputs)
             metrics.log_scalar("auxiliary_loss", total / size, size, round=6)
 
+    def before_checkpoint(self) -> None:
+        """This package's hook, called on every rank: bring what all of them remember to the one that writes."""
+        if True in self.carried:
+            self.carried[True].gather()
+
     def get_checkpoint_dict(self) -> dict[str, Any]:
         """fairseq's hook: what of the task goes into a checkpoint."""
         carried = self.carried[True].state_dict() if True in self.carried else {}

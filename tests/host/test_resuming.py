@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +13,19 @@ from typing import Any
 import pytest
 import torch
 from fairseq import options, tasks
+from fairseq.data import MonolingualDataset
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
+from fairseq_ms.data import resuming
+from tests.helpers.cli import USER_DIR
+from tests.helpers.forked import curve, train
 from tests.helpers.trained import random_lines, write_corpus
 
 EPOCHS = 3
+IN_PROCESS = ("--num-workers", "0")
 STREAMS = ("--task", "streaming_language_modeling", "--tokens-per-sample", "3")
 TASKS = {
     "blocks": ("--task", "language_modeling", "--tokens-per-sample", "7"),
@@ -32,7 +41,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     words = ["w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9"]
     parts = [random_lines(number, 9 - number, words=10, length=5 + number) for number in range(2)]
     folder = tmp_path_factory.mktemp("corpus")
-    return [write_corpus(folder / str(number), {"train": [*lines, *words]}) for number, lines in enumerate(parts)]
+    return [
+        write_corpus(folder / str(number), {"train": [*lines, *words], "valid": words})
+        for number, lines in enumerate(parts)
+    ]
 
 
 @functools.cache
@@ -46,9 +58,14 @@ def config(data: str, flags: tuple[str, ...]) -> Any:
 class Run:
     """The process of one rank, as far as it asks for batches."""
 
-    def __init__(self, folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1, rebuild: bool = False
+    ) -> None:
         self.cfg = config(":".join(str(folder) for folder in folders), flags)
         self.task = tasks.setup_task(self.cfg.task)
+        if rebuild:
+            # A flag that some tasks of fairseq have.
+            self.task.cfg = SimpleNamespace(data=self.cfg.task.data, rebuild_batches=True)
         decoder = SimpleNamespace(segment_len=3, memory_reach=lambda: 2)
         model = SimpleNamespace(decoder=decoder, max_positions=lambda: 20)
         self.task.model = model
@@ -66,22 +83,24 @@ class Run:
         """What fairseq-train does with its iterators: epoch, batch and what a checkpoint behind it would hold."""
         sharded = {"disable_iterator_cache": self.task.has_sharded_data("train")}
         get = Trainer.get_train_iterator
-        iterator = get(self.trainer, epoch=state["epoch"] if state else 1, load_dataset=True, **sharded)
+        epoch = state["epoch"] if state else 1
+        iterator = get(self.trainer, epoch=epoch, load_dataset=True, **sharded)
         if state:
             iterator.load_state_dict(state)
-        while iterator.next_epoch_idx <= EPOCHS:
+        while epoch <= EPOCHS:
             batches = iterator.next_epoch_itr(
                 shuffle=iterator.next_epoch_idx > self.cfg.dataset.curriculum,
                 fix_batches_to_gpus=self.cfg.distributed_training.fix_batches_to_gpus,
             )
             for batch in batches:
                 yield iterator.epoch, batch, iterator.state_dict()
-            iterator = get(
-                self.trainer,
-                iterator.next_epoch_idx,
-                load_dataset=sharded["disable_iterator_cache"],
-                **sharded,
-            )
+            epoch = iterator.next_epoch_idx
+            if sharded["disable_iterator_cache"] or epoch > EPOCHS:
+                # Workers that only the garbage collector finds are waited for, five seconds each.
+                del batches
+                iterator._cur_epoch_itr = iterator.dataloader = None
+            if epoch <= EPOCHS:
+                iterator = get(self.trainer, epoch, load_dataset=sharded["disable_iterator_cache"], **sharded)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -93,17 +112,19 @@ def equal(one: Any, other: Any) -> bool:
     return one == other
 
 
-def assert_resumes_anywhere(folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1) -> list:
+def assert_resumes_anywhere(
+    folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1, rebuild: bool = False
+) -> list:
     """Compare a run with one that is resumed behind the second batch of every epoch and behind its last.
 
     Returns (epoch, batch) of the whole run.
     """
-    whole = list(Run(folders, flags, rank, ranks).batches())
+    whole = list(Run(folders, flags, rank, ranks, rebuild).batches())
     ends = [place for place in range(len(whole) - 1) if whole[place][0] != whole[place + 1][0]]
     starts = [0, *(end + 1 for end in ends)]
     assert len(starts) == EPOCHS
     for place in sorted({*ends, *(start + 1 for start in starts)}):
-        rest = list(Run(folders, flags, rank, ranks).batches(whole[place][2]))
+        rest = list(Run(folders, flags, rank, ranks, rebuild).batches(whole[place][2]))
         expected = whole[place + 1 :]
         assert [epoch for epoch, _, _ in rest] == [epoch for epoch, _, _ in expected]
         wrong = [at for at, (one, other) in enumerate(zip(rest, expected)) if not equal(one[1], other[1])]
@@ -138,12 +159,9 @@ def test_a_resumed_run_has_the_batches_of_the_uninterrupted_one(
         assert targets_of(batches, epoch) == tokens
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("kind", TASKS)
-def test_two_ranks_resume_with_their_own_batches_and_share_every_sample(
-    kind: str, workers: str, folders: list[Path]
-) -> None:
-    flags = (*TASKS[kind], "--num-workers", workers)
+def test_two_ranks_resume_with_their_own_batches_and_share_every_sample(kind: str, folders: list[Path]) -> None:
+    flags = (*TASKS[kind], *IN_PROCESS)
     ranks = [assert_resumes_anywhere(folders[:1], flags, rank, 2) for rank in range(2)]
     alone = [(epoch, batch) for epoch, batch, _ in Run(folders[:1], flags).batches()]
     for epoch in range(1, EPOCHS + 1):
@@ -164,7 +182,157 @@ def test_two_ranks_resume_with_their_own_batches_and_share_every_sample(
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_flags_that_change_the_order_are_resumed_with(ranks: int, flags: tuple[str, ...], folders: list[Path]) -> None:
+def test_flags_that_change_the_order_are_resumed_with(flags: tuple[str, ...], folders: list[Path]) -> None:
+    assert_resumes_anywhere(folders[:1], (*TASKS["blocks"], *IN_PROCESS, *flags), rank=1, ranks=2)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_dataset_that_changes_with_the_epoch_is_read_in_the_current_one(
+    workers: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collater(self, samples):  # type: ignore[no-untyped-def]
+        return {**collate(self, samples), "epoch": self.epoch}
+
+    collate = MonolingualDataset.collater
+    monkeypatch.setattr(MonolingualDataset, "collater", collater)
+    monkeypatch.setattr(MonolingualDataset, "set_epoch", lambda self, epoch: setattr(self, "epoch", epoch))
     for parts in (1, 2):
-        assert_resumes_anywhere(folders[:parts], (*TASKS["blocks"], "--num-workers", "0", *flags), ranks - 1, ranks)
+        batches = assert_resumes_anywhere(folders[:parts], (*TASKS["blocks"], "--num-workers", workers))
+        assert all(batch["epoch"] == epoch for epoch, batch in batches)
+
+
+def test_batches_that_are_made_anew_in_every_epoch_stay_those_of_the_epoch(folders: list[Path]) -> None:
+    batches = assert_resumes_anywhere(folders[:1], (*TASKS["blocks"], *IN_PROCESS), rebuild=True)
+    assert {epoch for epoch, _ in batches} == {1, 2, 3}
+
+
+def test_batches_that_stay_on_their_rank_stay_there_after_a_resume(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MonolingualDataset, "supports_prefetch", True)
+    monkeypatch.setattr(MonolingualDataset, "prefetch", lambda self, indices: None)
+    batches = assert_resumes_anywhere(folders[:1], (*TASKS["blocks"], *IN_PROCESS, "--fix-batches-to-gpus"), 1, 2)
+    assert targets_of(batches, 1) == targets_of(batches, 2) == targets_of(batches, 3)
+
+
+def test_curriculum_ends_when_its_epochs_are_over(folders: list[Path]) -> None:
+    run = Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, "--curriculum", "1"))
+    ids: dict[int, list[list[int]]] = {1: [], 2: [], 3: []}
+    for epoch, batch, _ in run.batches():
+        ids[epoch].append(batch["id"].tolist())
+    assert ids[2] != ids[1], "the second epoch is in the order of the first"
+    assert ids[3] != ids[2]
+
+
+def test_the_order_of_an_uninterrupted_run_is_fairseqs_own(folders: list[Path]) -> None:
+    for flags in ((), ("--update-ordered-indices-seed",), ("--grouped-shuffling",)):
+        ours = [batch for _, batch, _ in Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, *flags)).batches()]
+        without = [Trainer.get_train_iterator, EpochBatchIterator._get_iterator_for_epoch]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "get_train_iterator", without[0].__wrapped__)
+            patch.setattr(EpochBatchIterator, "_get_iterator_for_epoch", without[1].__wrapped__)
+            run = Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, *flags))
+            theirs = [batch for _, batch, _ in run.batches()]
+        assert equal(dict(enumerate(ours)), dict(enumerate(theirs)))
+
+
+def test_a_copied_checkpoint_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(source: str, target: str) -> None:
+        Path(target).write_text(Path(source).read_text()[:3])
+        raise KeyboardInterrupt
+
+    new, last = tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_last.pt"
+    new.write_text("the new one")
+    last.write_text("the old one")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", half)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "the old one"
+    assert PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "the new one"
+
+
+def test_installing_twice_is_installing_once() -> None:
+    before = Trainer.get_train_iterator, Trainer.load_checkpoint, vars(PathManager)["copy"]
+    resuming.install()
+    assert before == (Trainer.get_train_iterator, Trainer.load_checkpoint, vars(PathManager)["copy"])
+
+
+TINY = ("--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "12", "--decoder-attention-heads", "2")
+RETINA = (*TINY, "--decoder-layers", "2", "--scale-windows", "1x=0:4,2x=4:12", "--scale-heads", "1x=1,2x=1")
+TRANSFORMER_XL = ("--task", "streaming_language_modeling", "--arch", "transformer_xl", *TINY, "--decoder-layers", "2")
+HAED = ("--encoder", "mlp", "--main", "transformer", "--decoder", "lstm", "--segmentation", "fixed")
+KILLED = {
+    # flags, parts of the corpus, processes
+    "retina_lm, two data workers": (("--arch", "retina_lm", *RETINA, "--num-workers", "2"), 1, 1),
+    "transformer_xl, sharded data": ((*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5"), 2, 1),
+    "haed": (("--arch", "haed", *HAED, "--max-segment-len", "3", "--update-freq", "2"), 1, 1),
+    "fairseq's transformer_lm, sharded data": (("--arch", "transformer_lm", *TINY, "--num-workers", "1"), 2, 1),
+    "retina_lm, two processes": (("--arch", "retina_lm", *RETINA), 1, 2),
+    "transformer_xl, two processes": ((*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5"), 1, 2),
+}
+
+
+def command(case: str, folders: list[Path], save_dir: Path, *more: str) -> list[str]:
+    """A ``fairseq-train`` of a tiny model that prints every update unless told otherwise."""
+    flags, parts, _ = KILLED[case]
+    return [
+        *("fairseq-train", ":".join(str(folder) for folder in folders[:parts]), "--user-dir", str(USER_DIR)),
+        *("--cpu", "--task", "language_modeling", "--tokens-per-sample", "5"),
+        *("--batch-size", "2", "--required-batch-size-multiple", "1", "--num-workers", "0", "--dropout", "0.1"),
+        *("--optimizer", "adam", "--lr", "0.002", "--clip-norm", "1.0", "--no-epoch-checkpoints"),
+        *("--log-format", "json", "--log-interval", "1", "--save-dir", str(save_dir), *flags, *more),
+    ]
+
+
+def assert_same_weights(*save_dirs: Path) -> None:
+    """Of the last checkpoints, bit for bit, with the optimizer's state."""
+    first, second = (torch.load(folder / "checkpoint_last.pt", weights_only=True) for folder in save_dirs)
+    assert equal(first["model"], second["model"])
+    assert equal(first["last_optimizer_state"], second["last_optimizer_state"])
+
+
+@pytest.mark.parametrize("case", ["retina_lm, two data workers", "transformer_xl, two processes"])
+def test_the_same_command_with_a_later_end_prints_the_same_losses(
+    case: str, folders: list[Path], tmp_path: Path
+) -> None:
+    """A run that is resumed after epoch 1, and again inside epoch 2; what is printed is the mean of two updates."""
+    more, ranks = ("--log-interval", "2"), KILLED[case][2]
+    train(command(case, folders, tmp_path / "whole", *more, "--max-epoch", "2"), tmp_path / "whole.log", ranks)
+    expected = curve(tmp_path / "whole.log")
+    first = min(int(step) for kind, step in expected if kind == "train")
+    printed = {}
+    for end in (("--max-epoch", "1"), ("--max-update", str(first + 3)), ("--max-epoch", "2")):
+        log = tmp_path / f"{end[1]}{end[0]}.log"
+        train(command(case, folders, tmp_path / "resumed", *more, *end), log, ranks)
+        printed |= curve(log)
+    assert {place: printed[place] for place in expected} == expected
+    assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", KILLED)
+def test_a_training_killed_in_every_epoch_ends_as_if_nothing_had_happened(
+    case: str, folders: list[Path], tmp_path: Path
+) -> None:
+    """Four times kill -9, at random updates of epochs 1, 2 and 3: bit-identical losses and weights."""
+    ranks, rng = KILLED[case][2], random.Random(case)
+    more = ("--max-epoch", str(EPOCHS), "--save-interval-updates", "2", "--keep-interval-updates", "1")
+    train(command(case, folders, tmp_path / "whole", *more), tmp_path / "whole.log", ranks)
+    expected = curve(tmp_path / "whole.log")
+    ends = sorted(int(step) for kind, step in expected if kind == "train")
+    assert len(ends) == EPOCHS
+    assert ends[0] >= 3, "an epoch is too short to be killed in its middle"
+    kills = [rng.randint(start + 1, end) for start, end in zip([0, *ends], ends)]
+    kills = sorted([*kills, rng.choice([update for update in range(1, ends[-1]) if update not in kills])])
+    printed = {}
+    for number, update in enumerate([*kills, None]):
+        log = tmp_path / f"{number}.log"
+        kill = (update, rng.random() < 0.5) if update is not None else None
+        train(command(case, folders, tmp_path / "killed", *more), log, ranks, kill)
+        again = curve(log)
+        assert all(expected[place] == record for place, record in again.items()), f"killed at {kills}, start {number}"
+        printed |= again
+    assert printed == expected
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")

@@ -5,14 +5,16 @@
 
 Early: width 128, 400 updates of 1,024 tokens, Transformer-QL without droppath; validation perplexity at the end.
 Overfitting: width 96, 1,500 updates of 512 tokens over the first 30,000 tokens of the training data again and again,
-Transformer-QL with droppath 0.3; best and last validation perplexity. Eight layers, segment and memory of 8 tokens and
-everything else are those of the presets *_simplebooks2. One run after the other, each with as many threads as torch
-takes (set OMP_NUM_THREADS to choose). The same command goes on with runs that were interrupted.
+Transformer-QL with droppath 0.3; best and last validation perplexity. Eight pre-LN layers, segment and memory of 8
+tokens, dropout and clipping as in Appendix E for SimpleBooks-2, but input and output embeddings of their own. One run
+after the other, each with as many threads as torch takes (set OMP_NUM_THREADS to choose); flags that this script does
+not know go to fairseq-train. The same command goes on with runs that were interrupted.
 """
 
 import argparse
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,8 +25,9 @@ from pathlib import Path
 import torch
 from fairseq.data import data_utils, indexed_dataset
 
-TRAIN = Path(__file__).resolve().parent / "train.sh"
-MODELS = {"Transformer-XL": "transformer_xl_simplebooks2", "Transformer-QL": "transformer_ql_simplebooks2"}
+import fairseq_ms
+
+MODELS = {"Transformer-XL": ["transformer_xl"], "Transformer-QL": ["transformer_ql", "--scale-layers", "1x=3,2x=3"]}
 # Tokens of each split where a model overfits.
 SHORTENED = {"train": 30_000, "valid": 10_000}
 
@@ -39,7 +42,12 @@ REGIMES = {
     "early": [*width(128), "--batch-size", "128", "--max-update", "400"],
     "overfitting": [*width(96), "--batch-size", "64", "--max-update", "1500"],
 }
-COMMON = ["--lr", "0.003", "--warmup-updates", "50", "--num-workers", "0", "--log-format", "json"]
+COMMON = shlex.split("""
+    --task streaming_language_modeling --tokens-per-sample 8 --mem-len 8 --decoder-normalize-before
+    --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --criterion cross_entropy --clip-norm 0.25
+    --optimizer adam --lr 0.001 --lr-scheduler cosine --warmup-updates 50
+    --num-workers 0 --no-epoch-checkpoints --log-format json
+""")
 DROPPATH = {"early": "0.0", "overfitting": "0.3"}
 
 
@@ -72,14 +80,16 @@ def perplexities(log: Path) -> list[float]:
     return [found[update] for update in sorted(found)]
 
 
-def train(arch: str, data: Path, folder: Path, flags: list[str]) -> list[float]:
+def train(data: Path, folder: Path, flags: list[str]) -> list[float]:
     """Train, or go on with it, unless it is done; the validation perplexities."""
     log = folder.with_name(f"{folder.name}.log")
     if not log.is_file() or "done training" not in log.read_text(encoding="utf-8"):
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [str(TRAIN), arch, str(data), *COMMON, *flags, "--save-dir", str(folder)]
+        command = ["fairseq-train", str(data), "--user-dir", str(Path(fairseq_ms.__file__).parent), *COMMON, *flags]
         with log.open("a", encoding="utf-8") as out:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
+            done = subprocess.run(
+                [*command, "--save-dir", str(folder)], stdout=out, stderr=subprocess.STDOUT, check=False
+            )
         if done.returncode:
             raise SystemExit(f"training ended with exit code {done.returncode}, see {log}")
     return perplexities(log)
@@ -87,11 +97,11 @@ def train(arch: str, data: Path, folder: Path, flags: list[str]) -> list[float]:
 
 def rows(regime: str, data: Path, out: Path, seeds: list[int], more: list[str]) -> Iterator[str]:
     """The rows of a table, each when its training is done."""
-    for seed, (title, arch) in product(seeds, MODELS.items()):
-        flags = [*REGIMES[regime], "--seed", str(seed), *more]
+    for seed, (title, model) in product(seeds, MODELS.items()):
+        flags = ["--arch", *model, *REGIMES[regime], "--seed", str(seed)]
         if title == "Transformer-QL":
             flags += ["--droppath", DROPPATH[regime]]
-        found = train(arch, data, out / f"{regime}.{arch}.{seed}", flags)
+        found = train(data, out / f"{regime}.{model[0]}.{seed}", [*flags, *more])
         best = f"{min(found):.1f} | " if regime == "overfitting" else ""
         yield f"| {title} | {seed} | {best}{found[-1]:.1f} |"
 

@@ -46,6 +46,10 @@ class Memory:
         states = {name: state.to(like) for name, state in self.states.items()}
         return Memory(states, self.pending_BT.to(like.device))
 
+    def cpu(self) -> Memory:
+        """On the CPU."""
+        return Memory({name: state.cpu() for name, state in self.states.items()}, self.pending_BT.cpu())
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors in a dictionary, in memory of their own and on the CPU, for a checkpoint."""
         states = {name: state.detach().cpu().clone() for name, state in self.states.items()}

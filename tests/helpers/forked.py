@@ -1,0 +1,77 @@
+"""``fairseq-train`` in processes forked from one that has imported everything, and killed at chosen updates."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes longer than the rest of a tiny run)
+from fairseq.trainer import Trainer
+from fairseq_cli.train import cli_main
+
+# A server without threads forks them, so nothing of the tests' own process is inherited.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
+
+
+def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bool] | None = None) -> None:
+    """Run a ``fairseq-train`` command, and write what rank 0 prints to ``log``.
+
+    ``kill`` is an update, and whether it is finished when all ranks die of signal 9; all must end well without.
+    """
+    arguments = [str(part) for part in command]
+    if ranks > 1:
+        rendezvous = log.with_suffix(".rendezvous")
+        arguments += ["--distributed-backend", "gloo", "--distributed-world-size", str(ranks), "--distributed-no-spawn"]
+        arguments += ["--ddp-backend", "legacy_ddp", "--distributed-init-method", f"file://{rendezvous}"]
+    processes = []
+    for rank in range(ranks):
+        own = [*arguments, "--distributed-rank", str(rank)] if ranks > 1 else arguments
+        place = log if rank == 0 else log.with_suffix(f".rank{rank}")
+        processes.append(_context.Process(target=_work, args=(own, str(place), kill)))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [-signal.SIGKILL if kill else 0] * ranks, (codes, log.read_text()[-3000:])
+
+
+def curve(log: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """What was printed of every update and validation, without times."""
+    records = {}
+    for kind, printed in re.findall(r'\b(train|train_inner|valid)(?: \| |:)(\{"epoch".*\})', log.read_text()):
+        record = json.loads(printed)
+        step = record.get(f"{kind}_num_updates", record.get("num_updates"))
+        times = ("wall", "wps", "ups", "wpb", "gb_free")
+        records[kind, step] = {name: value for name, value in record.items() if not name.endswith(times)}
+    return records
+
+
+def _work(arguments: Sequence[str], log: str, kill: tuple[int, bool] | None) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    if kill is not None:
+        update, finished = kill
+        step = Trainer.train_step
+
+        def dying(self, *args, **settings):  # type: ignore[no-untyped-def]
+            if not finished and self.get_num_updates() == update - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            logged = step(self, *args, **settings)
+            if finished and self.get_num_updates() == update:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return logged
+
+        Trainer.train_step = dying
+    sys.argv = list(arguments)
+    cli_main()

@@ -19,7 +19,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
-from fairseq_ms.data import resuming
+from fairseq_ms.host import resuming
 from tests.helpers.cli import USER_DIR
 from tests.helpers.forked import curve, train
 from tests.helpers.trained import random_lines, write_corpus

@@ -7,7 +7,7 @@ import difflib
 import textwrap
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fairseq_ms.errors import UsageError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fairseq_ms.lm.registry import Preset
 
 # The sections of a file in their order, with what every recipe has in common; "???" must be given on the command line.
-_SHARED: dict[str, dict[str, Any]] = {
+_SHARED: dict[str, dict[str, object]] = {
     "common": {"user_dir": "fairseq_ms", "seed": 1, "log_format": "simple", "log_interval": 100},
     "checkpoint": {"no_epoch_checkpoints": True},
     "distributed_training": {},
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settings(preset: Preset) -> dict[str, dict[str, Any]]:
+def settings(preset: Preset) -> dict[str, dict[str, object]]:
     """All settings of a preset by section; the length of a segment belongs to the task, as fairseq has it."""
     sections = {name: {**preset.recipe.settings.get(name, {}), **shared} for name, shared in _SHARED.items()}
     assert preset.recipe.settings.keys() <= sections.keys(), preset.name

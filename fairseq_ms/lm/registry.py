@@ -6,11 +6,13 @@ import dataclasses
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model_architecture
 
-Settings = Mapping[str, Mapping[str, Any]]
+Values = Mapping[str, object]
+"""Settings by their names, as yaml can hold them: flags of a model, with underscores, or a section of hydra's."""
+
+Settings = Mapping[str, Values]
 """Hydra's settings by section: ``{"optimization": {"max_update": 1000}}``."""
 
 
@@ -44,7 +46,7 @@ class Preset:
     name: str
     model: str
     table: str
-    values: Mapping[str, Any]
+    values: Values
     recipe: Recipe
 
 
@@ -74,7 +76,7 @@ def register_configs(rows: Iterable[Preset]) -> None:
         CONFIGS[row.name] = row
 
 
-def _fill_in(values: Mapping[str, Any]) -> Callable[[Namespace], None]:
+def _fill_in(values: Values) -> Callable[[Namespace], None]:
     def fill_in(args: Namespace) -> None:
         for flag, value in values.items():
             if getattr(args, flag, None) is None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from fairseq_ms.lm.registry import Preset, Recipe, register_configs, register_presets
+from fairseq_ms.lm.registry import Preset, Recipe, Values, register_configs, register_presets
 
 
 @dataclass(frozen=True)
@@ -19,8 +18,8 @@ class _Data:
     """
 
     label: str
-    rows: dict[str, Any]
-    values: dict[str, Any]
+    rows: Values
+    values: Values
     note: str
 
 
@@ -55,7 +54,7 @@ _MAIN = {
     "lstm": {"main_units": 1500},
 }
 
-_CRITERION: dict[str, dict[str, Any]] = {
+_CRITERION: dict[str, Values] = {
     "end_to_end": {"_name": "cross_entropy"},
     "iem": {"_name": "in_batch_sampled_softmax", "negative_batches": 3},
 }
@@ -65,7 +64,7 @@ _BASELINE = "the baseline, which is trained end to end throughout"
 
 # Model, name behind that of the data, where the paper reports it, and what differs from the model's defaults. Figures 2
 # and 3 are drawn without a table of their sizes; these are the powers of two they span.
-_ROWS: list[tuple[str, str, str, dict[str, Any]]] = [
+_ROWS: list[tuple[str, str, str, Values]] = [
     ("hred", "", "Table 1", {}),
     ("hred", "_transformer", "Table 1", {"main": "transformer"}),
     # The cross in Figure 2 is haed itself.
@@ -86,7 +85,7 @@ _ROWS: list[tuple[str, str, str, dict[str, Any]]] = [
 
 # The runs of Table 1 and Figure 4: data and run name them, not the preset, of which Figure 4 has three.
 _RUN_DATA = {"characters": "wt103", "pixels": "imagenet32"}
-_RUNS: list[tuple[str, str, str, dict[str, Any]]] = [
+_RUNS: list[tuple[str, str, str, Values]] = [
     ("hred", "hred", "Table 1", {}),
     ("hred_transformer", "hred", "Table 1", {"main": "transformer"}),
     ("haed", "haed", "Table 1", {}),
@@ -96,9 +95,9 @@ _RUNS: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-def _recipe(data: _Data, model: str, values: dict[str, Any], phase: str) -> Recipe:
+def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
     """``phase`` is "end_to_end", "iem", the first phase, or "finetune", the second."""
-    main = values.get("main", "lstm" if model == "hred" else "transformer")
+    main = str(values.get("main", "lstm" if model == "hred" else "transformer"))
     encoder = "lstm" if model == "hred" else "mlp"
     rates = {"encoder": _FAST, "main": _FAST if main == "lstm" else _SLOW, "decoder": _FAST}
     if phase == "iem":
@@ -143,7 +142,7 @@ def _recipe(data: _Data, model: str, values: dict[str, Any], phase: str) -> Reci
     )
 
 
-def _adam(lr: float, min_lr: float) -> dict[str, Any]:
+def _adam(lr: float, min_lr: float) -> Values:
     """Settings of one group of parameters."""
     return {
         "lr_float": lr,
@@ -152,7 +151,7 @@ def _adam(lr: float, min_lr: float) -> dict[str, Any]:
     }
 
 
-def _preset(name: str, model: str, table: str, data: _Data, values: dict[str, Any], phase: str) -> Preset:
+def _preset(name: str, model: str, table: str, data: _Data, values: Values, phase: str) -> Preset:
     values = {**data.values, **values}
     return Preset(name, model, f"{table}, on {data.label}", values, _recipe(data, model, values, phase))
 

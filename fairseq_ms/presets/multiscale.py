@@ -1,8 +1,6 @@
 """Presets of "Multi-scale Transformer Language Models"."""
 
-from typing import Any
-
-from fairseq_ms.lm.registry import Preset, Recipe, register_presets
+from fairseq_ms.lm.registry import Preset, Recipe, Values, register_presets
 
 
 def _recipe(criterion: str) -> Recipe:
@@ -37,22 +35,22 @@ def _wide(dim: int) -> dict[str, int]:
     return {"decoder_embed_dim": dim, "decoder_ffn_embed_dim": 4 * dim, "decoder_attention_heads": dim // 64}
 
 
-def _vanilla(layers: int, **values: Any) -> dict[str, Any]:
+def _vanilla(layers: int, **values: object) -> Values:
     return {"decoder_layers": layers, **values}
 
 
-def _retina(windows: str, **values: Any) -> dict[str, Any]:
+def _retina(windows: str, **values: object) -> Values:
     return {"decoder_layers": 12, "scale_windows": windows, **values}
 
 
-def _scales(*layers: int, **values: Any) -> dict[str, Any]:
+def _scales(*layers: int, **values: object) -> Values:
     """Layers at scales a factor of 4 apart, the coarsest first, as the paper's tables print them."""
     factors = [4**power for power in reversed(range(len(layers)))]
     return {"scale_layers": ",".join(f"{factor}x={count}" for factor, count in zip(factors, layers)), **values}
 
 
 # Model, name, table, and what differs from the model's defaults.
-_ROWS: list[tuple[str, str, str, dict[str, Any]]] = [
+_ROWS: list[tuple[str, str, str, Values]] = [
     # CC-News
     ("vanilla_lm", "ccnews_10", "Table 2", _vanilla(10, **_wide(1024))),
     ("vanilla_lm", "ccnews_12", "Table 2", _vanilla(12, **_wide(1024))),

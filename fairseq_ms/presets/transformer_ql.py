@@ -4,9 +4,8 @@ The lengths are those of training; the tables' others are given when testing.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from fairseq_ms.lm.registry import Preset, Recipe, register_presets
+from fairseq_ms.lm.registry import Preset, Recipe, Values, register_presets
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class _Training:
         clip: greatest norm of the gradient
     """
 
-    sizes: dict[str, Any]
+    sizes: Values
     tokens: int
     updates: int
     lr: float
@@ -29,7 +28,7 @@ class _Training:
     clip: float
 
 
-def _sizes(dim: int, heads: int, dropout: float) -> dict[str, Any]:
+def _sizes(dim: int, heads: int, dropout: float) -> Values:
     """Appendix E's dropout is also that between the two projections of a feed-forward block."""
     return {
         "decoder_normalize_before": True,
@@ -44,7 +43,7 @@ def _sizes(dim: int, heads: int, dropout: float) -> dict[str, Any]:
     }
 
 
-def _adaptive(cutoffs: str) -> dict[str, Any]:
+def _adaptive(cutoffs: str) -> Values:
     """div_val 4, with the weights of input and output tied."""
     return {
         "adaptive_input": True,
@@ -69,20 +68,20 @@ _TRAINING = {
 }
 
 
-def _xl(segment: int, memory: int) -> dict[str, Any]:
+def _xl(segment: int, memory: int) -> Values:
     return {"tokens_per_sample": segment, "mem_len": memory}
 
 
-def _compressive(segment: int, memory: int, compressed: int) -> dict[str, Any]:
+def _compressive(segment: int, memory: int, compressed: int) -> Values:
     return {**_xl(segment, memory), "compressed_mem_len": compressed}
 
 
-def _ql(segment: int, memory: int) -> dict[str, Any]:
+def _ql(segment: int, memory: int) -> Values:
     return {**_xl(segment, memory), "droppath": 0.3}
 
 
 # Model, line of Appendix E, tables, and what else differs from the model's defaults.
-_ROWS: list[tuple[str, str, str, dict[str, Any]]] = [
+_ROWS: list[tuple[str, str, str, Values]] = [
     ("transformer_xl", "simplebooks2", "Table 1", _xl(8, 8)),
     ("transformer_xl", "simplebooks92", "Table 1", _xl(8, 8)),
     ("transformer_xl", "wt103", "Tables 1, 2 and 3", _xl(16, 16)),
@@ -103,18 +102,19 @@ _ROWS: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 # Bands of the vocabulary without a target have no gradient, for which fairseq's default backend would wait.
-_LEGACY_DDP = {"distributed_training": {"ddp_backend": "legacy_ddp"}}
+_LEGACY_DDP: dict[str, dict[str, Any]] = {"distributed_training": {"ddp_backend": "legacy_ddp"}}
 
 
-def _preset(model: str, name: str, table: str, values: dict[str, Any]) -> Preset:
-    training = _TRAINING[name.removesuffix("_ms")]
+def _preset(model: str, name: str, table: str, values: Values) -> Preset:
+    training, segment = _TRAINING[name.removesuffix("_ms")], values["tokens_per_sample"]
+    assert isinstance(segment, int)
     adaptive = "adaptive_softmax_cutoff" in training.sizes
     recipe = Recipe(
         'Appendix E of "Transformer-QL"',
         {
             **(_LEGACY_DDP if adaptive else {}),
             "task": {"_name": "streaming_language_modeling"},
-            "dataset": {"batch_size": training.tokens // values["tokens_per_sample"]},
+            "dataset": {"batch_size": training.tokens // segment},
             "criterion": {"_name": "adaptive_loss" if adaptive else "cross_entropy"},
             "optimization": {"max_update": training.updates, "lr": [training.lr], "clip_norm": training.clip},
             "optimizer": {"_name": "adam"},

@@ -13,7 +13,7 @@ import pytest
 
 from fairseq_ms_pipeline import run as pipeline
 from fairseq_ms_pipeline.run import run
-from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.cli import ROOT, environment, run_cli
 from tests.preprocess.sample import DATASET, job_of, tree, write_sample
 
 
@@ -146,7 +146,8 @@ def test_a_command_with_workers_killed_at_work_can_be_started_again_at_once(tmp_
     command = [sys.executable, str(script), "--input", str(source), "--documents", "blank", "--bpe-merges", "20"]
     command += ["--workers", "2", "--shard-mb", "0.01", "--quiet"]
     out = tmp_path / "out"
-    with subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL) as killed:
+    started = [*command, "--out", str(out)]
+    with subprocess.Popen(started, stdout=subprocess.DEVNULL, env=environment()) as killed:
         while len(list((out / ".work" / "text").glob("*.txt"))) < 3:
             assert killed.poll() is None, "the run must not end before it is killed"
             time.sleep(0.01)

@@ -161,6 +161,13 @@ def test_every_benchmark_is_found_and_described() -> None:
     assert all(module.HELP for module in found.values())
 
 
+def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('somebody else')", encoding="utf-8")
+    listed = run_cli("fairseq-ms", "bench", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}).stdout
+    assert "layer-scaling" in listed
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,6 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "fairseq_ms"
 
 
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The current environment with this source tree first on the path, and `env` before that."""
+    found = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    paths = [(env or {}).get("PYTHONPATH", ""), str(ROOT), str(ROOT / "preprocess"), os.environ.get("PYTHONPATH", "")]
+    return {**found, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
 def run_cli(
     *command: str | Path,
     check: bool = True,
@@ -32,14 +39,10 @@ def run_cli(
         program = [sys.executable]
     else:
         program = [sys.executable, str(Path(sys.executable).parent / name)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    ours = [str(ROOT), str(ROOT / "preprocess")]
-    paths = [(env or {}).get("PYTHONPATH", ""), *ours, os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     done = subprocess.run(
         [*program, *arguments],
         cwd=cwd,
-        env=environment,
+        env=environment(env),
         input=input,
         stdin=subprocess.DEVNULL if input is None else None,
         capture_output=True,

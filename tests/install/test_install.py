@@ -162,6 +162,22 @@ def test_the_wheel_holds_the_package_and_its_pipeline_and_nothing_else(wheel):
     assert inside == sources
 
 
+def test_the_scripts_of_data_sets_run_from_anywhere_with_the_installed_plugin(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    for script in sorted((ROOT / "preprocess").glob("*/prepare.py")):
+        done = subprocess.run(
+            [sys.executable, str(script), "--help"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(tmp_path / "site")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "--out" in done.stdout
+
+
 def test_the_wheel_has_the_command_and_leaves_the_installed_fairseq_alone(wheel):
     archive = zipfile.ZipFile(wheel)
     (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))

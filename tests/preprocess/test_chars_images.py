@@ -11,12 +11,12 @@ import zipfile
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
+from PIL import Image
+
 from fairseq_ms_pipeline.images.cli import make_job
 from fairseq_ms_pipeline.images.read import TOKENS, images, photographs, raster
 from fairseq_ms_pipeline.images.stages import SHARD_IMAGES, run
 from fairseq_ms_pipeline.segment import byte_symbols, characters, undone
-from PIL import Image
-
 from tests.helpers.cli import ROOT, run_cli
 
 

@@ -9,6 +9,7 @@ import zipfile
 from functools import partial
 
 import pytest
+
 from fairseq_ms_pipeline.dataset import Download
 from fairseq_ms_pipeline.download import fetch
 

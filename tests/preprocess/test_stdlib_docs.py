@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import pytest
+
 from fairseq_ms_pipeline.stdlib_docs import (
     corpus,
     docstrings,
@@ -12,7 +13,6 @@ from fairseq_ms_pipeline.stdlib_docs import (
     split_by_module,
     topics,
 )
-
 from tests.helpers.cli import ROOT, run_cli
 
 

@@ -1,0 +1,156 @@
+"""neighbors, against comparing with every segment."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ms.analysis import checkpoints
+from fairseq_ms.analysis.neighbors import search
+from fairseq_ms.cli import main
+from tests.helpers.trained import NARROW, TINY, random_lines, write_checkpoint, write_corpus
+
+
+def scales(model: str) -> list[str]:
+    return {
+        "retina": ["retina_lm", *TINY, "--scale-windows", "1x=0:4,4x=4:32"],
+        "vanilla": ["vanilla_lm", *TINY],
+        "topdown": ["multiscale_topdown", *NARROW, "--scale-layers", "16x=1,4x=1,1x=1"],
+        "bottomup": ["multiscale_bottomup", *NARROW, "--scale-layers", "16x=1,4x=1,1x=1"],
+        "coarse": ["coarse_lm", *NARROW, "--scale-layers", "4x=1"],
+    }[model]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    train = random_lines(1, 40)
+    # Lines have 17 words and an end: segments of 18 tokens are lines. Line 31 is line 5 again.
+    train[31] = train[5]
+    data = write_corpus(folder / "bin", {"train": train, "test": random_lines(2, 31)})
+    for name in ("retina", "vanilla", "topdown", "bottomup", "coarse"):
+        write_checkpoint(folder / name / "model.pt", data, *scales(name), "--tokens-per-sample", "64")
+    write_checkpoint(folder / "haed/model.pt", data, "haed", "--tokens-per-sample", "64")
+    return folder
+
+
+def load(place: Path, name: str) -> checkpoints.Checkpoint:
+    return checkpoints.load(str(place / name / "model.pt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [("vanilla", [1]), ("retina", [1, 4]), ("topdown", [1, 4, 16]), ("bottomup", [1, 4, 16]), ("coarse", [4])],
+)
+def test_identical_segments_are_nearest_neighbours_at_every_scale(place, name, scales):
+    checkpoint = load(place, name)
+    assert search.scales_of(checkpoint) == scales
+    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    vectors = search.embed(checkpoint, segments, scales, max_tokens=100)
+    for scale in scales:
+        assert len(vectors[scale]) == 40
+        (first, *_) = search.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
+        assert first.segment == 31
+        assert first.cosine == pytest.approx(1.0, abs=1e-5)
+
+
+def test_representations_see_only_their_own_segment_and_are_means_over_it(place):
+    checkpoint = load(place, "topdown")
+    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    alone = checkpoint.model.decoder.representations(segments[7:8])
+    together = search.embed(checkpoint, segments, [4, 16], max_tokens=200)
+    for scale in (4, 16):
+        assert alone[scale].shape == (1, math.ceil(18 / scale), 16)
+        np.testing.assert_allclose(together[scale][7], alone[scale][0].mean(0).detach().numpy(), atol=1e-5)
+
+
+def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(place):
+    model = load(place, "retina").model
+    last = model.decoder.stack.layers[-1].attention
+    segments = torch.randint(4, 20, (3, 18))
+    seen = []
+    hook = last.coarse[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(segments)
+    hook.remove()
+    found = model.decoder.representations(segments)
+    assert found[4].shape == (3, 4, 2 * last.groups[1].heads * last.head_dim)
+    assert found[1].shape == (3, 18, 2 * last.groups[0].heads * last.head_dim)
+    torch.testing.assert_close(found[4], seen[0])
+
+
+def brute_force(corpus: np.ndarray, query: np.ndarray, count: int) -> list[int]:
+    cosines = [float(row @ query / np.linalg.norm(row) / np.linalg.norm(query)) for row in corpus]
+    return sorted(range(len(corpus)), key=lambda row: -cosines[row])[:count]
+
+
+def test_search_finds_what_comparing_with_every_row_finds():
+    generator = np.random.default_rng(8)
+    corpus, queries = generator.normal(size=(70, 9)), generator.normal(size=(6, 9))
+    cosines, rows = search.search(corpus, queries, 11)
+    for query, found, similar in zip(queries, rows, cosines):
+        assert found.tolist() == brute_force(corpus, query, 11)
+        assert similar[0] == pytest.approx(
+            float(corpus[found[0]] @ query / np.linalg.norm(corpus[found[0]]) / np.linalg.norm(query))
+        )
+
+
+def test_search_by_faiss_finds_the_same(monkeypatch):
+    class Index:
+        """What the search uses of faiss.IndexFlatIP: inner products with every row, greatest first."""
+
+        def __init__(self, dim: int) -> None:
+            self.rows = np.empty((0, dim), np.float32)
+
+        def add(self, rows: np.ndarray) -> None:
+            self.rows = np.concatenate([self.rows, rows])
+
+        def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+            products = queries @ self.rows.T
+            order = np.argsort(-products, axis=1)[:, :count]
+            return np.take_along_axis(products, order, 1), order
+
+    generator = np.random.default_rng(9)
+    corpus, queries = generator.normal(size=(40, 5)), generator.normal(size=(3, 5))
+    expected = search.search(corpus, queries, 7)
+    monkeypatch.setitem(sys.modules, "faiss", SimpleNamespace(IndexFlatIP=Index))
+    cosines, rows = search._search_by_faiss(corpus, queries, 7)
+    assert rows.tolist() == expected[1].tolist()
+    np.testing.assert_allclose(cosines, expected[0], atol=1e-6)
+
+
+def test_neighbors_answers_queries_by_position_and_by_text(place, tmp_path, capsys):
+    text = " ".join(random_lines(1, 40)[5].split())
+    command = ["neighbors", str(place / "retina/model.pt"), "--segment", "18", "--count", "2", "--scales", "4"]
+    output = ["--position", "95", "--text", f"{text} unheard", "--json", str(tmp_path / "out.json")]
+    assert main([*command, *output]) == 0
+    by_position, by_text = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert by_position["segment"] == 5
+    assert by_position["neighbors"]["4x"][0]["segment"] == 31
+    assert by_position["query"] == text
+    assert {found["segment"] for found in by_text["neighbors"]["4x"]} == {5, 31}
+    printed = capsys.readouterr().out
+    assert "1 of the 18 tokens of --text are unknown to retina" in printed
+    assert "nearest at 4x" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["haed/model.pt"], "haed is a haed, whose states belong to streams or chunks"),
+        (["retina/model.pt", "--scales", "8"], "--scales must be among those of retina, 1x, 4x: got 8x"),
+        (["retina/model.pt", "--segment", "3"], "--segment must hold a block of 4 tokens: got 3"),
+        (["retina/model.pt", "--segment", "65"], "--segment must be at most the 64 positions of retina: got 65"),
+        (["retina/model.pt", "--segment", "18", "--position", "900"], "--position must lie in the 40 segments"),
+        (["retina/model.pt", "--text", ""], "--text must have between 1 and 64 tokens: got 0"),
+    ],
+)
+def test_neighbors_refuses_in_one_sentence(place, command, sentence, capsys):
+    assert main(["neighbors", str(place / command[0]), *command[1:]]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1

@@ -1,0 +1,151 @@
+"""The judges of samples, n-gram and pretrained models, against independent scorers."""
+
+import itertools
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fairseq_ms.analysis.sample_metrics import ngram_lm, pretrained_lm
+from fairseq_ms.errors import UsageError
+
+ARPA = """\\data\\
+ngram 1=6
+ngram 2=6
+ngram 3=3
+
+\\1-grams:
+-1.3010\t<unk>\t0
+-99\t<s>\t-0.4150
+-0.8239\t</s>\t0
+-0.6021\ta\t-0.3010
+-0.4559\tb\t-0.2218
+-0.9208\tc\t-0.1761
+
+\\2-grams:
+-0.3979\t<s> a\t-0.1249
+-0.5229\ta b\t-0.0969
+-0.2218\tb c\t-0.3010
+-0.6990\tb a\t-0.0458
+-0.3010\tc </s>
+-0.8861\tb </s>
+
+\\3-grams:
+-0.1549\t<s> a b
+-0.0969\ta b c
+-0.2676\tb a b
+
+\\end\\
+"""
+
+
+def arpa_tables() -> list[dict[tuple[str, ...], tuple[float, float]]]:
+    tables: list[dict[tuple[str, ...], tuple[float, float]]] = [{}, {}, {}, {}]
+    for line in ARPA.splitlines():
+        parts = line.split("\t")
+        if len(parts) >= 2:
+            words = tuple(parts[1].split())
+            tables[len(words)][words] = (float(parts[0]), float(parts[2]) if len(parts) > 2 else 0.0)
+    return tables
+
+
+def back_off(tables: list, history: tuple[str, ...], word: str) -> float:
+    """log10 p(word | history) from the definition of the ARPA format."""
+    if (word,) not in tables[1]:
+        word = "<unk>"
+    history = tuple(one if (one,) in tables[1] else "<unk>" for one in history)[-2:]
+    if (*history, word) in tables[len(history) + 1]:
+        return tables[len(history) + 1][(*history, word)][0]
+    if not history:
+        return tables[1][(word,)][0]
+    weight = tables[len(history)].get(history, (0.0, 0.0))[1]
+    return weight + back_off(tables, history[1:], word)
+
+
+def needs_kenlm() -> None:
+    pytest.importorskip("kenlm", reason="needs kenlm: pip install kenlm")
+
+
+def test_kenlm_scores_equal_an_independent_back_off_scorer(tmp_path):
+    needs_kenlm()
+    (tmp_path / "tiny.arpa").write_text(ARPA)
+    model = ngram_lm.NGramModel(str(tmp_path / "tiny.arpa"))
+    assert model.order == 3
+    tables = arpa_tables()
+    for words in itertools.product(["a", "b", "c", "zzz", "</s>"], repeat=4):
+        for split in range(4):
+            history: tuple[str, ...] = ("<s>",)
+            expected = []
+            for word in words:
+                expected.append(back_off(tables, history, word) * math.log(10))
+                history = ("<s>",) if word == "</s>" else (*history, word)
+            found = model.score(words[:split], words[split:])
+            assert found == pytest.approx(expected[split:], abs=1e-4)
+
+
+def test_ngram_perplexity_is_over_all_words_of_all_samples(tmp_path):
+    needs_kenlm()
+    (tmp_path / "tiny.arpa").write_text(ARPA)
+    model = ngram_lm.NGramModel(str(tmp_path / "tiny.arpa"))
+    contexts, texts = [["a"], []], [["b", "c"], ["a"]]
+    log10 = [-0.1549, -0.0969, -0.3979]
+    assert ngram_lm.perplexity(model, contexts, texts) == pytest.approx(10 ** (-sum(log10) / 3), rel=1e-4)
+
+
+def test_what_is_no_ngram_model_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    needs_kenlm()
+    with pytest.raises(UsageError, match="--ngram-lm must be an ARPA or binary file: nowhere does not exist"):
+        ngram_lm.NGramModel("nowhere")
+    (tmp_path / "bad.arpa").write_text("\\data\\\nno\n")
+    with pytest.raises(UsageError, match=r"--ngram-lm must be an ARPA or binary file: .*bad.arpa is not"):
+        ngram_lm.NGramModel(str(tmp_path / "bad.arpa"))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UsageError, match="needs kenlm's program lmplz on the PATH"):
+        ngram_lm.estimate(["a b"], 4, str(tmp_path))
+
+
+def test_lmplz_is_given_the_text_and_its_failure_is_told(tmp_path, monkeypatch):
+    # A program in lmplz's place that writes what it was given, or fails.
+    program = tmp_path / "bin/lmplz"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n[ \"$2\" = 4 ] || { echo 'wrong order' >&2; exit 3; }\ncat\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    path = ngram_lm.estimate(["a b", "c"], 4, str(tmp_path))
+    assert Path(path).read_text() == "a b\nc\n"
+    with pytest.raises(UsageError, match="lmplz ended with 3 \\(wrong order\\)"):
+        ngram_lm.estimate(["a b"], 2, str(tmp_path))
+
+
+class TwoTokens(torch.nn.Module):
+    """A causal model in Hugging Face's sense: token t + 1 is t + 1 mod 5 with the logit 2, others 0."""
+
+    device = torch.device("cpu")
+
+    def forward(self, ids: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=2.0 * F.one_hot((ids + 1) % 5, 5).float())
+
+
+def test_pretrained_perplexity_scores_every_token_after_its_context():
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    hit, miss = -math.log(math.e**2 / (math.e**2 + 4)), -math.log(1 / (math.e**2 + 4))
+    found = pretrained_lm.perplexity(TwoTokens(), tokenizer, ["0 1", "3"], ["2 3 3", "4"])
+    assert found == pytest.approx(math.exp((3 * hit + miss) / 4))
+
+
+def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    model = TwoTokens()
+    vars(model)["config"] = SimpleNamespace(max_position_embeddings=4)
+    hit = math.log((math.e**2 + 4) / math.e**2)
+    assert pretrained_lm.perplexity(model, tokenizer, ["3 3 3 0 1"], ["2 3"]) == pytest.approx(math.exp(hit))
+    assert pretrained_lm.perplexity(model, tokenizer, [""], ["2 3"]) == pytest.approx(math.exp(hit))
+    with pytest.raises(UsageError, match="--length must fit into the 4 positions of --hf-lm: got 4 tokens"):
+        pretrained_lm.perplexity(model, tokenizer, [""], ["1 2 3 4"])

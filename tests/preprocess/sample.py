@@ -1,0 +1,52 @@
+"""A small text in which everything stands that could be misread, and runs of the pipeline over it."""
+
+import random
+from pathlib import Path
+
+from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.run import Job
+
+DATASET = Dataset(
+    name="sample",
+    title="Sample",
+    level="bpe",
+    bpe_merges=120,
+    tokenise="moses",
+    documents="blank",
+    blank_lines="drop",
+    valid_fraction=0.2,
+    test_fraction=0.2,
+    shard_bytes=1500,
+)
+ODD = ["<unk>", "</s>", "<s>", "name@@", "@@", "a@@@", "x</s>", "naïve", "東京", "\u00a0", "\u2028", "\\", "<pad>"]
+
+
+def write_sample(path: Path, lines: int = 160, seed: int = 3) -> Path:
+    """Text of a few hundred made-up words in which everything stands that could be misread."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(1, 9))) for _ in range(150)] + ODD
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for number in range(lines):
+            file.write(" ".join(draw.choices(words, k=draw.randint(1, 12))) + ".\n")
+            if number % 3 == 0:
+                file.write("\n")
+    return path
+
+
+def job_of(source: Path, out: Path, dataset: Dataset = DATASET, workers: int = 1, **more) -> Job:
+    return Job(
+        dataset=dataset,
+        source=Reader(dataset, [source], seed=1),
+        source_bytes=None,
+        out=out,
+        workers=workers,
+        identity={"inputs": [{"name": source.name, "bytes": source.stat().st_size}], "seed": 1},
+        quiet=True,
+        **more,
+    )
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files below a folder with their content."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}

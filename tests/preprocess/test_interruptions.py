@@ -1,0 +1,158 @@
+"""Runs that are killed, fail or meet another run in the same folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairseq_ms_pipeline import run as pipeline
+from fairseq_ms_pipeline.run import run
+from tests.helpers.cli import ROOT, environment, run_cli
+from tests.preprocess.sample import DATASET, job_of, tree, write_sample
+
+
+def in_child(action) -> int:
+    """Run `action` in a forked process and return the signal that ended it, 0 for none."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+@pytest.mark.parametrize("level", ["bpe", "word"])
+def test_a_run_killed_before_any_file_is_finished_ends_identical_when_started_again(tmp_path, level):
+    """Every file takes its final name by os.replace: kill -9 just before each one of them."""
+    dataset = replace(DATASET, level=level, bpe_merges=20, shard_bytes=1000)
+    source = write_sample(tmp_path / "sample.txt", lines=45)
+    run(job_of(source, tmp_path / "whole", dataset))
+    expected = tree(tmp_path / "whole")
+    replace_file, finished = os.replace, 0
+
+    def killing(at: int):
+        count = 0
+
+        def counted(old, new):
+            nonlocal count
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace_file(old, new)
+
+        return counted
+
+    def interrupted(at: int, out: Path) -> None:
+        os.replace = killing(at)
+        run(job_of(source, out, dataset))
+
+    while True:
+        out = tmp_path / f"killed-{finished}"
+        ended_by = in_child(lambda out=out, at=finished + 1: interrupted(at, out))
+        if not ended_by:
+            break
+        assert ended_by == signal.SIGKILL
+        partial = tree(out)
+        assert "manifest.json" not in partial or set(expected) <= set(partial)
+        assert in_child(lambda out=out: run(job_of(source, out, dataset))) == 0
+        assert tree(out) == expected, f"killed before file {finished + 1}"
+        finished += 1
+    assert finished > 25
+
+
+def test_finished_shards_are_not_done_again(tmp_path, monkeypatch):
+    source = write_sample(tmp_path / "sample.txt")
+    out = tmp_path / "out"
+    done: list[Path] = []
+
+    def failing(tokenised_path, *rest):
+        if len(done) == 3:
+            raise ValueError("stopped here")
+        done.append(tokenised_path.name)
+        return original(tokenised_path, *rest)
+
+    original = pipeline.segment_shard
+    monkeypatch.setattr(pipeline, "segment_shard", failing)
+    with pytest.raises(ValueError, match="stopped here"):
+        run(job_of(source, out))
+    first = list(done)
+
+    def counting(tokenised_path, *rest):
+        done.append(tokenised_path.name)
+        return original(tokenised_path, *rest)
+
+    monkeypatch.setattr(pipeline, "segment_shard", counting)
+    manifest = run(job_of(source, out))
+    shards = sum(counts["shards"] for counts in manifest["splits"].values())
+    assert len(first) == 3
+    assert len(done) == len(set(done)) == shards
+
+
+def dying(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_is_one_sentence_and_the_next_run_finishes(tmp_path, monkeypatch):
+    source = write_sample(tmp_path / "sample.txt")
+
+    monkeypatch.setattr("fairseq_ms_pipeline.run.tokenise_shard", dying)
+    with pytest.raises(ValueError, match="fewer --workers than 2"):
+        run(job_of(source, tmp_path / "out", workers=2))
+    monkeypatch.undo()
+    run(job_of(source, tmp_path / "whole"))
+    run(job_of(source, tmp_path / "out", workers=2))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_second_run_in_the_same_folder_at_the_same_time_is_refused(tmp_path):
+    source = write_sample(tmp_path / "sample.txt")
+    work = tmp_path / "out" / ".work"
+    work.mkdir(parents=True)
+    held, ready = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        from fairseq_ms_pipeline.files import only_run_in
+
+        with only_run_in(work):
+            os.write(ready[1], b".")
+            os.read(held[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    try:
+        with pytest.raises(ValueError, match="another run is working"):
+            run(job_of(source, tmp_path / "out"))
+    finally:
+        os.write(held[1], b".")
+        os.waitpid(child, 0)
+    run(job_of(source, tmp_path / "out"))
+
+
+def test_a_command_with_workers_killed_at_work_can_be_started_again_at_once(tmp_path):
+    """kill -9 of the command itself: its orphaned workers neither hold the folder's lock nor spoil its files."""
+    source = write_sample(tmp_path / "sample.txt", lines=3000)
+    script = ROOT / "preprocess" / "text" / "prepare.py"
+    command = [sys.executable, str(script), "--input", str(source), "--documents", "blank", "--bpe-merges", "20"]
+    command += ["--workers", "2", "--shard-mb", "0.01", "--quiet"]
+    out = tmp_path / "out"
+    started = [*command, "--out", str(out)]
+    with subprocess.Popen(started, stdout=subprocess.DEVNULL, env=environment()) as killed:
+        while len(list((out / ".work" / "text").glob("*.txt"))) < 3:
+            assert killed.poll() is None, "the run must not end before it is killed"
+            time.sleep(0.01)
+        killed.kill()
+    assert not (out / "manifest.json").exists()
+    run_cli("python", *command[1:], "--out", out)
+    run_cli("python", *command[1:], "--out", tmp_path / "whole")
+    assert tree(out) == tree(tmp_path / "whole")

@@ -1,0 +1,118 @@
+"""The pipeline's stages one by one: splits, documents, words, the sample for BPE, shards."""
+
+import json
+import random
+import weakref
+from dataclasses import replace
+
+import pytest
+
+from fairseq_ms_pipeline import binarise, bpe
+from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
+from fairseq_ms_pipeline.shards import write_shards
+from fairseq_ms_pipeline.text import readable_words
+from fairseq_ms_pipeline.tokenise import tokenised
+from tests.preprocess.sample import DATASET, write_sample
+
+
+def test_misread_words_are_split_so_that_nothing_is_lost_but_a_space():
+    draw = random.Random(1)
+    pieces = ["@@", "@", "<s>", "</s>", "<unk>", "<pad>", "a", "<", ">", "/s"]
+    for _ in range(2000):
+        line = " ".join("".join(draw.choices(pieces, k=draw.randint(1, 4))) for _ in range(3))
+        words = readable_words(line)
+        assert "".join(words) == line.replace(" ", "")
+        for word in words:
+            assert not word.endswith("@@")
+            assert word == "<unk>" or not word.endswith(("<s>", "</s>", "<pad>", "<unk>"))
+    assert readable_words("plain <unk> @-@ words") == ["plain", "<unk>", "@-@", "words"]
+
+
+def test_moses_splits_punctuation_and_escapes_nothing():
+    assert tokenised('He said: "it\'s <5> & done".', "moses", "en").split()[:4] == ["He", "said", ":", '"']
+    assert "&amp;" not in tokenised("a & b", "moses", "en")
+
+
+def test_a_random_split_is_of_the_asked_size_and_the_same_for_the_same_seed():
+    drawn = [Draw(DATASET, seed).split_of("x") for seed in range(1, 2001)]
+    assert abs(drawn.count("valid") / 2000 - 0.2) < 0.03
+    assert abs(drawn.count("test") / 2000 - 0.2) < 0.03
+    first, second = Draw(DATASET, 5), Draw(DATASET, 5)
+    assert [first.split_of("x") for _ in range(50)] == [second.split_of("x") for _ in range(50)]
+
+
+def test_three_files_fill_all_three_splits_whatever_the_fractions():
+    dataset = replace(DATASET, documents="file", valid_fraction=0.01, test_fraction=0.01)
+    for seed in range(20):
+        draw = Draw(dataset, seed)
+        draw.share_out(["a.txt", "b.txt", "c.txt"])
+        assert sorted(draw.split_of(name) for name in ("a.txt", "b.txt", "c.txt")) == ["test", "train", "valid"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "starts"),
+    [
+        ("file", [0]),
+        ("line", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("lines:3", [0, 3, 6]),
+        ("blank", [0, 3, 5, 7]),
+        ("wikitext", [0, 5]),
+    ],
+)
+def test_documents_start_where_the_declaration_says(documents, starts):
+    lines = [" ", " = First = ", " ", " Text . ", " ", " = Second = ", " ", " = = Part = = "]
+    assert [n for n, (start, _) in enumerate(document_starts(lines, documents)) if start] == starts
+
+
+def test_the_bpe_sample_is_bounded_and_spread_over_the_corpus(tmp_path):
+    shards = []
+    for number in range(40):
+        shards.append(tmp_path / f"{number:02d}")
+        shards[-1].write_text("x" * 100)
+    chosen = bpe.sample(shards, limit_bytes=1000)
+    assert sum(shard.stat().st_size for shard in chosen) <= 1000
+    assert [shard.name for shard in chosen] == [f"{n:02d}" for n in range(0, 40, 4)]
+    assert bpe.sample(shards, limit_bytes=4000) == shards
+
+
+def test_shards_are_bounded_and_their_joint_text_is_the_input(tmp_path):
+    source = write_sample(tmp_path / "sample.txt")
+    dataset = replace(DATASET, blank_lines="keep")
+    found = write_shards(Reader(dataset, [source], 1).lines(), tmp_path, 1500)
+    longest = max(len(line) for line in source.read_bytes().split(b"\n"))
+    names = [name for split in found.values() for name in split["shards"]]
+    assert len(names) > 4
+    assert all((tmp_path / f"{name}.txt").stat().st_size <= 1500 + longest + 1 for name in names)
+    lines = [line for n in names for line in (tmp_path / f"{n}.txt").read_text("utf-8").split("\n")[:-1]]
+    assert sorted(lines) == sorted(source.read_text("utf-8").split("\n")[:-1])
+
+
+def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    class Token:
+        """Lets weak references count those that are alive."""
+
+    class Counts(dict):
+        token: Token
+
+    alive: weakref.WeakSet[Token] = weakref.WeakSet()
+    most = []
+    read = binarise.read_json
+
+    def spy(path):
+        counts = Counts(read(path))
+        # A dictionary is equal to another, so the set holds a token of each.
+        counts.token = Token()
+        alive.add(counts.token)
+        most.append(len(alive))
+        return counts
+
+    monkeypatch.setattr(binarise, "read_json", spy)
+    files = [tmp_path / f"{number}.json" for number in range(9)]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps({"the": 3, f"word{number}": 1}))
+    dictionary = tmp_path / "dict.txt"
+    binarise.build_dictionary(files, 0, dictionary)
+    assert binarise.vocabulary_counts(files, dictionary)["types"] == 11
+    assert len(most) == 18
+    # The one being read, and the one before it that the loop still holds.
+    assert max(most) <= 2

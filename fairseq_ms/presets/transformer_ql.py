@@ -102,7 +102,7 @@ _ROWS: list[tuple[str, str, str, Values]] = [
 
 
 # Bands of the vocabulary without a target have no gradient, for which fairseq's default backend would wait.
-_LEGACY_DDP: dict[str, dict[str, Any]] = {"distributed_training": {"ddp_backend": "legacy_ddp"}}
+_LEGACY_DDP = {"distributed_training": {"ddp_backend": "legacy_ddp"}}
 
 
 def _preset(model: str, name: str, table: str, values: Values) -> Preset:

@@ -63,19 +63,19 @@ class Dense:
         for group in GROUPS:
             queries, keys = torch.arange(inputs.length)[:, None], torch.arange(inputs.length // group.factor)
             visible = group.mask.visible(queries, keys)
-            sighted = visible.any(-1, keepdim=True)
-            bias = torch.zeros(visible.shape).masked_fill_(~(visible | ~sighted), -torch.inf)
-            self.masks.append((bias, sighted.float()))
+            sees_a_key = visible.any(-1, keepdim=True)
+            bias = torch.zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
+            self.masks.append((bias, sees_a_key.float()))
 
     def __call__(self) -> Tensor:
         fine, *coarse = self.inputs.tensors
         widths = [HEAD_DIM * group.heads for group in GROUPS]
         *queries, pair = fine.split([*widths, 2 * widths[0]], dim=-1)
         heads = []
-        for group, (bias, sighted), q, both in zip(GROUPS, self.masks, queries, [pair, *coarse]):
+        for group, (bias, sees_a_key), q, both in zip(GROUPS, self.masks, queries, [pair, *coarse]):
             q = q.unflatten(-1, (group.heads, HEAD_DIM)).transpose(1, 2)
             k, v = both.unflatten(-1, (2, group.heads, HEAD_DIM)).permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * sighted
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * sees_a_key
             heads.append(y.transpose(1, 2).flatten(2))
         return torch.cat(heads, dim=-1)
 

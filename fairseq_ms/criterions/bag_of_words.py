@@ -1,4 +1,7 @@
-"""``bag_of_words``: how well ``coarse_lm`` predicts which words come next, in whatever order (Section 6.2)."""
+"""``bag_of_words``: how well ``coarse_lm`` predicts which words come next, in whatever order.
+
+Multi-scale Transformer LMs, Section 6.2.
+"""
 
 from __future__ import annotations
 

@@ -72,15 +72,15 @@ class Segments:
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def __getitem__(self, number: int) -> Segment:
-        document = int(np.searchsorted(self.firsts, number, side="right")) - 1
-        within = number - int(self.firsts[document])
+    def __getitem__(self, index: int) -> Segment:
+        document = int(np.searchsorted(self.firsts, index, side="right")) - 1
+        within = index - int(self.firsts[document])
         start = int(self.starts[document]) + within * self.length
         return Segment(start, min(start + self.length, int(self.ends[document])), within == 0)
 
-    def document_start(self, number: int) -> int:
-        """The number of the first segment of the document that segment ``number`` lies in."""
-        return int(self.firsts[int(np.searchsorted(self.firsts, number, side="right")) - 1])
+    def document_start(self, index: int) -> int:
+        """The number of the first segment of the document that segment ``index`` lies in."""
+        return int(self.firsts[int(np.searchsorted(self.firsts, index, side="right")) - 1])
 
 
 class StreamBatches(FairseqDataset):
@@ -155,10 +155,10 @@ class StreamBatches(FairseqDataset):
         for row in range(self.streams):
             stream = shard * self.streams + row
             for place in range(self.together):
-                number = self.begins[stream] + step * self.together + place
-                if number >= self.bounds[stream + 1]:
+                index = self.begins[stream] + step * self.together + place
+                if index >= self.bounds[stream + 1]:
                     break
-                segment = self.segments[number]
+                segment = self.segments[index]
                 at, count = place * self.segment, segment.end - segment.start
                 tokens = self.corpus.tokens(segment.start - 1, segment.end)
                 source[row, at : at + count] = tokens[:-1]
@@ -167,7 +167,7 @@ class StreamBatches(FairseqDataset):
                     # What a document begins with, even where another document's last token came before it.
                     source[row, at] = self.corpus.eos
                     restart[row] = step > 0
-                if number >= self.bounds[stream]:
+                if index >= self.bounds[stream]:
                     target[row, at : at + count] = tokens[1:]
                     scored += count
                 else:

@@ -47,7 +47,10 @@ class VanillaDecoder(Decoder):
 
 @register_model("vanilla_lm", dataclass=VanillaConfig)
 class VanillaLanguageModel(LanguageModel):
-    """Single-scale pre-LN transformer language model, the papers' baseline (Section 4.2)."""
+    """Single-scale pre-LN transformer language model, the papers' baseline.
+
+    Multi-scale Transformer LMs, Section 4.2.
+    """
 
     decoder_class = VanillaDecoder
 

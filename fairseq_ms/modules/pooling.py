@@ -18,7 +18,9 @@ DOWNSAMPLERS = ("avg", "max", "conv")
 
 
 class Downsample(nn.Module):
-    """Pools every k consecutive positions into one (Section 3.2; Table 4's ablation of the downsampler).
+    """Pools every k consecutive positions into one.
+
+    Multi-scale Transformer LMs, Section 3.2; Table 4's ablation of the downsampler.
 
     Args:
         kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k (written as the projection
@@ -51,7 +53,9 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Unfolds every position into k, by a transposed convolution with kernel and stride k (Section 4.2).
+    """Unfolds every position into k, by a transposed convolution with kernel and stride k.
+
+    Multi-scale Transformer LMs, Section 4.2.
 
     Args:
         dim: model dimension D

@@ -42,7 +42,7 @@ _IN_PLACE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class ActivationDropout:
-    """An activation and dropout behind it, as an ``OwnBackward`` that overwrites the gradient it is given.
+    """An activation and dropout behind it, as an ``ExplicitBackward`` that overwrites the gradient it is given.
 
     Args:
         name: a key of ``ACTIVATIONS``

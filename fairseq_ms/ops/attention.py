@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import draw_seed, keep_mask, kept_share, mixed_seed, pointwise_linear
+from fairseq_ms.ops.recompute import draw_seed, keep_mask, keep_prob, mixed_seed, pointwise_linear
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
 _QUERY_CHUNK = 64
@@ -59,7 +59,7 @@ class ChunkedAttention:
         causal: as in ``attend``; excludes a bias
         dropout: probability of dropping a weight
         seed: of the dropout masks; a fresh one if not given
-        sighted: broadcasts to (B, N, T, 1); where it is False, the result is zero
+        sees_a_key: broadcasts to (B, N, T, 1); where it is False, the result is zero
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class ChunkedAttention:
         causal: bool,
         dropout: float,
         seed: int | None = None,
-        sighted: Tensor | None = None,
+        sees_a_key: Tensor | None = None,
     ) -> None:
         self.bias = bias
         self.causal = causal
         self.dropout = dropout
         self.seed = draw_seed() if seed is None and dropout > 0.0 else seed or 0
-        self.sighted = sighted
+        self.sees_a_key = sees_a_key
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
         """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side.
@@ -84,12 +84,12 @@ class ChunkedAttention:
         if out is None:
             out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
-        for number, (rows, visible) in enumerate(self._chunks(q, k)):
+        for index, (rows, visible) in enumerate(self._chunks(q, k)):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             if self.dropout > 0.0:
-                weights.mul_(self._keep(number, weights))
+                weights.mul_(self._keep(index, weights))
             out[:, :, rows] = torch.bmm(weights, v3[:, :visible]).unflatten(0, q.shape[:2])
-        return out.mul_(1.0 / kept_share(self.dropout)) if self.dropout > 0.0 else out
+        return out.mul_(1.0 / keep_prob(self.dropout)) if self.dropout > 0.0 else out
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
@@ -98,27 +98,27 @@ class ChunkedAttention:
         scale = 1.0 / math.sqrt(q.size(-1))
         grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         if self.dropout > 0.0:
-            grad3 = grad3 * (1.0 / kept_share(self.dropout))
+            grad3 = grad3 * (1.0 / keep_prob(self.dropout))
         grad_q, grad_k, grad_v = torch.empty_like(q3), torch.empty_like(k3), torch.empty_like(v3)
         # The last chunk first: it sees every key, and overwrites what is in the fresh memory.
         chunks = list(enumerate(self._chunks(q, k)))
-        for number, (rows, visible) in reversed(chunks):
+        for index, (rows, visible) in reversed(chunks):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
             dropped = weights
             if self.dropout > 0.0:
-                keep = self._keep(number, weights)
+                keep = self._keep(index, weights)
                 grad_weights.mul_(keep)
                 dropped = keep.mul_(weights)
             if out is not None:
                 out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
-            kept = 0.0 if number == len(chunks) - 1 else 1.0
+            kept = 0.0 if index == len(chunks) - 1 else 1.0
             grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
             grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
         if out is not None and self.dropout > 0.0:
-            out.mul_(1.0 / kept_share(self.dropout))
+            out.mul_(1.0 / keep_prob(self.dropout))
         return grad_q.mul_(scale).view(q.shape), grad_k.view(k.shape), grad_v.view(v.shape)
 
     def _scaled(self, q: Tensor) -> Tensor:
@@ -145,13 +145,13 @@ class ChunkedAttention:
             bias = self.bias if self.bias.size(-2) == 1 else self.bias[..., rows, :]
             scores.unflatten(0, outer).add_(bias)
         weights = scores.softmax(-1)
-        if self.sighted is not None:
-            sighted = self.sighted[..., rows, :].to(weights.dtype)
-            weights.unflatten(0, outer).mul_(sighted)
+        if self.sees_a_key is not None:
+            sees_a_key = self.sees_a_key[..., rows, :].to(weights.dtype)
+            weights.unflatten(0, outer).mul_(sees_a_key)
         return weights
 
-    def _keep(self, number: int, weights: Tensor) -> Tensor:
-        return keep_mask(mixed_seed(self.seed, number), weights.shape, self.dropout, weights)
+    def _keep(self, index: int, weights: Tensor) -> Tensor:
+        return keep_mask(mixed_seed(self.seed, index), weights.shape, self.dropout, weights)
 
 
 class _KeepingInputs(torch.autograd.Function):
@@ -172,7 +172,7 @@ class _KeepingInputs(torch.autograd.Function):
 class SelfAttentionOfProjection:
     """Causal self-attention as a function of queries, keys and values in one tensor (B, T, 3 * N * H).
 
-    It is an ``OwnBackward``: in front of a projection, neither its result nor its scores are kept.
+    It is an ``ExplicitBackward``: in front of a projection, neither its result nor its scores are kept.
     """
 
     def __init__(self, heads: int, dropout: float) -> None:

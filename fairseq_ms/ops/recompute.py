@@ -57,30 +57,30 @@ def mixed_seed(seed: int, *counters: int) -> int:
     return state >> 32
 
 
-def kept_share(p: float) -> float:
+def keep_prob(p: float) -> float:
     """The probability with which dropout of probability 0 < p < 1 keeps a number: 1 - p in steps of 2**-16."""
     return min(max(1, round((1.0 - p) * _LEVELS)), _LEVELS - 1) / _LEVELS
 
 
 def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """1 with probability ``kept_share(p)``, else 0: the mask of a seed, of the type and on the device of ``like``."""
+    """1 with probability ``keep_prob(p)``, else 0: the mask of a seed, of the type and on the device of ``like``."""
     mask = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.is_meta:
         return mask
     generator = torch.Generator(like.device)
     generator.manual_seed(seed)
     if like.device.type != "cpu":
-        return mask.bernoulli_(kept_share(p), generator=generator)
+        return mask.bernoulli_(keep_prob(p), generator=generator)
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
     count = mask.numel()
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     lanes = draws.view(torch.int16)[:count].view(shape)
-    return torch.lt(lanes, round(kept_share(p) * _LEVELS) - _LEVELS // 2, out=mask)
+    return torch.lt(lanes, round(keep_prob(p) * _LEVELS) - _LEVELS // 2, out=mask)
 
 
 def scaled_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """The dropout mask of a seed: 0 with probability p, else 1 / (1 - p)."""
-    return keep_mask(seed, shape, p, like).mul_(1.0 / kept_share(p))
+    return keep_mask(seed, shape, p, like).mul_(1.0 / keep_prob(p))
 
 
 class _SeededDropout(torch.autograd.Function):
@@ -116,7 +116,7 @@ class Dropout(nn.Module):
         return dropout(x, self.p, self.training, self.recompute)
 
 
-class OwnBackward(Protocol):
+class ExplicitBackward(Protocol):
     """A function of tensors that ``pointwise_linear`` evaluates again in backward, with a backward of its own."""
 
     def __call__(self, *inputs: Tensor) -> Tensor: ...
@@ -170,12 +170,12 @@ def _evaluate_again(
 
 
 def pointwise_linear(
-    function: Callable[..., Tensor] | OwnBackward, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor
+    function: Callable[..., Tensor] | ExplicitBackward, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor
 ) -> Tensor:
     """``F.linear(function(*inputs), weight, bias)``, evaluating ``function`` once more in backward.
 
     ``function`` must be a deterministic function of the inputs: what is random in it comes from a seed. Its
-    gradients are autograd's, or its own where it is an ``OwnBackward``. All of the inputs must be floating point
+    gradients are autograd's, or its own where it is an ``ExplicitBackward``. All of the inputs must be floating point
     tensors (of any shape); the result has shape (..., O).
     """
     return _PointwiseLinear.apply(function, False, weight_OI, bias_O, *inputs)
@@ -206,11 +206,12 @@ class _Recomputed(torch.autograd.Function):
             return None, *_evaluate_again(ctx.function, grad, ctx.saved_tensors)[1]
 
 
-def recomputed(function: Callable[..., Tensor] | OwnBackward, *inputs: Tensor, enabled: bool = True) -> Tensor:
+def recomputed(function: Callable[..., Tensor] | ExplicitBackward, *inputs: Tensor, enabled: bool = True) -> Tensor:
     """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward, if enabled.
 
     ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
-    floating point: parameters are inputs too. Its gradients are autograd's, or its own where it is an ``OwnBackward``.
+    floating point: parameters are inputs too. Its gradients are autograd's, or its own where it is an
+    ``ExplicitBackward``.
     """
     if not (enabled and torch.is_grad_enabled()):
         return function(*inputs)

@@ -22,7 +22,7 @@ _PIECE = 512
 class WindowAttention:
     """All head groups' attention as a function of the projections, keeping nothing else for backward.
 
-    An ``OwnBackward``, a few query blocks of one group in one row of the batch at a time.
+    An ``ExplicitBackward``, a few query blocks of one group in one row of the batch at a time.
 
     Args:
         groups, layouts: the head groups and their layouts
@@ -43,14 +43,14 @@ class WindowAttention:
         fine = self._pad(fine)
         out = fine.new_empty(batch_size, fine.size(1), self._columns()[-1].stop)
         with torch.autocast(fine.device.type, enabled=False):
-            for number, pair in enumerate(self._pairs(fine, coarse, length)):
+            for index, pair in enumerate(self._pairs(fine, coarse, length)):
                 for row in range(batch_size):
-                    q, result = self._queries(number, fine[row]), self._queries(number, out[row])
+                    q, result = self._queries(index, fine[row]), self._queries(index, out[row])
                     if pair.size(1) == 0:
                         result.zero_()
                         continue
-                    for piece, attention in self._pieces(number, row, q):
-                        attention.forward(q[piece], *self._keys(number, pair[row], piece), out=result[piece])
+                    for piece, attention in self._pieces(index, row, q):
+                        attention.forward(q[piece], *self._keys(index, pair[row], piece), out=result[piece])
         return out[:, :length]
 
     def backward(self, grad: Tensor, fine: Tensor, *coarse: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -58,26 +58,26 @@ class WindowAttention:
         fine, grad = self._pad(fine), self._pad(grad.to(fine.dtype))
         out, grad_fine, grad_coarse = torch.empty_like(grad), torch.empty_like(fine), []
         with torch.autocast(fine.device.type, enabled=False):
-            for number, pair in enumerate(self._pairs(fine, coarse, length)):
-                if number == 0:
+            for index, pair in enumerate(self._pairs(fine, coarse, length)):
+                if index == 0:
                     grad_keys = grad_fine[:, :length, out.size(-1) :].zero_()
                 else:
-                    grad_keys = torch.zeros_like(coarse[number - 1])
+                    grad_keys = torch.zeros_like(coarse[index - 1])
                     grad_coarse.append(grad_keys)
                 for row in range(batch_size):
                     q, grad_q, result, grad_result = (
-                        self._queries(number, part[row]) for part in (fine, grad_fine, out, grad)
+                        self._queries(index, part[row]) for part in (fine, grad_fine, out, grad)
                     )
                     if pair.size(1) == 0:
                         result.zero_()
                         grad_q.zero_()
                         continue
-                    for piece, attention in self._pieces(number, row, q):
-                        k, v = self._keys(number, pair[row], piece)
+                    for piece, attention in self._pieces(index, row, q):
+                        k, v = self._keys(index, pair[row], piece)
                         grad_q[piece], *grads = attention.backward(
                             grad_result[piece], q[piece], k, v, out=result[piece]
                         )
-                        self.layouts[number].add_slices(grad_keys[row], piece.start, grads)
+                        self.layouts[index].add_slices(grad_keys[row], piece.start, grads)
         return out[:, :length], [grad_fine[:, :length], *grad_coarse]
 
     def _pad(self, x_BTD: Tensor) -> Tensor:
@@ -88,34 +88,34 @@ class WindowAttention:
     def _columns(self) -> list[slice]:
         """The columns of every group's queries and results."""
         ends = list(itertools.accumulate((group.heads * self.head_dim for group in self.groups), initial=0))
-        return [slice(*ends[number : number + 2]) for number in range(len(self.groups))]
+        return [slice(*ends[index : index + 2]) for index in range(len(self.groups))]
 
     def _pairs(self, fine: Tensor, coarse: Sequence[Tensor], length: int) -> list[Tensor]:
         """Keys and values of every group, (B, C, 2 * N * H)."""
         return [fine[:, :length, self._columns()[-1].stop :], *coarse]
 
-    def _queries(self, number: int, x_TD: Tensor) -> Tensor:
+    def _queries(self, index: int, x_TD: Tensor) -> Tensor:
         """A view (blocks, N, Q, H) of a group's columns of one row (T, ...)."""
-        layout = self.layouts[number]
-        own = x_TD[: layout.blocks * layout.query_block, self._columns()[number]]
+        layout = self.layouts[index]
+        own = x_TD[: layout.blocks * layout.query_block, self._columns()[index]]
         return own.view(layout.blocks, layout.query_block, -1, self.head_dim).transpose(1, 2)
 
-    def _keys(self, number: int, pair_CD: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+    def _keys(self, index: int, pair_CD: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         """Views (blocks, N, S, H) of the keys and the values of some blocks in overlapping slices of one row."""
-        slices = self.layouts[number].slices(pair_CD, piece.start, piece.stop - piece.start)
+        slices = self.layouts[index].slices(pair_CD, piece.start, piece.stop - piece.start)
         k, v = slices.unflatten(1, (2, -1, self.head_dim)).transpose(-1, -2).unbind(1)
         return k, v
 
-    def _pieces(self, number: int, row: int, q: Tensor) -> Iterator[tuple[slice, ChunkedAttention]]:
+    def _pieces(self, index: int, row: int, q: Tensor) -> Iterator[tuple[slice, ChunkedAttention]]:
         """Some of the blocks of q (blocks, N, Q, H) at a time, each with seeds that are the same ones in backward."""
-        layout = self.layouts[number]
+        layout = self.layouts[index]
         bias = layout.bias(q.dtype)
         step = max(1, _PIECE // layout.query_block)
         for start in range(0, layout.blocks, step):
             piece = slice(start, min(start + step, layout.blocks))
-            seed = mixed_seed(self.seed, number, row, start) if self.dropout > 0.0 else 0
-            sighted = None if layout.sighted is None else layout.sighted[piece]
-            yield piece, ChunkedAttention(bias[piece], False, self.dropout, seed, sighted)
+            seed = mixed_seed(self.seed, index, row, start) if self.dropout > 0.0 else 0
+            sees_a_key = None if layout.sees_a_key is None else layout.sees_a_key[piece]
+            yield piece, ChunkedAttention(bias[piece], False, self.dropout, seed, sees_a_key)
 
     def by_autograd(self, fine: Tensor, *coarse: Tensor) -> Tensor:
         """The same of torch's own attention, which keeps more and runs on every device."""
@@ -134,8 +134,8 @@ class WindowAttention:
                 dropout=self.dropout,
                 recompute=False,
             )
-            if layout.sighted is not None:
-                y = y * layout.sighted.to(y.dtype)
+            if layout.sees_a_key is not None:
+                y = y * layout.sees_a_key.to(y.dtype)
             heads.append(layout.unfold_queries(y, q_BTD.size(0)))
         return torch.cat(heads, dim=-1)
 

@@ -2,8 +2,8 @@
 
 A group of heads looks at one scale k through a window near:far. Its keys are blocks of k tokens; block j is
 visible at query t iff it is finished, j k + k - 1 <= t, and its start lies in the window, near <= t - j k < far
-(Section 3.4, Figure 1e). Queries are processed in blocks of Q, each against the constant number S of keys that
-any of its queries can see::
+(Multi-scale Transformer LMs, Section 3.4, Figure 1e). Queries are processed in blocks of Q, each against the constant
+number S of keys that any of its queries can see::
 
     Q = 4, scale 1x, window 0:3          keys 0 1 2 3 4 5 6 7
         query block 0 (t = 0..3)         [-2..3] two of them before the first token: hidden
@@ -71,14 +71,14 @@ class Layout:
         self.step = self.query_block // group.factor if self.sliced else self.span
         self.pad_left = -first if self.sliced else 0
         self.pad_right = max(0, (self.blocks - 1) * self.step + self.span - self.pad_left - self.keys)
-        number = torch.arange(self.blocks, device=device)[:, None, None, None]
-        queries = number * self.query_block + torch.arange(self.query_block, device=device)[:, None]
-        keys = number * self.step - self.pad_left + torch.arange(self.span, device=device)
+        block = torch.arange(self.blocks, device=device)[:, None, None, None]
+        queries = block * self.query_block + torch.arange(self.query_block, device=device)[:, None]
+        keys = block * self.step - self.pad_left + torch.arange(self.span, device=device)
         # (blocks, 1, Q, S)
         visible = group.mask.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
         # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
-        self.sighted = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
-        self.visible = visible | ~self.sighted if self.sighted is not None else visible
+        self.sees_a_key = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
+        self.visible = visible | ~self.sees_a_key if self.sees_a_key is not None else visible
         self._bias: Tensor | None = None
 
     def _leaves_a_query_blind(self) -> bool:
@@ -126,9 +126,9 @@ class Layout:
         own = sums_CD.new_zeros((count - 1 - -self.span // self.step) * self.step, sums_CD.size(1))
         for offset in range(0, self.span, self.step):
             into = own[offset : offset + count * self.step].view(count, self.step, len(grads), heads, head_dim)
-            for number, grad in enumerate(grads):
+            for index, grad in enumerate(grads):
                 part = grad[:, :, offset : offset + self.step].transpose(1, 2)
-                into[:, : part.size(1), number] += part
+                into[:, : part.size(1), index] += part
         before, inside, _ = self._rows(sums_CD.size(0), first, count)
         sums_CD[inside] += own[before : before + inside.stop - inside.start]
 

@@ -14,7 +14,7 @@ from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
 from fairseq_ms.ops import window_attention
 from fairseq_ms.ops.attention import _QUERY_CHUNK, ChunkedAttention
-from fairseq_ms.ops.recompute import kept_share
+from fairseq_ms.ops.recompute import keep_prob
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
@@ -66,7 +66,7 @@ def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor: 
         weights = (q @ k.transpose(-1, -2) / math.sqrt(layer.head_dim)).exp() * visible(group, x.size(1))
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         if masks is not None:
-            weights = weights * masks[number].clone() / kept_share(layer.dropout)
+            weights = weights * masks[number].clone() / keep_prob(layer.dropout)
         results.append((weights @ v).transpose(1, 2).flatten(2))
     return layer.out(torch.cat(results, dim=-1))
 
@@ -238,11 +238,11 @@ def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int
             queries = torch.arange(layout.blocks * layout.query_block)
             keys = torch.arange(layout.keys)
             sees = layout.group.mask.visible(queries[:, None], keys).any(-1)
-            if layout.sighted is None:
+            if layout.sees_a_key is None:
                 assert sees.all()
             else:
                 assert not sees.all()
-                assert torch.equal(layout.sighted.flatten(), sees)
+                assert torch.equal(layout.sees_a_key.flatten(), sees)
             looked.clear()
 
 

@@ -15,7 +15,7 @@ from fairseq_ms.ops.attention import (
     split_heads,
     split_qkv,
 )
-from fairseq_ms.ops.recompute import kept_share
+from fairseq_ms.ops.recompute import keep_prob
 
 
 def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):  # type: ignore[no-untyped-def]
@@ -89,7 +89,7 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
     chunks = -(-queries // module._QUERY_CHUNK)
     assert len(drawn) == chunks
     masks = by_query(drawn, chunks, queries)
-    expected = naive(q, k, v, bias, kind == "causal", masks, kept_share(0.4))
+    expected = naive(q, k, v, bias, kind == "causal", masks, keep_prob(0.4))
     assert_same_with_gradients(result, expected, [q, k, v])
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
@@ -125,7 +125,7 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     chunks = -(-length // module._QUERY_CHUNK)
     masks = by_query(drawn, chunks, length) if dropout else None
     q, k, v = split_qkv(layer.qkv(layer.norm(x)), 3)
-    share = kept_share(dropout) if dropout else 1.0
+    share = keep_prob(dropout) if dropout else 1.0
     expected = layer.out(merge_heads(naive(q, k, v, None, True, masks, share)))
     assert_same_with_gradients(result, expected, [x, *layer.parameters()])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_ms.ops import window_attention
-from fairseq_ms.ops.recompute import dropout, kept_share, mixed_seed
+from fairseq_ms.ops.recompute import dropout, keep_prob, mixed_seed
 from fairseq_ms.ops.window_attention import WindowAttention
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
@@ -73,4 +73,4 @@ def test_mixed_seeds_differ_in_32_bits_for_every_counter() -> None:
     seeds = {mixed_seed(5, *each) % 2**32 for each in counters}
     # 18,688 draws from 2**32 agree in 0.04 pairs.
     assert len(seeds) == len(counters)
-    assert kept_share(P) == pytest.approx(1.0 - P, abs=2**-17)
+    assert keep_prob(P) == pytest.approx(1.0 - P, abs=2**-17)

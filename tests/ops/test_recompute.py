@@ -16,7 +16,7 @@ from fairseq_ms.ops.recompute import (
     draw_seed,
     dropout,
     keep_mask,
-    kept_share,
+    keep_prob,
     pointwise_linear,
     recomputed,
     scaled_mask,
@@ -128,7 +128,7 @@ def test_a_mask_keeps_the_wanted_share_and_the_mean(p: float, dtype: torch.dtype
     mask = keep_mask(draw_seed(), (count,), p, torch.empty(0, dtype=dtype))
     assert mask.dtype == dtype
     assert set(mask.unique().tolist()) == {0.0, 1.0}
-    assert kept_share(p) == pytest.approx(1.0 - p, abs=2**-17)
+    assert keep_prob(p) == pytest.approx(1.0 - p, abs=2**-17)
     # Five standard deviations of the mean of independent draws.
     assert mask.double().mean().item() == pytest.approx(1.0 - p, abs=5.0 * math.sqrt(p * (1.0 - p) / count) + 2**-16)
     assert scaled_mask(3, (count,), p, mask.double()).mean().item() == pytest.approx(1.0, abs=0.03)

@@ -1,4 +1,7 @@
-"""What ``coarse_lm`` expects next: the most probable words of the bag after a context (Section 6.2, Table 7)."""
+"""What ``coarse_lm`` expects next: the most probable words of the bag after a context.
+
+Multi-scale Transformer LMs, Section 6.2, Table 7.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a model loses when its distant context is damaged (Section 5.2, Figure 4; Khandelwal et al., 2018)."""
+"""What a model loses when its distant context is damaged.
+
+Multi-scale Transformer LMs, Section 5.2, Figure 4; Khandelwal et al., 2018.
+"""
 
 from __future__ import annotations
 

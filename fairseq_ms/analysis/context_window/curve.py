@@ -1,4 +1,7 @@
-"""Perplexity against the number of context tokens a model is given (Section 5.3, Table 4's last block)."""
+"""Perplexity against the number of context tokens a model is given.
+
+Multi-scale Transformer LMs, Section 5.3, Table 4's last block.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the paper counts memory (Section 3.5, Table 8), decoded from its numbers.
+"""How the paper counts memory (Multi-scale Transformer LMs, Section 3.5, Table 8), decoded from its numbers.
 
 With B = 64 samples, T = 512 tokens, D = 768, F = 3072 and V = 31,300 in half precision, one tensor of shape
 (B, T / k, D) has 50.33 MB / k: the unit u of the table at scale k. Then

@@ -1,4 +1,7 @@
-"""Segments of a corpus that a scale's representation finds alike (Section 6.1, Table 6)."""
+"""Segments of a corpus that a scale's representation finds alike.
+
+Multi-scale Transformer LMs, Section 6.1, Table 6.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NLL by how frequent a token is in the training text (Section 6.1, Figures 5 and 6)."""
+"""NLL by how frequent a token is in the training text (Multi-scale Transformer LMs, Section 6.1, Figures 5 and 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What context costs: bytes kept and time of a training step against context length (Section 2.4)."""
+"""What context costs: bytes kept and time of a training step against context length (Transformer-QL, Section 2.4)."""
 
 from __future__ import annotations
 

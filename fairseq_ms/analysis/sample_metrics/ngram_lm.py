@@ -1,4 +1,7 @@
-"""Perplexity of samples under a Kneser-Ney n-gram model (Section 6.3, Table 5), by kenlm."""
+"""Perplexity of samples under a Kneser-Ney n-gram model, by kenlm.
+
+Multi-scale Transformer LMs, Section 6.3, Table 5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Perplexity of samples under GPT-2 or another causal model of Hugging Face's transformers (Section 6.3)."""
+"""Perplexity of samples under GPT-2 or another causal model of Hugging Face's transformers.
+
+Multi-scale Transformer LMs, Section 6.3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Samples of a model and what they are like (Section 6.3, Table 5): repetition, likeness to the truth, speed."""
+"""Samples of a model and what they are like: repetition, likeness to the truth, speed.
+
+Multi-scale Transformer LMs, Section 6.3, Table 5.
+"""
 
 from __future__ import annotations
 

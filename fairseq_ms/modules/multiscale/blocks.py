@@ -1,7 +1,7 @@
 """Blocks of tokens that end with the newest token they may know, and what a cached decoding keeps of them.
 
 At scale k, right-aligned block i covers positions (i-1)k+1 .. ik and serves outputs ik .. (i+1)k-1, so that
-there is a block for every output, the first one included (Section 3.2, Listing 1)::
+there is a block for every output, the first one included (Multi-scale Transformer LMs, Section 3.2, Listing 1)::
 
     k = 4    position    . . . 0   1 2 3 4   5 6 7 8        (. is padding before the first token)
              block       [  0  ]   [  1  ]   [  2  ]

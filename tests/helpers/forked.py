@@ -73,5 +73,7 @@ def _work(arguments: Sequence[str], log: str, kill: tuple[int, bool] | None) -> 
             return logged
 
         Trainer.train_step = dying
+    # Data workers start as they do in a process of one's own.
+    multiprocessing.set_start_method("fork", force=True)
     sys.argv = list(arguments)
     cli_main()

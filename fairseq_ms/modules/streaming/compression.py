@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
+from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.ops.attention import merge_heads, split_heads
 
 
-def reconstruction_loss(layer: RelativeLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor) -> Tensor:
+def reconstruction_loss(
+    layer: TransformerXLLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
+) -> Tensor:
     """How differently the layer's heads read the compressed memory and the memory it was made of.
 
     The mean squared difference of what attention by content alone (no positions, no biases) brings back from
@@ -23,7 +25,7 @@ def reconstruction_loss(layer: RelativeLayer, segment_BTD: Tensor, old_BMD: Tens
     return F.mse_loss(by_compressed, by_old)
 
 
-def _read(layer: RelativeLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
+def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, D), with weights that are not trained."""
     attention, norm = layer.attention, layer.attention.norm
     weight_ED = attention.qkv.weight.detach()

@@ -148,7 +148,7 @@ class StreamingDecoder(Decoder):
         encoder_out: dict[str, Tensor] | None = None,
         incremental_state: dict[str, Any] | None = None,
         src_lengths: Tensor | None = None,
-        memory: Any = None,
+        memory: Memory | None = None,
         features_only: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As the base's; ``extra["auxiliary_loss"]`` is what the memory adds to a training loss, or None."""
@@ -156,13 +156,13 @@ class StreamingDecoder(Decoder):
             return super().forward(
                 prev_output_tokens, encoder_out, incremental_state, src_lengths, memory, features_only
             )
-        x_BTD, memory, loss = self.stream(prev_output_tokens, memory)
-        extra = {"attn": None, "memory": memory, "auxiliary_loss": loss}
+        x_BTD, after, loss = self.stream(prev_output_tokens, memory)
+        extra = {"attn": None, "memory": after, "auxiliary_loss": loss}
         return (x_BTD if features_only else self.output_layer(x_BTD)), extra
 
-    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        x_BTD, memory, _ = self.stream(tokens_BT, memory)
-        return x_BTD, memory
+    def features_with_memory(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
+        x_BTD, after, _ = self.stream(tokens_BT, memory)
+        return x_BTD, after
 
     def features(self, tokens_BT: Tensor) -> Tensor:
         return self.stream(tokens_BT, None)[0]
@@ -170,7 +170,7 @@ class StreamingDecoder(Decoder):
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         return self.state_after(self.new_memory(batch_size))
 
-    def new_decoding(self, memory: Any) -> Decoding:
+    def new_decoding(self, memory: Memory | None) -> Decoding:
         if memory is None:
             return Decoding(self)
         return Decoding(Continuation(self, self._checked(memory, memory.pending_BT)))
@@ -180,10 +180,10 @@ class StreamingDecoder(Decoder):
         return _NO_LIMIT
 
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Figure 2e, line 6: (B, T) -> (B, T, D)."""
+        """Transformer-QL, Figure 2e, line 6: (B, T) -> (B, T, D)."""
         return self.embed(tokens_BT) * self.scale
 
-    def _checked(self, memory: Any, tokens_BT: Tensor) -> Memory:
+    def _checked(self, memory: object, tokens_BT: Tensor) -> Memory:
         """The memory, or a new one; raises UsageError if it is not one of this model and batch."""
         if memory is None:
             return self.new_memory(tokens_BT.size(0))
@@ -204,7 +204,7 @@ class StreamingLanguageModel(LanguageModel):
     decoder: StreamingDecoder
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
+    def build_model(cls, cfg: StreamingConfig, task: object) -> LanguageModel:
         """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one.
 
         Raises UsageError under fairseq's own task, which would begin every block without a memory.
@@ -232,21 +232,21 @@ class StreamingLanguageModel(LanguageModel):
         return model
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: StreamingConfig, task: object) -> None:
         super().validate(cfg, task)
         require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
         require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
         require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
 
     @classmethod
-    def refuse_idle(cls, cfg: Any) -> None:
+    def refuse_idle(cls, cfg: StreamingConfig) -> None:
         super().refuse_idle(cfg)
         if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
             why = "without --adaptive-input or --adaptive-softmax-cutoff"
             refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)
 
     @classmethod
-    def has_position_embedding(cls, cfg: Any) -> bool:
+    def has_position_embedding(cls, cfg: StreamingConfig) -> bool:
         return False
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -69,8 +68,8 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
         return s, new, self.loss_weight * torch.stack(losses).sum() if losses else None
 
     def memory_lengths(self) -> dict[str, int]:
-        compressed = {f"compressed{index}": self.compressed_mem_len for index in range(len(self.layers))}
-        return {**super().memory_lengths(), **compressed}
+        names = {f"layer{index}": self.mem_len for index in range(len(self.layers))}
+        return {**names, **{f"compressed{index}": self.compressed_mem_len for index in range(len(self.layers))}}
 
     def memory_flags(self) -> dict[str, int | str]:
         return {**super().memory_flags(), "--compressed-mem-len": self.compressed_mem_len}
@@ -93,14 +92,14 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
     decoder_class = CompressiveTransformerDecoder
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: CompressiveTransformerConfig, task: object) -> None:
         super().validate(cfg, task)
         require(cfg.compressed_mem_len >= 0, f"--compressed-mem-len must be at least 0: got {cfg.compressed_mem_len}")
         require(cfg.compression_rate >= 2, f"--compression-rate must be at least 2: got {cfg.compression_rate}")
+        segment_len = cfg.tokens_per_sample or 0
         require(
-            cfg.tokens_per_sample % cfg.compression_rate == 0,
-            f"--tokens-per-sample must be a multiple of --compression-rate {cfg.compression_rate}: "
-            f"got {cfg.tokens_per_sample}",
+            segment_len % cfg.compression_rate == 0,
+            f"--tokens-per-sample must be a multiple of --compression-rate {cfg.compression_rate}: got {segment_len}",
         )
         require(
             cfg.reconstruction_loss_weight > 0.0,

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -50,7 +49,7 @@ class TransformerQLDecoder(StreamingDecoder):
         scales = layer_scales(cfg.scale_layers)
         self.lengths = scale_lengths(self.segment_len, self.mem_len, scales.factors)
         self.scales = TypedList(TypedList(self.make_layer() for _ in range(scale.layers)) for scale in scales)
-        # Every layer of Figure 2b ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
+        # Every layer of the figure ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
         # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
         norm = nn.LayerNorm if cfg.decoder_normalize_before else nn.Identity
         self.scale_norms = TypedList(norm(cfg.decoder_embed_dim) for _ in scales)
@@ -125,13 +124,13 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     decoder_class = TransformerQLDecoder
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: TransformerQLConfig, task: object) -> None:
         super().validate(cfg, task)
-        coarsest = layer_scales(cfg.scale_layers).factors[-1]
+        coarsest, segment_len = layer_scales(cfg.scale_layers).factors[-1], cfg.tokens_per_sample or 0
         require(
-            cfg.tokens_per_sample % coarsest == 0,
+            segment_len % coarsest == 0,
             f"--tokens-per-sample must be a multiple of the coarsest scale of --scale-layers, {coarsest}x: "
-            f"got {cfg.tokens_per_sample}",
+            f"got {segment_len}",
         )
         require(cfg.output_layers >= 0, f"--output-layers must be at least 0: got {cfg.output_layers}")
         require(0.0 <= cfg.droppath < 1.0, f"--droppath must be at least 0 and below 1: got {cfg.droppath}")
@@ -142,7 +141,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
             )
 
     @classmethod
-    def refuse_idle(cls, cfg: Any) -> None:
+    def refuse_idle(cls, cfg: TransformerQLConfig) -> None:
         super().refuse_idle(cfg)
         if len(layer_scales(cfg.scale_layers)) == 1:
             why = f"with the single scale of --scale-layers {cfg.scale_layers}"

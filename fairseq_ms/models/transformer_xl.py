@@ -1,7 +1,6 @@
 """``transformer_xl``: segments that see the states of the segments before them (Transformer-QL, Figure 3)."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.models import register_model
@@ -58,6 +57,6 @@ class TransformerXLLanguageModel(StreamingLanguageModel):
     decoder_class = TransformerXLDecoder
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: TransformerXLConfig, task: object) -> None:
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")

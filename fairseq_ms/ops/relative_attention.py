@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,18 @@ def hide_future(scores: Tensor) -> Tensor:
     return scores
 
 
+class _Context(Protocol):
+    """What forward leaves for backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    eps: float | None
+    p: float
+    scale: float
+    seed: int
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _ProjectHeads(torch.autograd.Function):
     """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
 
@@ -79,7 +92,16 @@ class _ProjectHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_BTD, memory_BMD, weight_ED, scale_D, shift_D, heads, eps):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: _Context,
+        x_BTD: Tensor,
+        memory_BMD: Tensor,
+        weight_ED: Tensor,
+        scale_D: Tensor,
+        shift_D: Tensor,
+        heads: int,
+        eps: float | None,
+    ) -> tuple[Tensor, Tensor]:
         batch, length, _ = x_BTD.shape
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
@@ -98,7 +120,7 @@ class _ProjectHeads(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_q, grad_kv):  # type: ignore[no-untyped-def]
+    def backward(ctx: _Context, grad_q: Tensor, grad_kv: Tensor) -> tuple[Tensor | None, ...]:
         x_BTD, memory_BMD, weight_ED, scale_D, shift_D = ctx.saved_tensors
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         heads, batch, length, head_dim = grad_q.shape
@@ -136,7 +158,9 @@ class _RelativeAttention(torch.autograd.Function):
     """Attention with position scores that keeps q, k, v and the weights; dropout is kept as a seed."""
 
     @staticmethod
-    def forward(ctx, q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, p):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: _Context, q_NBTH: Tensor, kv_NBSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, p: float
+    ) -> Tensor:
         heads, batch, queries, head_dim = q_NBTH.shape
         keys = kv_NBSH.size(3)
         scale = 1.0 / math.sqrt(head_dim)
@@ -158,7 +182,7 @@ class _RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_BTD):  # type: ignore[no-untyped-def]
+    def backward(ctx: _Context, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
         q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights = ctx.saved_tensors
         heads, batch, queries, head_dim = q_NBTH.shape
         keys = kv_NBSH.size(3)

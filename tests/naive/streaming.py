@@ -27,7 +27,7 @@ def sinusoid(distance: int, dim: int) -> Tensor:
 
 
 def attention(layer: Any, segment: States, memory: States) -> States:
-    """MultiHeadSAttn of Figure 2b, with Transformer-XL's relative positions."""
+    """MultiHeadSAttn of Transformer-QL, Figure 2b, with Transformer-XL's relative positions."""
     att = layer.attention
     dim = att.qkv.in_features
     heads, width = att.u.shape
@@ -57,7 +57,7 @@ def attention(layer: Any, segment: States, memory: States) -> States:
 
 
 def compute(layer: Any, segment: States, memory: States) -> States:
-    """Compute of Figure 2b, post-LN as drawn or pre-LN as in Appendix E."""
+    """Compute of Transformer-QL, Figure 2b, post-LN as drawn or pre-LN as in its Appendix E."""
     attended = attention(layer, segment, memory)
     outputs = []
     for x, y in zip(segment, attended):
@@ -77,7 +77,7 @@ def feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 
 def shift(states: States, memory: States) -> States:
-    """Shift of Figure 2d."""
+    """Shift of Transformer-QL, Figure 2d."""
     joined = memory + states
     return [x.detach() for x in joined[len(joined) - len(memory) :]]
 
@@ -100,7 +100,7 @@ def segments(tokens: Tensor, length: int) -> list[Tensor]:
 
 
 def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
-    """Figure 3."""
+    """Transformer-QL, Figure 3."""
     decoder = model.decoder
     rows, dim = tokens.size(0), decoder.u.numel()
     memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
@@ -116,7 +116,7 @@ def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
 
 
 def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Rae et al., Algorithm 1, and the attention-reconstruction loss of Algorithm 2 over whole segments."""
+    """Compressive Transformer, Algorithm 1, and the reconstruction loss of Algorithm 2 over whole segments."""
     decoder = model.decoder
     rows, dim = tokens.size(0), decoder.u.numel()
     rate, length = decoder.rate, decoder.segment_len
@@ -175,13 +175,13 @@ def reconstruction(layer: Any, states: States, old: States, new: States) -> Tens
 
 
 def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
-    """Figure 2e; ``mem_len`` 0 is Appendix D's model, which has no memory at any scale."""
+    """Transformer-QL, Figure 2e; ``mem_len`` 0 is its Appendix D's model, which has no memory at any scale."""
     decoder = model.decoder
     rows, dim = tokens.size(0), decoder.u.numel()
     n_s, n_m = decoder.segment_len, decoder.mem_len
     window = n_s + n_m
     factors = [scale.factor for scale in decoder.lengths]
-    # Line 3, and the lengths of Section 2.3.
+    # Line 3, and the lengths of Transformer-QL, Section 2.3.
     seg_len, mem_len = [n_s], [n_m]
     for fine, coarse in itertools.pairwise(factors):
         seg_len.append(min(window // (coarse // fine), seg_len[-1]))
@@ -213,7 +213,7 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                 memory[i][index] = shift(states[:moved], before)
                 states = compute(layer, states, before)
             if layers[0].ffn.norm is not None:
-                # Every layer of Figure 2b ends in a layer norm; a pre-LN layer does not, so its scale does.
+                # Every layer of the figure ends in a layer norm; a pre-LN layer does not, so its scale does.
                 states = [norm(decoder.scale_norms[i], x) for x in states]
             accumulated.append((states, memory[i][-1]))
             memory[i][-1] = shift(states[:moved], memory[i][-1])

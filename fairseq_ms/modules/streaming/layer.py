@@ -74,7 +74,7 @@ class TransformerXLLayer(nn.Module):
         self.after_attention, self.after_ffn = behind(config.dim), behind(config.dim)
 
     def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor) -> Tensor:
-        """Compute of Figure 2b: segment (B, T, D) over memory (B, M, D) -> (B, T, D).
+        """Compute of Transformer-QL, Figure 2b: segment (B, T, D) over memory (B, M, D) -> (B, T, D).
 
         The last argument is ``RelativeAttention``'s. A segment of no positions stays one.
         """
@@ -90,7 +90,7 @@ class TransformerXLLayer(nn.Module):
 
 
 def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
-    """Shift of Figure 2d: ``concat(m, s)[-n_m:]``, the memory after the states s have moved in, without gradient."""
+    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
     moving, length = s_BTD.size(1), m_BMD.size(1)
     if moving >= length:
         return s_BTD[:, moving - length :].detach()

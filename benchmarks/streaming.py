@@ -66,17 +66,17 @@ def copy_weights(ours: FairseqLanguageModel, theirs: TransfoXLModel) -> None:
     """Give Hugging Face's model the weights of our ``transformer_xl`` of the same shape."""
     decoder = ours.decoder
     pairs = [(theirs.word_emb.emb_layers[0].weight, decoder.embed.words.weight)]
-    pairs += list(zip((theirs.r_w_bias, theirs.r_r_bias), decoder.biases))
+    pairs += list(zip((theirs.r_w_bias, theirs.r_r_bias), (decoder.u, decoder.v)))
     for their, our in zip(theirs.layers, decoder.layers):
         attention, ffn = their.dec_attn, their.pos_ff
         modules = [
             (attention.qkv_net, our.attention.qkv),
             (attention.r_net, our.attention.position),
             (attention.o_net, our.attention.out),
-            (attention.layer_norm, our.norm_of_attention()),
+            (attention.layer_norm, our.attention.norm or our.after_attention),
             (ffn.CoreNet[0], our.ffn.up),
             (ffn.CoreNet[3], our.ffn.down),
-            (ffn.layer_norm, our.norm_of_ffn()),
+            (ffn.layer_norm, our.ffn.norm or our.after_ffn),
         ]
         for to, source in modules:
             pairs += list(zip(to.parameters(), source.parameters(), strict=True))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 
 from fairseq_ms.decoding.incremental import Decoding
 from fairseq_ms.decoding.state import DecodingState
-from fairseq_ms.decoding.streaming import Continuation, StreamState
+from fairseq_ms.decoding.streaming import Continuation
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.memory import CachedPast, LayerRun, Memory
-from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
+from fairseq_ms.modules.streaming.layer import TransformerXLLayer
+from fairseq_ms.modules.streaming.memory import Memory, Mems
 from fairseq_ms.ops.activation import ACTIVATIONS
 from fairseq_ms.ops.idle import keep_in_graph
 from fairseq_ms.ops.recompute import Dropout
@@ -58,44 +59,47 @@ class StreamingConfig(LanguageModelConfig):
 class StreamingDecoder(Decoder):
     """fairseq's decoder protocol over a model that works segment by segment.
 
-    A subclass builds its layers with ``make_layer`` and implements ``memory_lengths``, ``begin``, ``advance``
-    and ``finish``.
+    A subclass builds its layers with ``make_layer`` and implements ``forward_segment``, says what its memory is
+    (``memory_lengths``, ``memory_reach``), and names the state that decodes token by token.
     """
 
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
+    def __init__(self, cfg: StreamingConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.segment_len = int(cfg.tokens_per_sample)
+        self.segment_len = int(cfg.tokens_per_sample or 0)
         self.mem_len = int(cfg.mem_len)
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
         self.drop = Dropout(self.layers_cfg.dropout, self.layers_cfg.recompute)
         self.table = Sinusoids(cfg.decoder_embed_dim)
         heads = cfg.decoder_attention_heads
-        # The biases u and w, shared by the attention of all layers.
-        self.biases = nn.Parameter(torch.empty(2, heads, cfg.decoder_embed_dim // heads))
+        # Shared by the attention of all layers.
+        self.u = nn.Parameter(torch.empty(heads, cfg.decoder_embed_dim // heads))
+        self.v = nn.Parameter(torch.empty(heads, cfg.decoder_embed_dim // heads))
 
-    def make_layer(self) -> RelativeLayer:
+    def make_layer(self) -> TransformerXLLayer:
         """One Transformer-XL layer."""
-        return RelativeLayer(self.layers_cfg, self.biases)
+        return TransformerXLLayer(self.layers_cfg, self.u, self.v)
+
+    @abstractmethod
+    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+        """The model over one segment, as its paper lists it.
+
+        Args:
+            x_BTD: the embedded segment, the last one of a call perhaps unfinished
+            mems: the states it starts from
+
+        Returns:
+            outputs (B, T, D), the states the next segment starts from if this one is whole, and a loss of the
+            memory's own to train on or None
+        """
+
+    @abstractmethod
+    def state_after(self, memory: Memory) -> DecodingState:
+        """The state of a cached decoding that continues a memory."""
 
     @abstractmethod
     def memory_lengths(self) -> dict[str, int]:
         """The names of the memory's states and how many positions each has."""
-
-    @abstractmethod
-    def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> Any:
-        """A run over the segment that follows these states.
-
-        With ``distances``, where projected sinusoids are kept between segments, the segment may come in pieces.
-        """
-
-    @abstractmethod
-    def advance(self, run: Any, x_BTD: Tensor) -> Tensor:
-        """Outputs (B, T, D) for the next embedded tokens (B, T, D) of the segment."""
-
-    @abstractmethod
-    def finish(self, run: Any) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The states after a whole segment, and a loss of the memory's own to train on, if there is one."""
 
     @abstractmethod
     def memory_reach(self) -> int:
@@ -105,34 +109,17 @@ class StreamingDecoder(Decoder):
         """The parameters that training on less than a segment may leave without work."""
         return ()
 
-    def memory_flags(self) -> dict[str, Any]:
+    def memory_flags(self) -> dict[str, int | str]:
         """The flags that ``memory_lengths`` come from, beside the segment's, and their values."""
         return {"--mem-len": self.mem_len}
 
-    def layer_run(
-        self,
-        name: str,
-        layer: Any,
-        memory_BMD: Tensor,
-        segment: int,
-        positions_PD: Tensor,
-        distances: dict[str, Tensor] | None,
-    ) -> LayerRun:
-        """A layer's run over a segment of at most ``segment`` positions."""
-        past = None
-        if distances is not None:
-            if name not in distances:
-                distances[name] = layer.attention.distances(positions_PD)
-            past = CachedPast.of_memory(layer, memory_BMD, segment, distances[name])
-        return LayerRun(layer, memory_BMD, positions_PD, past, self.layers_cfg.checkpoint)
-
     def sinusoids(self, keys: int) -> Tensor:
         """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
-        return self.drop(self.table(keys, self.biases))
+        return self.drop(self.table(keys, self.u))
 
     def new_memory(self, batch_size: int) -> Memory:
-        """The memory of B streams before their first tokens: zeros (Figures 2 and 3, line 3)."""
-        like, dim = self.biases, self.layers_cfg.dim
+        """The memory of B streams before their first tokens: zeros (Transformer-QL, Figures 2e and 3, line 3)."""
+        like, dim = self.u, self.layers_cfg.dim
         states = {name: like.new_zeros(batch_size, length, dim) for name, length in self.memory_lengths().items()}
         pending = torch.zeros(batch_size, 0, dtype=torch.long, device=like.device)
         return Memory({name: state.detach() for name, state in states.items()}, pending)
@@ -140,39 +127,20 @@ class StreamingDecoder(Decoder):
     def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
         """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss or None."""
         memory = self._checked(memory, tokens_BT)
-        states, known = memory.states, memory.pending_BT.size(1)
+        mems, known = memory.states, memory.pending_BT.size(1)
         tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
-        outputs, losses = [], []
         whole = tokens_BT.size(1) - tokens_BT.size(1) % self.segment_len
-        for start in range(0, tokens_BT.size(1), self.segment_len):
-            run = self.begin(states)
-            outputs.append(self.advance(run, self._embed(tokens_BT[:, start : start + self.segment_len])))
-            if start < whole:
-                states, loss = self.finish(run)
-                losses += [loss] if loss is not None else []
-        x_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        if not whole and self.training and torch.is_grad_enabled():
-            x_BTD = keep_in_graph(x_BTD, self.idle_without_a_whole_segment())
+        outputs, losses = [], []
+        for s_BTD in self.embed_tokens(tokens_BT).split(self.segment_len, dim=1):
+            y_BTD, new, loss = self.forward_segment(s_BTD, mems)
+            outputs.append(y_BTD)
+            mems = new if s_BTD.size(1) == self.segment_len else mems
+            losses += [loss] if loss is not None else []
+        y_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if not whole and self.training:
+            y_BTD = keep_in_graph(y_BTD, self.idle_without_a_whole_segment())
         loss = torch.stack(losses).mean() if losses else None
-        return self.drop(x_BTD[:, known:]), Memory(states, tokens_BT[:, whole:]), loss
-
-    def feed(self, tokens_BT: Tensor, state: StreamState) -> Tensor:
-        """Features (B, T, D) of tokens that follow a decoding state, which moves on by them."""
-        outputs, start = [], 0
-        while start < tokens_BT.size(1):
-            left = tokens_BT.size(1) - start
-            run = state.run
-            if run is None:
-                run = self.begin(state.states, None if left >= self.segment_len else state.distances)
-            count = min(left, self.segment_len - run.length)
-            outputs.append(self.advance(run, self._embed(tokens_BT[:, start : start + count])))
-            start += count
-            if run.length == self.segment_len:
-                state.states, _ = self.finish(run)
-                run = None
-            state.run = run
-        state.tokens_BT = torch.cat([state.tokens_BT, tokens_BT], dim=1)
-        return torch.cat(outputs, dim=1)
+        return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss
 
     def forward(
         self,
@@ -180,7 +148,7 @@ class StreamingDecoder(Decoder):
         encoder_out: dict[str, Tensor] | None = None,
         incremental_state: dict[str, Any] | None = None,
         src_lengths: Tensor | None = None,
-        memory: Any = None,
+        memory: Memory | None = None,
         features_only: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As the base's; ``extra["auxiliary_loss"]`` is what the memory adds to a training loss, or None."""
@@ -188,21 +156,21 @@ class StreamingDecoder(Decoder):
             return super().forward(
                 prev_output_tokens, encoder_out, incremental_state, src_lengths, memory, features_only
             )
-        x_BTD, memory, loss = self.stream(prev_output_tokens, memory)
-        extra = {"attn": None, "memory": memory, "auxiliary_loss": loss}
+        x_BTD, after, loss = self.stream(prev_output_tokens, memory)
+        extra = {"attn": None, "memory": after, "auxiliary_loss": loss}
         return (x_BTD if features_only else self.output_layer(x_BTD)), extra
 
-    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        x_BTD, memory, _ = self.stream(tokens_BT, memory)
-        return x_BTD, memory
+    def features_with_memory(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
+        x_BTD, after, _ = self.stream(tokens_BT, memory)
+        return x_BTD, after
 
     def features(self, tokens_BT: Tensor) -> Tensor:
         return self.stream(tokens_BT, None)[0]
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        return StreamState(self, self.new_memory(batch_size))
+        return self.state_after(self.new_memory(batch_size))
 
-    def new_decoding(self, memory: Any) -> Decoding:
+    def new_decoding(self, memory: Memory | None) -> Decoding:
         if memory is None:
             return Decoding(self)
         return Decoding(Continuation(self, self._checked(memory, memory.pending_BT)))
@@ -211,10 +179,11 @@ class StreamingDecoder(Decoder):
         """No limit: a stream is as long as it likes."""
         return _NO_LIMIT
 
-    def _embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Transformer-QL, Figure 2e, line 6: (B, T) -> (B, T, D)."""
         return self.embed(tokens_BT) * self.scale
 
-    def _checked(self, memory: Any, tokens_BT: Tensor) -> Memory:
+    def _checked(self, memory: object, tokens_BT: Tensor) -> Memory:
         """The memory, or a new one; raises UsageError if it is not one of this model and batch."""
         if memory is None:
             return self.new_memory(tokens_BT.size(0))
@@ -226,7 +195,7 @@ class StreamingDecoder(Decoder):
                 f"memory: must hold {self.memory_lengths()} states of {tokens_BT.size(0)} streams, "
                 f"got {found} of {memory.batch_size}"
             )
-        return memory.to(self.biases)
+        return memory.to(self.u)
 
 
 class StreamingLanguageModel(LanguageModel):
@@ -235,7 +204,7 @@ class StreamingLanguageModel(LanguageModel):
     decoder: StreamingDecoder
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
+    def build_model(cls, cfg: StreamingConfig, task: object) -> LanguageModel:
         """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one.
 
         Raises UsageError under fairseq's own task, which would begin every block without a memory.
@@ -255,28 +224,29 @@ class StreamingLanguageModel(LanguageModel):
         # There are no position embeddings that it could exceed.
         cfg.max_target_positions = cfg.tokens_per_sample
         model = super().build_model(cfg, task)
-        nn.init.normal_(model.decoder.biases, std=cfg.init_std)
+        nn.init.normal_(model.decoder.u, std=cfg.init_std)
+        nn.init.normal_(model.decoder.v, std=cfg.init_std)
         for module in model.modules():
             if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
                 _initialise_adaptive(module, cfg.init_std, cfg.proj_init_std)
         return model
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: StreamingConfig, task: object) -> None:
         super().validate(cfg, task)
         require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
         require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
         require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
 
     @classmethod
-    def refuse_idle(cls, cfg: Any) -> None:
+    def refuse_idle(cls, cfg: StreamingConfig) -> None:
         super().refuse_idle(cfg)
         if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
             why = "without --adaptive-input or --adaptive-softmax-cutoff"
             refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)
 
     @classmethod
-    def has_position_embedding(cls, cfg: Any) -> bool:
+    def has_position_embedding(cls, cfg: StreamingConfig) -> bool:
         return False
 
 

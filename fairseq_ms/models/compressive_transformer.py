@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import register_model
 from torch import Tensor, nn
 
+from fairseq_ms.decoding.compressive_transformer import CompressiveTransformerState
+from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.config import require
 from fairseq_ms.models.transformer_xl import (
-    StackRun,
     TransformerXLConfig,
     TransformerXLDecoder,
     TransformerXLLanguageModel,
@@ -18,7 +19,9 @@ from fairseq_ms.models.transformer_xl import (
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.streaming.compression import falling_out, reconstruction_loss
-from fairseq_ms.modules.streaming.memory import shift
+from fairseq_ms.modules.streaming.layer import shift
+from fairseq_ms.modules.streaming.memory import Memory, Mems
+from fairseq_ms.modules.typed_list import TypedList
 
 
 @dataclass
@@ -37,33 +40,38 @@ class CompressiveTransformerConfig(TransformerXLConfig):
     )
 
 
-class CompressiveRun(StackRun):
-    """A stack at work on one segment, and the states it started from."""
-
-    def __init__(self, run: StackRun, states: dict[str, Tensor]) -> None:
-        super().__init__(run.layers)
-        self.states = states
-
-    def reorder(self, order: Tensor) -> None:
-        super().reorder(order)
-        self.states = {name: state.index_select(0, order) for name, state in self.states.items()}
-
-
 class CompressiveTransformerDecoder(TransformerXLDecoder):
     """Layers over [compressed memory, memory, segment]."""
 
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
+    def __init__(self, cfg: CompressiveTransformerConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.compressed_mem_len = int(cfg.compressed_mem_len)
         self.rate = int(cfg.compression_rate)
         self.loss_weight = float(cfg.reconstruction_loss_weight)
-        self.compress = nn.ModuleList(Downsample("conv", cfg.decoder_embed_dim, self.rate) for _ in self.layers)
+        self.compress = TypedList(Downsample("conv", cfg.decoder_embed_dim, self.rate) for _ in self.layers)
+
+    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+        """Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2."""
+        s, new, losses = x_BTD, dict(mems), []
+        whole = s.size(1) == self.segment_len
+        positions = self.sinusoids(self.compressed_mem_len + self.mem_len + self.segment_len)
+        for index, (layer, f_c) in enumerate(zip(self.layers, self.compress)):
+            m, cm = mems[f"layer{index}"], mems[f"compressed{index}"]
+            if whole:
+                old = falling_out(m, s)
+                new_cm = f_c(old)
+                if self.training:
+                    losses.append(reconstruction_loss(layer, s, old, new_cm))
+                new[f"layer{index}"] = shift(s, m)
+                new[f"compressed{index}"] = shift(new_cm, cm)
+            s = layer(s, torch.cat([cm, m], dim=1), positions)
+        return s, new, self.loss_weight * torch.stack(losses).sum() if losses else None
 
     def memory_lengths(self) -> dict[str, int]:
-        compressed = {f"compressed{number}": self.compressed_mem_len for number in range(len(self.layers))}
-        return {**super().memory_lengths(), **compressed}
+        names = {f"layer{index}": self.mem_len for index in range(len(self.layers))}
+        return {**names, **{f"compressed{index}": self.compressed_mem_len for index in range(len(self.layers))}}
 
-    def memory_flags(self) -> dict[str, Any]:
+    def memory_flags(self) -> dict[str, int | str]:
         return {**super().memory_flags(), "--compressed-mem-len": self.compressed_mem_len}
 
     def memory_reach(self) -> int:
@@ -73,27 +81,8 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
     def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
         return self.compress.parameters()
 
-    def past_of(self, states: dict[str, Tensor], number: int) -> Tensor:
-        return torch.cat([states[f"compressed{number}"], states[f"layer{number}"]], dim=1)
-
-    def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> CompressiveRun:
-        return CompressiveRun(super().begin(states, distances), states)
-
-    def finish(self, run: StackRun) -> tuple[dict[str, Tensor], Tensor | None]:
-        assert isinstance(run, CompressiveRun)
-        states, losses = {}, []
-        for number, (layer_run, compress) in enumerate(zip(run.layers, self.compress)):
-            memory, inputs = run.states[f"layer{number}"], layer_run.inputs_BTD
-            assert inputs is not None
-            old = falling_out(memory, inputs)
-            compressed = compress(old)
-            if self.training and torch.is_grad_enabled():
-                losses.append(reconstruction_loss(layer_run.layer, inputs, old, compressed))
-            states[f"layer{number}"] = shift(memory, inputs, self.segment_len)
-            states[f"compressed{number}"] = shift(
-                run.states[f"compressed{number}"], compressed, self.segment_len // self.rate
-            )
-        return states, self.loss_weight * torch.stack(losses).sum() if losses else None
+    def state_after(self, memory: Memory) -> DecodingState:
+        return CompressiveTransformerState(self, memory)
 
 
 @register_model("compressive_transformer", dataclass=CompressiveTransformerConfig)
@@ -103,14 +92,14 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
     decoder_class = CompressiveTransformerDecoder
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: CompressiveTransformerConfig, task: object) -> None:
         super().validate(cfg, task)
         require(cfg.compressed_mem_len >= 0, f"--compressed-mem-len must be at least 0: got {cfg.compressed_mem_len}")
         require(cfg.compression_rate >= 2, f"--compression-rate must be at least 2: got {cfg.compression_rate}")
+        segment_len = cfg.tokens_per_sample or 0
         require(
-            cfg.tokens_per_sample % cfg.compression_rate == 0,
-            f"--tokens-per-sample must be a multiple of --compression-rate {cfg.compression_rate}: "
-            f"got {cfg.tokens_per_sample}",
+            segment_len % cfg.compression_rate == 0,
+            f"--tokens-per-sample must be a multiple of --compression-rate {cfg.compression_rate}: got {segment_len}",
         )
         require(
             cfg.reconstruction_loss_weight > 0.0,

@@ -1,22 +1,26 @@
-"""``transformer_ql``: Transformer-XL at several scales, whose context grows quadratically (Figures 1 and 2)."""
+"""``transformer_ql``: Transformer-XL at several scales, for a quadratically long context (Transformer-QL, Figure 2)."""
 
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
+from fairseq_ms.decoding.state import DecodingState
+from fairseq_ms.decoding.transformer_ql import TransformerQLState
 from fairseq_ms.lm.config import refuse_given, require
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.memory import LayerRun
-from fairseq_ms.modules.streaming.scales import ScaleOutput, compress, scale_lengths
+from fairseq_ms.modules.streaming.layer import shift
+from fairseq_ms.modules.streaming.memory import Memory, Mems
+from fairseq_ms.modules.streaming.scales import accumulate, compress, scale_lengths
+from fairseq_ms.modules.typed_list import TypedList
 
 logger = logging.getLogger(__name__)
 
@@ -35,58 +39,65 @@ class TransformerQLConfig(StreamingConfig):
     )
 
 
-class ScalesRun:
-    """All scales and the output layers at work on one segment, of which ``length`` tokens are done."""
-
-    def __init__(
-        self,
-        scales: list[list[LayerRun]],
-        outputs: list[ScaleOutput],
-        final: list[LayerRun],
-        states: dict[str, Tensor],
-    ) -> None:
-        self.scales = scales
-        self.outputs = outputs
-        self.final = final
-        self.states = states
-        self.length = 0
-
-    def reorder(self, order: Tensor) -> None:
-        for layers in (*self.scales, self.final):
-            for layer in layers:
-                layer.reorder(order)
-        for output in self.outputs:
-            output.reorder(order)
-        self.states = {name: state.index_select(0, order) for name, state in self.states.items()}
-
-
 class TransformerQLDecoder(StreamingDecoder):
     """Layers at every scale, each over [memory, segment] of that scale, then layers over their mean."""
 
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
+    def __init__(self, cfg: TransformerQLConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.compression = str(cfg.compression)
         self.droppath = float(cfg.droppath)
         scales = layer_scales(cfg.scale_layers)
         self.lengths = scale_lengths(self.segment_len, self.mem_len, scales.factors)
-        self.scales: Any = nn.ModuleList(
-            nn.ModuleList(self.make_layer() for _ in range(scale.layers)) for scale in scales
-        )
-        # Every layer of Figure 2b ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
+        self.scales = TypedList(TypedList(self.make_layer() for _ in range(scale.layers)) for scale in scales)
+        # Every layer of the figure ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
         # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
-        self.scale_norms: Any = nn.ModuleList(
-            nn.LayerNorm(cfg.decoder_embed_dim) if cfg.decoder_normalize_before else nn.Identity() for _ in scales
-        )
-        self.final = nn.ModuleList(self.make_layer() for _ in range(cfg.output_layers))
+        norm = nn.LayerNorm if cfg.decoder_normalize_before else nn.Identity
+        self.scale_norms = TypedList(norm(cfg.decoder_embed_dim) for _ in scales)
+        self.final = TypedList(self.make_layer() for _ in range(cfg.output_layers))
+
+    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+        """Transformer-QL, Figure 2e, lines 7 to 31; its numbers stand beside the lines."""
+        s, new = x_BTD, {}
+        # A window is equally long at all scales.
+        positions = self.sinusoids(self.mem_len + self.segment_len)
+        acc_inputs: list[Tensor] = []  # 9
+        for scale, layers, norm in zip(self.lengths, self.scales, self.scale_norms):  # 11
+            name, shift_len = f"scale{scale.factor}", scale.shift  # 8, 20
+            if acc_inputs:  # 17, at the next scale
+                s = compress(acc_inputs[-1][:, scale.skipped :], scale.ratio, self.compression)  # 19
+            for index, layer in enumerate(layers):  # 13
+                m = mems[f"{name}.layer{index}"]
+                new[f"{name}.layer{index}"] = shift(s[:, :shift_len], m)  # 7, 15, 21
+                s = layer(s, m, positions)  # 14
+            s, m = norm(s), mems[f"{name}.output"]
+            new[f"{name}.output"] = shift(s[:, :shift_len], m)  # 15
+            acc_inputs.append(torch.cat([m, s], dim=1))  # 16
+        first = self._first_kept()
+        s = accumulate(acc_inputs[first:], self.lengths[first:], x_BTD.size(1))  # 24
+        for index, layer in enumerate(self.final):  # 28
+            m = mems[f"final.layer{index}"]
+            new[f"final.layer{index}"] = shift(s, m)  # 25, 30
+            s = layer(s, m, positions)  # 29
+        # Without a memory, what stands in for the scales' outputs before the segment stays zero.
+        return s, new if self.mem_len else mems, None
+
+    def _first_kept(self) -> int:
+        """The finest scale whose output is used: with droppath, the finer ones are dropped together."""
+        scales = len(self.lengths)
+        if not self.training or self.droppath == 0.0 or scales == 1:
+            return 0
+        drawn = torch.rand(()).item()
+        # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
+        return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
 
     def memory_lengths(self) -> dict[str, int]:
         names: dict[str, int] = {}
         for lengths, layers in zip(self.lengths, self.scales):
-            names.update({f"scale{lengths.factor}.layer{n}": lengths.memory for n in range(len(layers))})
+            names.update({f"scale{lengths.factor}.layer{index}": lengths.memory for index in range(len(layers))})
             names[f"scale{lengths.factor}.output"] = lengths.trail
-        return {**names, **{f"final.layer{n}": self.mem_len for n in range(len(self.final))}}
+        return {**names, **{f"final.layer{index}": self.mem_len for index in range(len(self.final))}}
 
-    def memory_flags(self) -> dict[str, Any]:
+    def memory_flags(self) -> dict[str, int | str]:
         layers = [f"{lengths.factor}x={len(layers)}" for lengths, layers in zip(self.lengths, self.scales)]
         return {"--mem-len": self.mem_len, "--scale-layers": ",".join(layers)}
 
@@ -102,86 +113,24 @@ class TransformerQLDecoder(StreamingDecoder):
         # Where no block has ended, coarse scales have nothing to do, nor finer ones whose outputs droppath drops.
         return chain(self.embed.parameters(), self.scales.parameters(), self.scale_norms.parameters())
 
-    def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> ScalesRun:
-        scales, outputs = [], []
-        for lengths, layers in zip(self.lengths, self.scales):
-            name = f"scale{lengths.factor}"
-            scales.append(self._layer_runs(name, layers, states, lengths.memory, lengths.segment, distances))
-            outputs.append(ScaleOutput(lengths, states[f"{name}.output"]))
-        final = self._layer_runs("final", self.final, states, self.mem_len, self.segment_len, distances)
-        return ScalesRun(scales, outputs, final, states)
-
-    def _layer_runs(
-        self,
-        name: str,
-        layers: Any,
-        states: dict[str, Tensor],
-        memory: int,
-        segment: int,
-        distances: dict[str, Tensor] | None,
-    ) -> list[LayerRun]:
-        positions_PD = self.sinusoids(memory + segment)
-        names = [f"{name}.layer{number}" for number in range(len(layers))]
-        return [
-            self.layer_run(own, layer, states[own], segment, positions_PD, distances)
-            for own, layer in zip(names, layers)
-        ]
-
-    def advance(self, run: ScalesRun, x_BTD: Tensor) -> Tensor:
-        start, count = run.length, x_BTD.size(1)
-        run.length += count
-        for number, (lengths, layers, output) in enumerate(zip(self.lengths, run.scales, run.outputs)):
-            if number:
-                x_BTD = compress(run.outputs[number - 1].next_blocks(lengths), lengths.ratio, self.compression)
-            if x_BTD.size(1):
-                for layer in layers:
-                    x_BTD = layer.feed(x_BTD)
-                output.append(self.scale_norms[number](x_BTD))
-        kept = run.outputs[self._first_kept() :]
-        x_BTD = kept[0].at_tokens(start, count)
-        for output in kept[1:]:
-            x_BTD = x_BTD + output.at_tokens(start, count)
-        x_BTD = x_BTD / len(kept)
-        for layer in run.final:
-            x_BTD = layer.feed(x_BTD)
-        return x_BTD
-
-    def _first_kept(self) -> int:
-        """The finest scale whose output is used: with droppath, the finer ones are dropped together."""
-        scales = len(self.lengths)
-        if not self.training or self.droppath == 0.0 or scales == 1:
-            return 0
-        drawn = torch.rand(()).item()
-        # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
-        return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
-
-    def finish(self, run: ScalesRun) -> tuple[dict[str, Tensor], Tensor | None]:
-        if not self.mem_len:
-            # What stands in for the scales' outputs before the segment stays zero.
-            return run.states, None
-        states: dict[str, Tensor] = {}
-        for lengths, layers, output in zip(self.lengths, run.scales, run.outputs):
-            name = f"scale{lengths.factor}"
-            states.update({f"{name}.layer{n}": layer.shifted(lengths.shift) for n, layer in enumerate(layers)})
-            states[f"{name}.output"] = output.shifted()
-        states.update({f"final.layer{n}": layer.shifted(self.segment_len) for n, layer in enumerate(run.final)})
-        return states, None
+    def state_after(self, memory: Memory) -> DecodingState:
+        return TransformerQLState(self, memory)
 
 
 @register_model("transformer_ql", dataclass=TransformerQLConfig)
 class TransformerQLLanguageModel(StreamingLanguageModel):
-    """Transformer-QL: a memory at several scales (Section 2.3)."""
+    """Transformer-QL: a memory at several scales (Transformer-QL, Section 2.3)."""
 
     decoder_class = TransformerQLDecoder
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: TransformerQLConfig, task: object) -> None:
         super().validate(cfg, task)
-        coarsest = layer_scales(cfg.scale_layers).factors[-1]
+        coarsest, segment_len = layer_scales(cfg.scale_layers).factors[-1], cfg.tokens_per_sample or 0
         require(
-            cfg.tokens_per_sample % coarsest == 0,
+            segment_len % coarsest == 0,
             f"--tokens-per-sample must be a multiple of the coarsest scale of --scale-layers, {coarsest}x: "
-            f"got {cfg.tokens_per_sample}",
+            f"got {segment_len}",
         )
         require(cfg.output_layers >= 0, f"--output-layers must be at least 0: got {cfg.output_layers}")
         require(0.0 <= cfg.droppath < 1.0, f"--droppath must be at least 0 and below 1: got {cfg.droppath}")
@@ -192,7 +141,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
             )
 
     @classmethod
-    def refuse_idle(cls, cfg: Any) -> None:
+    def refuse_idle(cls, cfg: TransformerQLConfig) -> None:
         super().refuse_idle(cfg)
         if len(layer_scales(cfg.scale_layers)) == 1:
             why = f"with the single scale of --scale-layers {cfg.scale_layers}"

@@ -1,15 +1,19 @@
-"""``transformer_xl``: segments that see the states of the segments before them (Dai et al., 2019; Appendix A)."""
+"""``transformer_xl``: segments that see the states of the segments before them (Transformer-QL, Figure 3)."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from fairseq.data import Dictionary
 from fairseq.models import register_model
-from torch import Tensor, nn
+from torch import Tensor
 
+from fairseq_ms.decoding.state import DecodingState
+from fairseq_ms.decoding.transformer_xl import TransformerXLState
 from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.memory import LayerRun
+from fairseq_ms.modules.streaming.layer import shift
+from fairseq_ms.modules.streaming.memory import Memory, Mems
+from fairseq_ms.modules.typed_list import TypedList
 
 
 @dataclass
@@ -19,54 +23,31 @@ class TransformerXLConfig(StreamingConfig):
     decoder_layers: int = field(default=8, metadata={"help": "number of layers"})
 
 
-class StackRun:
-    """A stack of layers at work on one segment, of which ``length`` positions are done."""
-
-    def __init__(self, layers: list[LayerRun]) -> None:
-        self.layers = layers
-        self.length = 0
-
-    def reorder(self, order: Tensor) -> None:
-        for layer in self.layers:
-            layer.reorder(order)
-
-
 class TransformerXLDecoder(StreamingDecoder):
     """Layers over [memory, segment]; the memory of a layer is that of its input."""
 
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
+    def __init__(self, cfg: TransformerXLConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
-        self.layers = nn.ModuleList(self.make_layer() for _ in range(cfg.decoder_layers))
+        self.layers = TypedList(self.make_layer() for _ in range(cfg.decoder_layers))
+
+    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+        """Transformer-QL, Figure 3, lines 7 to 10."""
+        s, new = x_BTD, {}
+        positions = self.sinusoids(self.mem_len + self.segment_len)
+        for index, layer in enumerate(self.layers):
+            m = mems[f"layer{index}"]
+            new[f"layer{index}"] = shift(s, m)
+            s = layer(s, m, positions)
+        return s, new, None
 
     def memory_lengths(self) -> dict[str, int]:
-        return {f"layer{number}": self.mem_len for number in range(len(self.layers))}
+        return {f"layer{index}": self.mem_len for index in range(len(self.layers))}
 
     def memory_reach(self) -> int:
         return len(self.layers) * -(-self.mem_len // self.segment_len)
 
-    def past_of(self, states: dict[str, Tensor], number: int) -> Tensor:
-        """What precedes the segment in a layer, (B, M, D)."""
-        return states[f"layer{number}"]
-
-    def begin(self, states: dict[str, Tensor], distances: dict[str, Tensor] | None = None) -> StackRun:
-        pasts = [self.past_of(states, number) for number in range(len(self.layers))]
-        positions_PD = self.sinusoids(pasts[0].size(1) + self.segment_len)
-        return StackRun(
-            [
-                self.layer_run(f"layer{number}", layer, past, self.segment_len, positions_PD, distances)
-                for number, (layer, past) in enumerate(zip(self.layers, pasts))
-            ]
-        )
-
-    def advance(self, run: StackRun, x_BTD: Tensor) -> Tensor:
-        run.length += x_BTD.size(1)
-        for layer in run.layers:
-            x_BTD = layer.feed(x_BTD)
-        return x_BTD
-
-    def finish(self, run: StackRun) -> tuple[dict[str, Tensor], Tensor | None]:
-        states = {f"layer{n}": layer.shifted(self.segment_len) for n, layer in enumerate(run.layers)}
-        return states, None
+    def state_after(self, memory: Memory) -> DecodingState:
+        return TransformerXLState(self, memory)
 
 
 @register_model("transformer_xl", dataclass=TransformerXLConfig)
@@ -76,6 +57,6 @@ class TransformerXLLanguageModel(StreamingLanguageModel):
     decoder_class = TransformerXLDecoder
 
     @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
+    def validate(cls, cfg: TransformerXLConfig, task: object) -> None:
         super().validate(cfg, task)
         require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")

@@ -1,7 +1,7 @@
 """Attention with relative sinusoidal positions over a segment and the past before it (Dai et al., 2019).
 
-The score of query i for key j is ``(q_i + u) . k_j + (q_i + w) . r_(i-j)``: by content, and by how far the
-key lies back. u and w are shared by all layers; r is a projection of the sinusoid of the distance.
+The score of query i for key j is ``(q_i + u) . k_j + (q_i + v) . r_(i-j)``: by content, and by how far the
+key lies back. u and v are shared by all layers; r is a projection of the sinusoid of the distance.
 
 The position scores of T queries are one matrix product with the r of all distances, farthest first; row i
 needs that matrix from column T - 1 - i on. With one column more than there are keys, moving every row to
@@ -15,19 +15,21 @@ its place is only another way of reading the same memory::
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.ops.recompute import autocast_dtype, autocast_to, draw_seed, scaled_mask
+from fairseq_ms.ops.recompute import autocast_dtype, draw_seed, scaled_mask
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
     """Sinusoids (keys + 1, D) of the distances keys - 1, ..., 1, 0, -1; all sines first, then all cosines.
 
-    The last row is of no distance that a query sees: it makes ``shift_rows`` a view.
+    The last row is of no distance that a query sees: it makes ``rel_shift`` a view.
     """
     frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(keys - 1, -2, -1, dtype=torch.float64)[:, None] * frequencies
@@ -52,7 +54,7 @@ class Sinusoids:
         return table[table.size(0) - keys - 1 :]
 
 
-def shift_rows(scores: Tensor, keys: int) -> Tensor:
+def rel_shift(scores: Tensor, keys: int) -> Tensor:
     """Scores (..., T, S + 1) by distance, farthest first, as a view (..., T, S) by key."""
     queries = scores.size(-2)
     flat = scores.flatten(-2)
@@ -68,6 +70,18 @@ def hide_future(scores: Tensor) -> Tensor:
     return scores
 
 
+class _Context(Protocol):
+    """What forward leaves for backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    eps: float | None
+    p: float
+    scale: float
+    seed: int
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _ProjectHeads(torch.autograd.Function):
     """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
 
@@ -78,7 +92,16 @@ class _ProjectHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_BTD, memory_BMD, weight_ED, scale_D, shift_D, heads, eps):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: _Context,
+        x_BTD: Tensor,
+        memory_BMD: Tensor,
+        weight_ED: Tensor,
+        scale_D: Tensor,
+        shift_D: Tensor,
+        heads: int,
+        eps: float | None,
+    ) -> tuple[Tensor, Tensor]:
         batch, length, _ = x_BTD.shape
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
@@ -97,7 +120,7 @@ class _ProjectHeads(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_q, grad_kv):  # type: ignore[no-untyped-def]
+    def backward(ctx: _Context, grad_q: Tensor, grad_kv: Tensor) -> tuple[Tensor | None, ...]:
         x_BTD, memory_BMD, weight_ED, scale_D, shift_D = ctx.saved_tensors
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         heads, batch, length, head_dim = grad_q.shape
@@ -135,27 +158,32 @@ class _RelativeAttention(torch.autograd.Function):
     """Attention with position scores that keeps q, k, v and the weights; dropout is kept as a seed."""
 
     @staticmethod
-    def forward(ctx, q_NBTH, kv_NBSH, r_PNH, u_NH, w_NH, p, seed):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: _Context, q_NBTH: Tensor, kv_NBSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, p: float
+    ) -> Tensor:
         heads, batch, queries, head_dim = q_NBTH.shape
         keys = kv_NBSH.size(3)
         scale = 1.0 / math.sqrt(head_dim)
         k, v = kv_NBSH.flatten(1, 2)
         by_content = (q_NBTH + u_NH[:, None, None]).flatten(0, 1)
-        by_distance = _distance_scores(q_NBTH, r_PNH, w_NH)
-        shifted = shift_rows(by_distance, keys).flatten(0, 1)
+        by_distance = _distance_scores(q_NBTH, r_PNH, v_NH)
+        shifted = rel_shift(by_distance, keys).flatten(0, 1)
         scores = torch.baddbmm(shifted, by_content, k.transpose(1, 2), beta=scale, alpha=scale)
         weights = hide_future(scores).softmax(-1)
-        dropped = weights * scaled_mask(seed, weights.shape, p, weights) if p > 0.0 else weights
+        dropped = weights
+        if p > 0.0:
+            ctx.seed = draw_seed()
+            dropped = weights * scaled_mask(ctx.seed, weights.shape, p, weights)
         out = torch.bmm(dropped, v).view(heads, batch, queries, head_dim)
-        ctx.p, ctx.seed, ctx.scale = p, seed, scale
-        ctx.save_for_backward(q_NBTH, kv_NBSH, r_PNH, u_NH, w_NH, weights)
+        ctx.p, ctx.scale = p, scale
+        ctx.save_for_backward(q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights)
         # (N, B, T, H) -> (B, T, N * H)
         return out.permute(1, 2, 0, 3).flatten(2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_BTD):  # type: ignore[no-untyped-def]
-        q_NBTH, kv_NBSH, r_PNH, u_NH, w_NH, weights = ctx.saved_tensors
+    def backward(ctx: _Context, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights = ctx.saved_tensors
         heads, batch, queries, head_dim = q_NBTH.shape
         keys = kv_NBSH.size(3)
         k, v = kv_NBSH.flatten(1, 2)
@@ -172,21 +200,21 @@ class _RelativeAttention(torch.autograd.Function):
         by_content = (q_NBTH + u_NH[:, None, None]).flatten(0, 1)
         torch.bmm(grad_scores.transpose(1, 2), by_content, out=grad_kv[0].flatten(0, 1))
         grad_content = torch.bmm(grad_scores, k).view_as(q_NBTH)
-        # The view of shift_rows the other way round: every score goes back to the column of its distance.
+        # The view of rel_shift the other way round: every score goes back to the column of its distance.
         by_distance = q_NBTH.new_zeros(heads, batch, queries, keys + 1)
-        shift_rows(by_distance, keys).copy_(grad_scores.view(heads, batch, queries, keys))
+        rel_shift(by_distance, keys).copy_(grad_scores.view(heads, batch, queries, keys))
         rows = by_distance.view(heads, batch * queries, keys + 1)
         grad_distance = torch.bmm(rows, r_PNH.transpose(0, 1)).view_as(q_NBTH)
-        query = (q_NBTH + w_NH[:, None, None]).view(heads, -1, head_dim)
+        query = (q_NBTH + v_NH[:, None, None]).view(heads, -1, head_dim)
         grad_r = torch.bmm(rows.transpose(1, 2), query).transpose(0, 1)
-        grad_u, grad_w = grad_content.sum((1, 2)), grad_distance.sum((1, 2))
-        return grad_content.add_(grad_distance), grad_kv, grad_r, grad_u, grad_w, None, None
+        grad_u, grad_v = grad_content.sum((1, 2)), grad_distance.sum((1, 2))
+        return grad_content.add_(grad_distance), grad_kv, grad_r, grad_u, grad_v, None
 
 
-def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, w_NH: Tensor) -> Tensor:
-    """(q + w) . r for every distance, (N, B, T, P): one matrix product a head."""
+def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, v_NH: Tensor) -> Tensor:
+    """(q + v) . r for every distance, (N, B, T, P): one matrix product a head."""
     heads, batch, queries, _ = q_NBTH.shape
-    rows = (q_NBTH + w_NH[:, None, None]).flatten(1, 2)
+    rows = (q_NBTH + v_NH[:, None, None]).flatten(1, 2)
     return torch.bmm(rows, r_PNH.permute(1, 2, 0)).view(heads, batch, queries, -1)
 
 
@@ -196,7 +224,8 @@ def relative_attention(
     norm: nn.LayerNorm | None,
     qkv_ED: Tensor,
     r_PNH: Tensor,
-    biases_2NH: Tensor,
+    u_NH: Tensor,
+    v_NH: Tensor,
     dropout: float,
     recompute: bool,
 ) -> Tensor:
@@ -211,16 +240,16 @@ def relative_attention(
         norm: applied to both first, if given
         qkv_ED: the projection to queries, keys and values, (3 * N * H, D)
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
-        biases_2NH: Transformer-XL's u and v
+        u_NH, v_NH: Transformer-XL's u and v
         dropout: probability of dropping an attention weight
         recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
     """
     if not recompute and torch.is_grad_enabled():
-        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, biases_2NH, dropout)
-    seed = draw_seed() if dropout > 0.0 else 0
+        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout)
     device, heads = x_BTD.device.type, r_PNH.size(1)
-    dtype = autocast_dtype(device) or x_BTD.dtype
-    with autocast_to(device, None):
+    autocast = autocast_dtype(device)
+    dtype = autocast or x_BTD.dtype
+    with torch.autocast(device, enabled=False) if autocast is not None else nullcontext():
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),
@@ -230,8 +259,8 @@ def relative_attention(
             heads,
             norm.eps if norm is not None else None,
         )
-        u_NH, v_NH = biases_2NH.to(dtype).unbind(0)
-        return _RelativeAttention.apply(q_NBTH, kv_NBSH, r_PNH.to(dtype), u_NH, v_NH, dropout, seed)
+        positions = r_PNH.to(dtype), u_NH.to(dtype), v_NH.to(dtype)
+        return _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
 
 
 def _keeping_everything(
@@ -240,7 +269,8 @@ def _keeping_everything(
     norm: nn.LayerNorm | None,
     qkv_ED: Tensor,
     r_PNH: Tensor,
-    biases_2NH: Tensor,
+    u_NH: Tensor,
+    v_NH: Tensor,
     dropout: float,
 ) -> Tensor:
     """The same with torch's own backward, which keeps everything."""
@@ -250,9 +280,8 @@ def _keeping_everything(
     queries, keys = x_BTD.size(1), states_BSD.size(1)
     k, v = F.linear(states_BSD, qkv_ED[inner:]).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     q = F.linear(states_BSD[:, keys - queries :], qkv_ED[:inner]).unflatten(-1, (heads, -1)).transpose(1, 2)
-    u_NH, v_NH = biases_2NH.unbind(0)
     by_content = (q + u_NH[:, None]) @ k.transpose(-1, -2)
     by_distance = (q + v_NH[:, None]) @ r_PNH.permute(1, 2, 0)
-    scores = (by_content + shift_rows(by_distance, keys)) / math.sqrt(q.size(-1))
+    scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q.size(-1))
     weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
     return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)

@@ -40,7 +40,7 @@ for seed, before in ((1, True), (2, False)):
     for our, their in zip(ours.decoder.layers, theirs.layers):
         pairs += [(our.attention.qkv.weight, their.dec_attn.qkv_net.weight)]
         pairs += [(our.attention.position.weight, their.dec_attn.r_net.weight)]
-        pairs += [(our.norm_of_attention().weight, their.dec_attn.layer_norm.weight)]
+        pairs += [((our.attention.norm or our.after_attention).weight, their.dec_attn.layer_norm.weight)]
         pairs += [(our.ffn.up.weight, their.pos_ff.CoreNet[0].weight)]
     for one, other in pairs:
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)

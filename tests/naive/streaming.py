@@ -26,11 +26,11 @@ def sinusoid(distance: int, dim: int) -> Tensor:
     return torch.tensor(both[:dim], dtype=torch.float64)
 
 
-def attention(layer: Any, biases: Tensor, segment: States, memory: States) -> States:
-    """MultiHeadSAttn of Figure 2b, with Transformer-XL's relative positions."""
+def attention(layer: Any, segment: States, memory: States) -> States:
+    """MultiHeadSAttn of Transformer-QL, Figure 2b, with Transformer-XL's relative positions."""
     att = layer.attention
     dim = att.qkv.in_features
-    heads, width = biases.size(1), biases.size(2)
+    heads, width = att.u.shape
     w_q, w_k, w_v = att.qkv.weight.split(dim)
     keys_from = memory + segment
     if att.norm is not None:
@@ -47,7 +47,7 @@ def attention(layer: Any, biases: Tensor, segment: States, memory: States) -> St
             for j in range(position + 1):
                 k = keys_from[j] @ w_k[part].T
                 r = att.position.weight[part] @ sinusoid(position - j, dim)
-                score = ((q + biases[0, head]) * k).sum(-1) + ((q + biases[1, head]) * r).sum(-1)
+                score = ((q + att.u[head]) * k).sum(-1) + ((q + att.v[head]) * r).sum(-1)
                 scores.append(score / math.sqrt(width))
             weights = torch.stack(scores, -1).softmax(-1)
             values = [weights[:, j : j + 1] * (keys_from[j] @ w_v[part].T) for j in range(position + 1)]
@@ -56,12 +56,12 @@ def attention(layer: Any, biases: Tensor, segment: States, memory: States) -> St
     return outputs
 
 
-def compute(layer: Any, biases: Tensor, segment: States, memory: States) -> States:
-    """Compute of Figure 2b, post-LN as drawn or pre-LN as in Appendix E."""
-    attended = attention(layer, biases, segment, memory)
+def compute(layer: Any, segment: States, memory: States) -> States:
+    """Compute of Transformer-QL, Figure 2b, post-LN as drawn or pre-LN as in its Appendix E."""
+    attended = attention(layer, segment, memory)
     outputs = []
     for x, y in zip(segment, attended):
-        if layer.pre_norm:
+        if layer.ffn.norm is not None:
             x = x + y
             outputs.append(x + feed_forward(layer, norm(layer.ffn.norm, x)))
         else:
@@ -77,7 +77,7 @@ def feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 
 def shift(states: States, memory: States) -> States:
-    """Shift of Figure 2d."""
+    """Shift of Transformer-QL, Figure 2d."""
     joined = memory + states
     return [x.detach() for x in joined[len(joined) - len(memory) :]]
 
@@ -100,25 +100,25 @@ def segments(tokens: Tensor, length: int) -> list[Tensor]:
 
 
 def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
-    """Figure 3."""
+    """Transformer-QL, Figure 3."""
     decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.biases.size(1) * decoder.biases.size(2)
+    rows, dim = tokens.size(0), decoder.u.numel()
     memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
     outputs: States = []
     for part in segments(tokens, decoder.segment_len):
         states = embed(decoder, part)
-        for number, layer in enumerate(decoder.layers):
-            before = memories[number]
-            memories[number] = shift(states, before)
-            states = compute(layer, decoder.biases, states, before)
+        for index, layer in enumerate(decoder.layers):
+            before = memories[index]
+            memories[index] = shift(states, before)
+            states = compute(layer, states, before)
         outputs += states
     return logits(decoder, outputs)
 
 
 def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Rae et al., Algorithm 1, and the attention-reconstruction loss of Algorithm 2 over whole segments."""
+    """Compressive Transformer, Algorithm 1, and the reconstruction loss of Algorithm 2 over whole segments."""
     decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.biases.size(1) * decoder.biases.size(2)
+    rows, dim = tokens.size(0), decoder.u.numel()
     rate, length = decoder.rate, decoder.segment_len
     memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
     compressed = [zeros(decoder.compressed_mem_len, rows, dim) for _ in decoder.layers]
@@ -127,30 +127,30 @@ def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]
     for part in segments(tokens, length):
         states = embed(decoder, part)
         inputs = []
-        for number, layer in enumerate(decoder.layers):
+        for index, layer in enumerate(decoder.layers):
             inputs.append(states)
-            states = compute(layer, decoder.biases, states, compressed[number] + memories[number])
+            states = compute(layer, states, compressed[index] + memories[index])
         outputs += states
         if part.size(1) < length:
             continue
         loss = 0.0
-        for number, layer in enumerate(decoder.layers):
-            old = [x.detach() for x in (memories[number] + inputs[number])[:length]]
-            conv = decoder.compress[number].conv
+        for index, layer in enumerate(decoder.layers):
+            old = [x.detach() for x in (memories[index] + inputs[index])[:length]]
+            conv = decoder.compress[index].conv
             # The weight reads ``rate`` states side by side.
             new = [torch.cat(old[i : i + rate], -1) @ conv.weight.T + conv.bias for i in range(0, length, rate)]
-            loss = loss + reconstruction(layer, decoder.biases, inputs[number], old, new)
-            memories[number] = shift(inputs[number], memories[number])
-            compressed[number] = shift(new, compressed[number])
+            loss = loss + reconstruction(layer, inputs[index], old, new)
+            memories[index] = shift(inputs[index], memories[index])
+            compressed[index] = shift(new, compressed[index])
         losses.append(loss)
     total = torch.stack(losses).mean() if losses else torch.zeros((), dtype=torch.float64)
     return logits(decoder, outputs), total
 
 
-def reconstruction(layer: Any, biases: Tensor, states: States, old: States, new: States) -> Tensor:
+def reconstruction(layer: Any, states: States, old: States, new: States) -> Tensor:
     att = layer.attention
     dim = att.qkv.in_features
-    heads, width = biases.size(1), biases.size(2)
+    heads, width = att.u.shape
     w_q, w_k, w_v = (w.detach() for w in att.qkv.weight.split(dim))
 
     def prepared(x: Tensor) -> Tensor:
@@ -175,13 +175,13 @@ def reconstruction(layer: Any, biases: Tensor, states: States, old: States, new:
 
 
 def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
-    """Figure 2e; ``mem_len`` 0 is Appendix D's model, which has no memory at any scale."""
+    """Transformer-QL, Figure 2e; ``mem_len`` 0 is its Appendix D's model, which has no memory at any scale."""
     decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.biases.size(1) * decoder.biases.size(2)
+    rows, dim = tokens.size(0), decoder.u.numel()
     n_s, n_m = decoder.segment_len, decoder.mem_len
     window = n_s + n_m
     factors = [scale.factor for scale in decoder.lengths]
-    # Line 3, and the lengths of Section 2.3.
+    # Line 3, and the lengths of Transformer-QL, Section 2.3.
     seg_len, mem_len = [n_s], [n_m]
     for fine, coarse in itertools.pairwise(factors):
         seg_len.append(min(window // (coarse // fine), seg_len[-1]))
@@ -195,9 +195,9 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
         padded = F.pad(part, (0, n_s - real), value=4)
         states = embed(decoder, padded)
         accumulated: list[tuple[States, States]] = []
-        for number, layers in enumerate(decoder.scales):
-            if number:
-                ratio = factors[number] // factors[number - 1]
+        for i, layers in enumerate(decoder.scales):
+            if i:
+                ratio = factors[i] // factors[i - 1]
                 fine, fine_memory = accumulated[-1]
                 joined = fine_memory + fine
                 joined = joined[len(joined) % ratio :]
@@ -206,17 +206,17 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                 for block in blocks:
                     stacked = torch.stack(block)
                     pooled.append(stacked.amax(0) if decoder.compression == "max" else stacked.mean(0))
-                states = pooled[-seg_len[number] :]
-            moved = n_s // factors[number]
+                states = pooled[-seg_len[i] :]
+            moved = n_s // factors[i]
             for index, layer in enumerate(layers):
-                before = memory[number][index]
-                memory[number][index] = shift(states[:moved], before)
-                states = compute(layer, decoder.biases, states, before)
-            if layers[0].normalize_before:
-                # Every layer of Figure 2b ends in a layer norm; a pre-LN layer does not, so its scale does.
-                states = [norm(decoder.scale_norms[number], x) for x in states]
-            accumulated.append((states, memory[number][-1]))
-            memory[number][-1] = shift(states[:moved], memory[number][-1])
+                before = memory[i][index]
+                memory[i][index] = shift(states[:moved], before)
+                states = compute(layer, states, before)
+            if layers[0].ffn.norm is not None:
+                # Every layer of the figure ends in a layer norm; a pre-LN layer does not, so its scale does.
+                states = [norm(decoder.scale_norms[i], x) for x in states]
+            accumulated.append((states, memory[i][-1]))
+            memory[i][-1] = shift(states[:moved], memory[i][-1])
         combined = []
         for position in range(n_s):
             total = torch.zeros(rows, dim, dtype=torch.float64)
@@ -228,9 +228,9 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                     total = total + everything[len(everything) - 1 - behind]
             combined.append(total / len(factors))
         states = combined
-        for number, layer in enumerate(decoder.final):
-            before = final_memory[number]
-            final_memory[number] = shift(states, before)
-            states = compute(layer, decoder.biases, states, before)
+        for index, layer in enumerate(decoder.final):
+            before = final_memory[index]
+            final_memory[index] = shift(states, before)
+            states = compute(layer, states, before)
         outputs += states[:real]
     return logits(decoder, outputs)

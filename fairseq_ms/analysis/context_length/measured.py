@@ -61,9 +61,7 @@ def _randomised(decoder: StreamingDecoder, seed: int) -> StreamingDecoder:
 @torch.no_grad()
 def _last_segment(decoder: StreamingDecoder, inputs_RTD: Tensor) -> Tensor:
     """Outputs (R, n_s, D) of the last segment of embedded streams."""
-    states = decoder.new_memory(inputs_RTD.size(0)).states
-    for start in range(0, inputs_RTD.size(1), decoder.segment_len):
-        run = decoder.begin(states)
-        outputs = decoder.advance(run, inputs_RTD[:, start : start + decoder.segment_len])
-        states, _ = decoder.finish(run)
+    mems = decoder.new_memory(inputs_RTD.size(0)).states
+    for segment_RTD in inputs_RTD.split(decoder.segment_len, dim=1):
+        outputs, mems, _ = decoder.forward_segment(segment_RTD, mems)
     return outputs

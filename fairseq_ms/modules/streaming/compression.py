@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.modules.streaming.relative_attention import RelativeLayer
-from fairseq_ms.ops.attention import merge_heads, split_heads
+from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 
 
-def reconstruction_loss(layer: RelativeLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor) -> Tensor:
+def reconstruction_loss(
+    layer: TransformerXLLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
+) -> Tensor:
     """How differently the layer's heads read the compressed memory and the memory it was made of.
 
-    The mean squared difference of what attention by content alone (no positions, no biases) brings back from
+    The mean squared difference of what attention by content alone (no positions, neither u nor v) brings back from
     either. Only ``compressed`` passes a gradient on: everything else is detached, the layer's weights included.
     The mean is at least of float32: in half precision, its product with a sample size overflows, forward or backward.
     """
@@ -23,19 +24,21 @@ def reconstruction_loss(layer: RelativeLayer, segment_BTD: Tensor, old_BMD: Tens
     return F.mse_loss(by_compressed, by_old)
 
 
-def _read(layer: RelativeLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
+def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, D), with weights that are not trained."""
     attention, norm = layer.attention, layer.attention.norm
     weight_ED = attention.qkv.weight.detach()
-    heads, inner = attention.heads, weight_ED.size(0) // 3
+    inner = weight_ED.size(0) // 3
     if norm is not None:
         scale, offset = norm.weight.detach(), norm.bias.detach()
         segment_BTD, memory_BMD = (
             F.layer_norm(x, norm.normalized_shape, scale, offset, norm.eps) for x in (segment_BTD, memory_BMD)
         )
-    q = split_heads(F.linear(segment_BTD, weight_ED[:inner]), heads)
-    k, v = (split_heads(part, heads) for part in F.linear(memory_BMD, weight_ED[inner:]).split(inner, dim=-1))
-    return merge_heads(F.scaled_dot_product_attention(q, k, v))
+    # (B, T, N * H) -> (B, N, T, H)
+    q = F.linear(segment_BTD, weight_ED[:inner]).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+    kv = F.linear(memory_BMD, weight_ED[inner:]).unflatten(-1, (2, attention.heads, -1))
+    k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def falling_out(memory_BMD: Tensor, segment_BTD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lengths of segment and memory at every scale of a Transformer-QL, and its compression (Section 2.3)."""
+"""The scales of a Transformer-QL: their lengths, f_c and Accumulate (Transformer-QL, Section 2.3 and Figure 2)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class ScaleLengths:
         shift: how many states of a segment move into the memory
         trail: how many states before the segment are kept of the scale's output, for the compression into
             the next scale and for the accumulation
+        skipped: how many outputs of the finer scale, of those kept and the segment's, it does not reach
     """
 
     factor: int
@@ -30,96 +31,77 @@ class ScaleLengths:
     memory: int
     shift: int
     trail: int
+    skipped: int
 
 
 def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[ScaleLengths]:
     """The scales of a Transformer-QL with these lengths at its finest scale.
 
     The window, segment plus memory, is equally long at all scales. Without a memory at the finest scale there
-    is none at any, which is the paper's Multi-scale Transformer (Appendix D). The coarsest factor divides the
-    segment, and the factors divide each other.
+    is none at any, which is the paper's Multi-scale Transformer (Transformer-QL, Appendix D). The coarsest factor
+    divides the segment, and the factors divide each other.
     """
     window = segment + memory
     segments = [segment]
     ratios = [coarse // fine for fine, coarse in pairwise(factors)]
     for ratio in ratios:
         segments.append(min(window // ratio, segments[-1]))
-    scales = []
-    for number, (factor, length) in enumerate(zip(factors, segments)):
-        compressed = ratios[number] * segments[number + 1] if number + 1 < len(segments) else 0
+    scales, known = [], 0
+    for index, (factor, length) in enumerate(zip(factors, segments)):
+        compressed = ratios[index] * segments[index + 1] if index + 1 < len(segments) else 0
         # At the segment's beginning, accumulation takes the state before it, unless the segment reaches back.
         trail = max(compressed - length, 1 if factor > 1 and length == segment // factor else 0)
         scales.append(
             ScaleLengths(
                 factor=factor,
-                ratio=ratios[number - 1] if number else 1,
+                ratio=ratios[index - 1] if index else 1,
                 segment=length,
                 memory=window - length if memory else 0,
                 shift=segment // factor,
                 trail=trail,
+                skipped=known - ratios[index - 1] * length if index else 0,
             )
         )
+        known = trail + length
     return scales
 
 
 def compress(x_BTD: Tensor, ratio: int, kind: str) -> Tensor:
-    """Maximum or mean of every ``ratio`` states, (B, C * ratio, D) -> (B, C, D)."""
-    blocks = x_BTD.unflatten(1, (-1, ratio))
+    """f_c: maximum or mean of every ``ratio`` states, (B, T, D) -> (B, T // ratio, D), the unfinished rest left out."""
+    count = x_BTD.size(1) // ratio
+    blocks = x_BTD[:, : count * ratio].unflatten(1, (count, ratio))
     if kind == "avg":
         return blocks.mean(2)
     # Pairwise maxima, because the backward pass of amax compares every element again.
     best = blocks[:, :, 0]
-    for number in range(1, ratio):
-        best = torch.maximum(best, blocks[:, :, number])
+    for index in range(1, ratio):
+        best = torch.maximum(best, blocks[:, :, index])
     return best
 
 
-class ScaleOutput:
-    """The outputs of a scale over one segment, behind those that are remembered.
+def accumulate(states: Sequence[Tensor], scales: Sequence[ScaleLengths], count: int, start: int = 0) -> Tensor:
+    """Accumulate: the mean of all scales' outputs at tokens start .. start + count - 1 of a segment, (B, count, D).
 
     Args:
-        lengths: the scale
-        remembered_BTD: the last ``lengths.trail`` outputs before the segment
+        states: of every scale, the outputs (B, trail + T, D) before the segment and of it, as far as it has come
+        scales: their lengths
+        count, start: the tokens
     """
+    total = at_tokens(states[0], scales[0], count, start)
+    for of_scale, lengths in zip(states[1:], scales[1:]):
+        total = total + at_tokens(of_scale, lengths, count, start)
+    return total / len(states)
 
-    def __init__(self, lengths: ScaleLengths, remembered_BTD: Tensor) -> None:
-        self.lengths = lengths
-        self.states_BTD = remembered_BTD
-        self.compressed = 0
 
-    def append(self, x_BTD: Tensor) -> None:
-        """More outputs of the segment."""
-        self.states_BTD = torch.cat([self.states_BTD, x_BTD], dim=1)
-
-    def next_blocks(self, coarser: ScaleLengths) -> Tensor:
-        """The states that the next scale compresses into blocks and that it has not had yet, (B, C * ratio, D).
-
-        The blocks end where the segment ends: ``coarser.segment`` of them, the first from the memory.
-        """
-        first = self.lengths.trail + self.lengths.segment - coarser.ratio * coarser.segment
-        finished = max(0, (self.states_BTD.size(1) - first) // coarser.ratio)
-        start, end = first + coarser.ratio * self.compressed, first + coarser.ratio * finished
-        self.compressed = finished
-        return self.states_BTD[:, start:end]
-
-    def at_tokens(self, start: int, count: int) -> Tensor:
-        """For tokens start .. start + count - 1 of the segment, the latest output that has ended, (B, count, D)."""
-        factor = self.lengths.factor
-        # The state that has ended when the segment begins.
-        before = self.lengths.trail + self.lengths.segment - self.lengths.shift - 1
-        if factor == 1:
-            return self.states_BTD[:, before + 1 + start : before + 1 + start + count]
-        first, last = (start + 1) // factor, (start + count) // factor
-        states = self.states_BTD[:, before + first : before + last + 1]
-        repeated = states.unsqueeze(2).expand(-1, -1, factor, -1).flatten(1, 2)
-        skipped = (start + 1) % factor
-        return repeated[:, skipped : skipped + count]
-
-    def shifted(self) -> Tensor:
-        """What is remembered when the segment is over, without gradient."""
-        start = self.lengths.shift
-        return self.states_BTD[:, start : start + self.lengths.trail].detach()
-
-    def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
-        self.states_BTD = self.states_BTD.index_select(0, order)
+def at_tokens(states_BTD: Tensor, lengths: ScaleLengths, count: int, start: int = 0) -> Tensor:
+    """A scale's outputs, over-sampled: at every token the latest that has ended, (B, count, D)."""
+    factor = lengths.factor
+    # The state that ends with the segment's first token, if a state is a token; else the one before.
+    before = lengths.trail + lengths.segment - lengths.shift - 1
+    if factor == 1:
+        return states_BTD[:, before + 1 + start : before + 1 + start + count]
+    first, last = (start + 1) // factor, (start + count) // factor
+    ended = states_BTD[:, before + first : before + last + 1]
+    repeated = ended.unsqueeze(2).expand(-1, -1, factor, -1).flatten(1, 2)
+    skipped = (start + 1) % factor
+    return repeated[:, skipped : skipped + count]

@@ -14,6 +14,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, FairseqLang
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import packed_lstm
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.data.chunk_sampling import predicted_chunks
@@ -234,8 +235,9 @@ def _per_step(generation: Generation, name: str) -> Callable[[], float]:
 
 
 def sections(options: Options) -> Iterable[Section]:
-    """Steps and bytes of training, then generation, then MEGABYTE-pytorch where it is installed."""
+    """Steps and bytes of training, its LSTM by itself, generation, and MEGABYTE-pytorch where it is installed."""
     yield from _steps(options)
+    yield from packed_lstm.sections(options)
     yield from _generation(options)
     if megabyte_is_here():
         yield from _training(options)

@@ -14,12 +14,13 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, FairseqLang
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import packed_lstm
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.data.chunk_sampling import predicted_chunks
 from fairseq_ms.lm.registry import PRESETS
-from fairseq_ms.models.haed.config import SPACE
-from fairseq_ms.models.haed.model import IEM_CRITERION
+from fairseq_ms.models.haed.config import IEM_CRITERION, SPACE
+from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
 
 NAME = "haed"
 HELP = "haed: packed against padded decoder, first phase against end to end, generation against other models"
@@ -78,15 +79,17 @@ def loss_of(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 def padded_loss(model: FairseqLanguageModel, tokens: Tensor, pad: int) -> Tensor:
     """The loss by torch's own LSTM over chunks padded to the greatest length, the context beside every token."""
     decoder, source = model.decoder, tokens[:, :-1]
-    chunks = decoder.hierarchy.table(source)
-    main_MD = decoder.hierarchy(chunks)
-    longest = decoder.hierarchy.segmentation.max_length
+    chunks = decoder.segmentation(source)
+    main_MD = decoder.main(decoder.encoder(chunks.tokens_ML), chunks)
+    longest = decoder.segmentation.max_length
     read_ML = source.new_full((main_MD.shape[0], longest), pad)
     target_ML = read_ML.clone()
     read_ML[chunks.decoded_P, chunks.place_P] = source.flatten()[chunks.position_P]
     target_ML[chunks.decoded_P, chunks.place_P] = tokens[:, 1:].flatten()[chunks.position_P]
     context_MLD = main_MD.unsqueeze(1).expand(-1, longest, -1)
-    hidden_MLU, _ = decoder.speller.lstm.cell(torch.cat([decoder.speller.embed(read_ML), context_MLD], dim=2))
+    hidden_MLU, _ = decoder.chunk_decoder.lstm.cell(
+        torch.cat([decoder.chunk_decoder.embed(read_ML), context_MLD], dim=2)
+    )
     return loss_of(decoder.project(hidden_MLU), target_ML, pad)
 
 
@@ -114,7 +117,9 @@ class Steps:
         return padded_loss(self.model, self.tokens, self.pad)
 
     def first_phase(self) -> Tensor:
-        found = self.first(self.tokens, lambda own: predicted_chunks(self.first.hierarchy, self.further))
+        candidates = [predicted_chunks(self.first.segmentation, tokens) for tokens in (self.tokens, self.further)]
+        candidates_KL, _, counts_K = unique_chunks(torch.cat(candidates))
+        found = self.first(self.tokens, candidates_KL, counts_K)
         return found.loss / found.rank_N.numel()
 
     def backward(self, loss: Callable[[], Tensor]) -> None:
@@ -230,8 +235,9 @@ def _per_step(generation: Generation, name: str) -> Callable[[], float]:
 
 
 def sections(options: Options) -> Iterable[Section]:
-    """Steps and bytes of training, then generation, then MEGABYTE-pytorch where it is installed."""
+    """Steps and bytes of training, its LSTM by itself, generation, and MEGABYTE-pytorch where it is installed."""
     yield from _steps(options)
+    yield from packed_lstm.sections(options)
     yield from _generation(options)
     if megabyte_is_here():
         yield from _training(options)

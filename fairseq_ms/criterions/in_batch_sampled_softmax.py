@@ -6,19 +6,26 @@ from typing import Any
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import MonolingualDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
-from fairseq_ms.data.chunk_sampling import ChunkFrequencies, predicted_chunks, random_blocks
+from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy, extended
+from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
+from fairseq_ms.modules.hierarchical.segmentation import Segmentation
+
+Sample = dict[str, Any]
+"""A batch as fairseq collates it, or what is logged of one."""
 
 # Rows of tokens in which chunks are counted at a time.
 _COUNTED_AT_ONCE = 64
-# The first number of a key, so that no two uses of the seed draw the same blocks.
+# The first entry of a key, so that no two uses of the seed draw the same blocks.
 _NEGATIVES, _COUNTING = 1, 2
 
 
@@ -45,7 +52,7 @@ class InBatchSampledSoftmaxConfig(FairseqDataclass):
 
 @register_criterion("in_batch_sampled_softmax", dataclass=InBatchSampledSoftmaxConfig)
 class InBatchSampledSoftmax(FairseqCriterion):
-    """Softmax over chunks in the space of the encoder (Hierarchical Attention Encoder Decoder, 3.2 and Appendix B).
+    """Softmax over chunks in the space of the encoder (HAED, Section 3.2 and Appendix B).
 
     Candidates for a chunk are all chunks that are predicted in this batch, and those of ``negative_batches`` further
     batches of as many random blocks of the training data. Which blocks is a function of the seed, of the number of
@@ -58,7 +65,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
 
     def __init__(
         self,
-        task: Any,
+        task: FairseqTask,
         negative_batches: int,
         log_q_correction: str,
         log_q_blocks: int,
@@ -79,24 +86,24 @@ class InBatchSampledSoftmax(FairseqCriterion):
         self.log_q_blocks = log_q_blocks
         self.gather_negatives = gather_negatives
         self.seed = seed
-        self._counted: tuple[Any, ChunkFrequencies] | None = None
+        self._counted: tuple[MonolingualDataset, ChunkFrequencies] | None = None
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> tuple[Tensor, int, Sample]:
         """The summed loss, the number of chunks predicted and what is logged."""
-        hierarchy = getattr(model, "hierarchy", None)
-        if not isinstance(hierarchy, Hierarchy):
+        segmentation = getattr(model, "segmentation", None)
+        if not isinstance(segmentation, Segmentation):
             raise UsageError(
                 "--criterion in_batch_sampled_softmax trains the first phase of haed and hred only: "
                 f"got a {type(model).__name__}"
             )
         tokens_BT = extended(sample["net_input"]["src_tokens"], sample["target"], self.padding_idx)
-
-        def negatives(own_NL: Tensor) -> Tensor:
-            drawn_KL = self._drawn(model, hierarchy, sample, own_NL)
-            return self._of_other_processes(torch.cat([own_NL, drawn_KL]), own_NL.shape[0])
-
-        log_q = self._frequencies(hierarchy, tokens_BT.device).log_q if self.corrected else None
-        found = model(tokens_BT, negatives, log_q)
+        own_NL = predicted_chunks(segmentation, tokens_BT)
+        local_KL = torch.cat([own_NL, self._drawn(model, sample)])
+        candidates_KL, _, counts_K = unique_chunks(self._of_all_processes(local_KL))
+        log_q_K = None
+        if self.corrected:
+            log_q_K = self._frequencies(segmentation, tokens_BT.device).log_q(candidates_KL)
+        found = model(tokens_BT, candidates_KL, counts_K, log_q_K)
         predicted = found.rank_N.numel()
         logging_output = {
             "loss": found.loss.data,
@@ -109,23 +116,24 @@ class InBatchSampledSoftmax(FairseqCriterion):
         }
         return found.loss, predicted, logging_output
 
-    def _drawn(self, model: Any, hierarchy: Hierarchy, sample: dict[str, Any], own_NL: Tensor) -> Tensor:
+    def _drawn(self, model: BaseFairseqModel, sample: Sample) -> Tensor:
         """The chunks of the further batches."""
-        if self.negative_batches == 0:
-            return own_NL[:0]
+        tokens_BT = sample["target"]
         # Validation asks for the same negatives every time, so that its losses compare.
         update = model.update + 1 if model.training else 0
         key = [self.seed, _NEGATIVES, update, *sample["id"].tolist()]
-        count = self.negative_batches * sample["target"].size(0)
+        count = self.negative_batches * tokens_BT.size(0)
+        if count == 0:
+            return tokens_BT.new_empty(0, model.segmentation.max_length)
         blocks_BT = random_blocks(self._dataset(), count, key, self.padding_idx)
-        return predicted_chunks(hierarchy, blocks_BT.to(own_NL.device))
+        return predicted_chunks(model.segmentation, blocks_BT.to(tokens_BT.device))
 
-    def _dataset(self) -> Any:
+    def _dataset(self) -> MonolingualDataset:
         """The training data; where it is not loaded, as under ``fairseq-validate``, what is."""
         datasets = self.task.datasets
         return datasets["train"] if "train" in datasets else next(iter(datasets.values()))
 
-    def _frequencies(self, hierarchy: Hierarchy, device: torch.device) -> ChunkFrequencies:
+    def _frequencies(self, segmentation: Segmentation, device: torch.device) -> ChunkFrequencies:
         """Counted once for every dataset: fairseq loads another one where the data come in shards."""
         dataset = self._dataset()
         if self._counted is None or self._counted[0] is not dataset:
@@ -139,32 +147,31 @@ class InBatchSampledSoftmax(FairseqCriterion):
                 ).to(device)
                 for start in starts
             )
-            self._counted = (dataset, ChunkFrequencies(hierarchy, batches))
+            self._counted = (dataset, ChunkFrequencies(segmentation, batches))
         return self._counted[1]
 
-    def _of_other_processes(self, candidates_KL: Tensor, own: int) -> Tensor:
-        """The candidates that do not come from this batch: those drawn and, if asked for, all of other processes.
+    def _of_all_processes(self, candidates_KL: Tensor) -> Tensor:
+        """The candidates of this process and, if asked for, those of all others.
 
         Tokens travel and not encodings: every process encodes all candidates itself, so that each positive's loss,
         with all of its gradient, is computed in one place, and summing over processes gives that of the joint batch.
         """
         world = distributed.get_data_parallel_world_size()
         if not self.gather_negatives or world == 1:
-            return candidates_KL[own:]
-        group, rank = distributed.get_data_parallel_group(), distributed.get_data_parallel_rank()
+            return candidates_KL
+        group = distributed.get_data_parallel_group()
         size = torch.tensor([candidates_KL.shape[0]], device=candidates_KL.device)
         sizes = [int(each) for each in distributed.all_gather(size, group)]
         padded_KL = candidates_KL.new_full((max(sizes), candidates_KL.shape[1]), self.padding_idx)
-        padded_KL[: sizes[rank]] = candidates_KL
+        padded_KL[: candidates_KL.shape[0]] = candidates_KL
         gathered = distributed.all_gather(padded_KL, group)
-        others = [gathered[other][:count] for other, count in enumerate(sizes) if other != rank]
-        return torch.cat([candidates_KL[own:], *others])
+        return torch.cat([each_KL[:count] for each_KL, count in zip(gathered, sizes, strict=True)])
 
     @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+    def reduce_metrics(logging_outputs: list[Sample]) -> None:
         """Bits a chunk, share of chunks ranked first and among the first five, and negatives a chunk."""
 
-        def total(name: str) -> Any:
+        def total(name: str) -> float:
             return sum(log.get(name, 0) for log in logging_outputs)
 
         predicted = total("sample_size")

@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from fairseq.data import MonolingualDataset
 from torch import Tensor
 
-from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy
+from fairseq_ms.modules.hierarchical.segmentation import Segmentation
 
 
-def random_blocks(dataset: Any, count: int, key: Sequence[int], pad: int) -> Tensor:
+def random_blocks(dataset: MonolingualDataset, count: int, key: Sequence[int], pad: int) -> Tensor:
     """``count`` blocks of a fairseq ``MonolingualDataset``, drawn with replacement: (count, T + 1) padded tokens.
 
     Each is a block's source with its last target behind it. The same key gives the same blocks.
     """
-    numbers = np.random.default_rng(list(key)).integers(len(dataset), size=count)
-    items = [dataset[int(number)] for number in numbers]
+    indices = np.random.default_rng(list(key)).integers(len(dataset), size=count)
+    items = [dataset[int(index)] for index in indices]
     rows = [torch.cat([item["source"], item["target"][-1:]]) for item in items]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
 
 
-def predicted_chunks(hierarchy: Hierarchy, tokens_BT: Tensor) -> Tensor:
+def extended(src_tokens_BT: Tensor, target_BT: Tensor, pad: int) -> Tensor:
+    """The source tokens of each row and, behind its last one, its last target: (B, T + 1)."""
+    tokens_BT = torch.cat([src_tokens_BT, torch.full_like(src_tokens_BT[:, :1], pad)], dim=1)
+    lengths_B1 = (src_tokens_BT != pad).sum(dim=1, keepdim=True)
+    last_B1 = target_BT.gather(1, (lengths_B1 - 1).clamp(min=0))
+    return tokens_BT.scatter(1, lengths_B1, last_B1)
+
+
+def predicted_chunks(segmentation: Segmentation, tokens_BT: Tensor) -> Tensor:
     """The finished chunks of a batch but the first of each row, which nothing predicts: (M, L) padded tokens."""
-    chunks = hierarchy.table(tokens_BT)
-    return chunks.tokens_ML[chunks.number_M() > 0]
+    chunks = segmentation(tokens_BT)
+    return chunks.tokens_ML[chunks.index_M() > 0]
 
 
 class ChunkFrequencies:
     """How often each chunk occurs in a sample of a dataset.
 
     Args:
-        hierarchy: knows where chunks end.
+        segmentation: knows where chunks end.
         batches: (B, T) batches of tokens to count in.
     """
 
-    def __init__(self, hierarchy: Hierarchy, batches: Iterable[Tensor]) -> None:
+    def __init__(self, segmentation: Segmentation, batches: Iterable[Tensor]) -> None:
         self.counts: dict[bytes, int] = {}
         self.total = 0
         for tokens_BT in batches:
-            distinct_UL, counts_U = torch.unique(predicted_chunks(hierarchy, tokens_BT), dim=0, return_counts=True)
+            distinct_UL, counts_U = torch.unique(predicted_chunks(segmentation, tokens_BT), dim=0, return_counts=True)
             for key, count in zip(_keys(distinct_UL), counts_U.tolist(), strict=True):
                 self.counts[key] = self.counts.get(key, 0) + count
                 self.total += count

@@ -17,27 +17,22 @@ from fairseq_ms.modules.output import TiedOutput, untied_output
 _STATE = "fairseq_ms"
 
 
-class Decoder(FairseqIncrementalDecoder):
+class BaseDecoder(FairseqIncrementalDecoder):
     """fairseq's decoder protocol over a language model that maps tokens to features.
 
-    A subclass builds its layers on ``self.embed`` and implements ``features`` and ``new_state``.
+    A subclass builds its layers and its output, ``project`` or ``adaptive_softmax``, and implements ``features`` and
+    ``new_state``.
 
     Args:
-        cfg: the model's flags
         dictionary: the target dictionary
-        embed: word and position embeddings
+        positions: longest sequence of tokens, without the one that ``--add-bos-token`` puts before it
     """
 
-    def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
+    def __init__(self, dictionary: Any, positions: int) -> None:
         super().__init__(dictionary)
-        self.embed = embed
-        self.positions = fill_in_positions(cfg)
-        self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
+        self.positions = positions
+        self.adaptive_softmax: nn.Module | None = None
         self.project: nn.Module | None = None
-        if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
-            self.project = TiedOutput(embed.words)  # type: ignore[arg-type]
-        elif self.adaptive_softmax is None:
-            self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
 
     @abstractmethod
     def features(self, tokens_BT: Tensor) -> Tensor:
@@ -114,6 +109,27 @@ class Decoder(FairseqIncrementalDecoder):
         self.reorder_incremental_state_scripting(incremental_state, new_order)
 
 
+class Decoder(BaseDecoder):
+    """A decoder that embeds words with their positions and predicts words, perhaps by the same embedding.
+
+    A subclass builds its layers on ``self.embed``.
+
+    Args:
+        cfg: the model's flags
+        dictionary: the target dictionary
+        embed: word and position embeddings
+    """
+
+    def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
+        super().__init__(dictionary, fill_in_positions(cfg))
+        self.embed = embed
+        self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
+        if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
+            self.project = TiedOutput(embed.words)  # type: ignore[arg-type]
+        elif self.adaptive_softmax is None:
+            self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
+
+
 class LanguageModel(FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
 
@@ -122,7 +138,7 @@ class LanguageModel(FairseqLanguageModel):
 
     decoder_class: ClassVar[type[Decoder]]
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: BaseDecoder) -> None:
         super().__init__(decoder)
         self.encoder = PromptReader(decoder.dictionary.pad())
 

@@ -1,4 +1,4 @@
-"""An LSTM over sequences packed by length, whose repeated inputs are projected once."""
+"""An LSTM over sequences of unequal lengths, packed by length, whose repeated inputs are projected once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,67 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.modules.hierarchical.chunks import Packing
 from fairseq_ms.ops.linear import PackedWeight, pack, packed_linear
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequences of different lengths laid out step-major: step 0 of all of them, then step 1 of those that have one.
+
+    Attributes:
+        order_M: the sequences by decreasing length (ties in their given order).
+        rank_M: the place of each sequence in that order.
+        lengths_M: their lengths as given, each at least 1.
+        batch_sizes: how many sequences have a step s, for every s.
+    """
+
+    order_M: Tensor
+    rank_M: Tensor
+    lengths_M: Tensor
+    batch_sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths_M: Tensor) -> Packing:
+        """Pack M sequences of the given lengths."""
+        order_M = torch.argsort(lengths_M, descending=True, stable=True)
+        rank_M = torch.empty_like(order_M)
+        rank_M[order_M] = torch.arange(order_M.numel(), device=order_M.device)
+        # The shapes of all that follows depend on the data, so the lengths have to be known on the host: one transfer.
+        count_S = torch.bincount(lengths_M).tolist()
+        assert not count_S or count_S[0] == 0, "an empty sequence cannot be packed"
+        longer, sizes = lengths_M.numel(), []
+        for count in count_S[:-1]:
+            longer -= count
+            sizes.append(longer)
+        return cls(order_M, rank_M, lengths_M, tuple(sizes))
+
+    def place(self, sequence_P: Tensor, step_P: Tensor) -> Tensor:
+        """Row in the packed layout of step ``step_P`` of sequence ``sequence_P``."""
+        sizes_S = torch.tensor(self.batch_sizes, device=step_P.device, dtype=torch.long)
+        return (sizes_S.cumsum(0) - sizes_S)[step_P] + self.rank_M[sequence_P]
+
+    def last(self) -> Tensor:
+        """Row in the packed layout of the last step of each of the M sequences."""
+        return self.place(torch.arange(self.rank_M.numel(), device=self.rank_M.device), self.lengths_M - 1)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The P steps of all sequences of a batch, in any order.
+
+    Attributes:
+        symbol_P: row of the table that each step reads.
+        sequence_P: the sequence it belongs to, from 0; none of the M sequences is empty.
+        step_P: its place in that sequence, from 0.
+        slot_P: row of the result that its hidden state is written to, each at most once.
+        slots: rows F of the result; those that no step fills are zero.
+    """
+
+    symbol_P: Tensor
+    sequence_P: Tensor
+    step_P: Tensor
+    slot_P: Tensor
+    slots: int
 
 
 @dataclass
@@ -32,14 +91,15 @@ class LSTM(nn.Module):
 
     The input of step s of sequence m is ``[table[symbol(m, s)], context[m]]``: a decoder's characters beside what the
     main model says about the chunk. A symbol occurs many times and a context serves a whole chunk, so both are
-    projected to the gates once and the projections are looked up.
+    projected to the gates once and the projections are looked up. The naive twins are torch's own ``nn.LSTM`` and, for
+    the capped gate, a loop over steps (``tests/naive/hierarchical.py``).
 
     Args:
         table_dim: width I of the table.
         context_dim: width D of the context, 0 for none.
         units: hidden units U.
         capped: hold the input gate at most at 1 - forget gate, which keeps the cell between -1 and 1
-            (Hierarchical Attention Encoder Decoder, Appendix A).
+            (HAED, Appendix A).
     """
 
     def __init__(self, table_dim: int, context_dim: int, units: int, capped: bool = False) -> None:
@@ -51,38 +111,24 @@ class LSTM(nn.Module):
         self.cell = nn.LSTM(table_dim + context_dim, units, batch_first=True)
         self.packed: PackedWeight | None = None
 
-    def forward(
-        self,
-        table_RI: Tensor,
-        symbol_P: Tensor,
-        context_MD: Tensor | None,
-        packing: Packing,
-        slot_P: Tensor,
-        slots: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Run over packed sequences from a zero state.
+    def forward(self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps) -> Tensor:
+        """Hidden states (F, U) of all steps, from a zero state; a table (R, I) and one context a sequence."""
+        return self._run(table_RI, context_MD, steps)[0]
 
-        Args:
-            table_RI: (R, I) what there is to look up.
-            symbol_P: (P,) row of the table for every step, step-major (see ``Packing``).
-            context_MD: (M, D) one vector a sequence, or None.
-            packing: the M sequences.
-            slot_P: (P,) where in the result the hidden state of every step goes, each place at most once.
-            slots: rows F of the result; those that no step fills are zero.
+    def with_last_cells(self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps) -> tuple[Tensor, Tensor]:
+        """As ``forward``, with the cell states (M, U) behind the last step of each sequence, detached."""
+        hidden_FU, cell_XU, last_M = self._run(table_RI, context_MD, steps)
+        return hidden_FU, cell_XU.detach().index_select(0, last_M)
 
-        Returns:
-            hidden states (F, U), and cell states (P, U) in step-major order, detached.
-        """
-        if table_RI.is_cuda and not self.capped:
-            return self._cudnn(table_RI, symbol_P, context_MD, packing, slot_P, slots)
-        gates_R4U = self.project_table(table_RI)
-        gates_M4U = None
-        if context_MD is not None:
-            gates_M4U = self.project_context(context_MD.index_select(0, packing.order_M))
-        weight = self.weights()[1]
-        return _PackedLSTM.apply(  # type: ignore[no-any-return]
-            gates_R4U.to(weight.dtype), gates_M4U, weight, symbol_P, slot_P, packing.batch_sizes, slots, self.capped
-        )
+    def _run(self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states, some cell states, and which of these are the last ones of the M sequences."""
+        packing = Packing.of(torch.bincount(steps.sequence_P))
+        place_P = packing.place(steps.sequence_P, steps.step_P)
+        symbol_P = torch.empty_like(place_P).index_copy_(0, place_P, steps.symbol_P)
+        slot_P = torch.empty_like(place_P).index_copy_(0, place_P, steps.slot_P)
+        context_MD = None if context_MD is None else context_MD.index_select(0, packing.order_M)
+        run = self._cudnn if table_RI.is_cuda and not self.capped else self._packed
+        return run(table_RI, symbol_P, context_MD, packing, slot_P, steps.slots)
 
     def weights(self) -> list[Tensor]:
         """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,): gates i, f, g, o."""
@@ -116,9 +162,27 @@ class LSTM(nn.Module):
         """fairseq's hook, called once before evaluation and generation."""
         self.packed = pack(self.weights()[1])
 
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+    def _apply(self, fn, recurse: bool = True):
         self.packed = None
         return super()._apply(fn, recurse)
+
+    def _packed(
+        self,
+        table_RI: Tensor,
+        symbol_P: Tensor,
+        context_MD: Tensor | None,
+        packing: Packing,
+        slot_P: Tensor,
+        slots: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """By hand: steps are packed, and contexts in the packing's order."""
+        gates_R4U = self.project_table(table_RI)
+        gates_M4U = None if context_MD is None else self.project_context(context_MD)
+        weight = self.weights()[1]
+        hidden_FU, cell_PU = _PackedLSTM.apply(
+            gates_R4U.to(weight.dtype), gates_M4U, weight, symbol_P, slot_P, packing.batch_sizes, slots, self.capped
+        )
+        return hidden_FU, cell_PU, packing.last()
 
     def _cudnn(
         self,
@@ -128,27 +192,22 @@ class LSTM(nn.Module):
         packing: Packing,
         slot_P: Tensor,
         slots: int,
-    ) -> tuple[Tensor, Tensor]:
-        """The same through one fused call, for devices that have one. It returns final cell states only."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same through one fused call, for devices that have one."""
         x_PI = F.embedding(symbol_P, table_RI)
         if context_MD is not None:
-            sequence_P = torch.cat([packing.order_M[:size] for size in packing.batch_sizes])
-            x_PI = torch.cat([x_PI, context_MD.index_select(0, sequence_P)], dim=1)
-        packed, (_, last_cell) = self.cell(PackedSequence(x_PI, torch.tensor(packing.batch_sizes)))
+            x_PI = torch.cat([x_PI, torch.cat([context_MD[:size] for size in packing.batch_sizes])], dim=1)
+        packed, (_, cell_1MU) = self.cell(PackedSequence(x_PI, torch.tensor(packing.batch_sizes)))
         hidden_PU = packed.data
         hidden_FU = hidden_PU.new_zeros(slots, self.units).index_copy(0, slot_P, hidden_PU)
-        # The kernel keeps the cell states of inner steps to itself; a sequence's last one goes where its last step is.
-        lengths_M = torch.tensor(packing.lengths, device=symbol_P.device)
-        last_M = packing.step_major(packing.order_M, lengths_M - 1)
-        cell_PU = torch.full_like(hidden_PU, float("nan")).index_copy(0, last_M, last_cell[0].to(hidden_PU.dtype))
-        return hidden_FU, cell_PU.detach()
+        return hidden_FU, cell_1MU[0], packing.rank_M
 
 
 class _PackedLSTM(torch.autograd.Function):
     """The recurrence over step-major packed gates; keeps the activated gates and the cells, 5U numbers a step."""
 
     @staticmethod
-    def forward(ctx, table, context, weight, symbol, slot, sizes, slots, capped):  # type: ignore[no-untyped-def]
+    def forward(ctx, table, context, weight, symbol, slot, sizes, slots, capped):
         total, units = symbol.numel(), weight.shape[1]
         gates = table.index_select(0, symbol)
         cells = gates.new_empty(total, units)
@@ -181,7 +240,7 @@ class _PackedLSTM(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_hidden, _grad_cells):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_hidden, _grad_cells):
         gates, cells, hidden, weight, symbol, slot = ctx.saved_tensors
         sizes, units = ctx.sizes, weight.shape[1]
         grad_gates = torch.empty_like(gates)
@@ -235,9 +294,9 @@ class _PackedLSTM(torch.autograd.Function):
 
 def _sigmoid_backward_(grad: Tensor, output: Tensor) -> Tensor:
     """In place: the gradient of a sigmoid's input from that of its output."""
-    return torch.ops.aten.sigmoid_backward.grad_input(grad, output, grad_input=grad)  # type: ignore[no-any-return]
+    return torch.ops.aten.sigmoid_backward.grad_input(grad, output, grad_input=grad)
 
 
 def _tanh_backward_(grad: Tensor, output: Tensor) -> Tensor:
     """In place: the gradient of a tanh's input from that of its output."""
-    return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad)  # type: ignore[no-any-return]
+    return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad)

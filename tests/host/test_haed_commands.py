@@ -70,7 +70,7 @@ def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_pa
     assert "lr_decoder" not in last
     assert 0.0 <= float(last["top1"]) <= float(last["top5"]) <= 100.0
     assert float(last["negatives"]) > 20.0
-    assert {name.split(".")[0] for name in saved(first)} == {"hierarchy", "query"}
+    assert {name.split(".")[0] for name in saved(first)} == {"encoder", "main", "query"}
 
     logged = hydra_train(
         *("characters_finetune", data, second, "optimization.max_update=4"),
@@ -80,16 +80,16 @@ def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_pa
     assert float(logged[3]["lr_decoder"]) == pytest.approx(cosine(2 / 3, 0.002, 0.0001), rel=1e-3)
     assert float(logged[3]["lr_main"]) == pytest.approx(cosine(2 / 3, 0.00035, 0.0000175), rel=1e-3)
     log = (second / "log.txt").read_text()
-    assert re.search(r"from the first phase: hierarchy.encoder \(5 tensors\), hierarchy.main .* loaded; new: ", log)
-    assert re.search(r"new: speller.embed \(1 tensors\), speller.lstm .*, project", log)
+    assert re.search(r"from the first phase: encoder \(5 tensors\), main .* loaded; new: ", log)
+    assert re.search(r"new: chunk_decoder.embed \(1 tensors\), chunk_decoder.lstm .*, project", log)
     before, after = saved(first), saved(second)
     moved = {}
     for name, value in before.items():
-        if name.startswith("hierarchy."):
+        if not name.startswith("query."):
             change = float((after[f"decoder.{name}"] - value).abs().max())
             # Adam moves no weight by much more than the learning rate an update.
             assert change < 4 * 0.002 * 1.5, f"{name} did not come from the first phase"
-            moved[name.split(".")[1]] = max(change, moved.get(name.split(".")[1], 0.0))
+            moved[name.split(".")[0]] = max(change, moved.get(name.split(".")[0], 0.0))
     assert min(moved.values()) > 0.0
     assert moved["main"] < moved["encoder"], "the main model has the lower rate"
 
@@ -138,11 +138,15 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
     flags = {**SMALL, "criterion": "cross_entropy"}
     first = build("haed", {**flags, "criterion": "in_batch_sampled_softmax"}, dictionary(4))
     model = build("haed", flags, dictionary(4))
-    decoder = {name: value.clone() for name, value in model.state_dict().items() if "hierarchy" not in name}
+    decoder = {
+        name: value.clone()
+        for name, value in model.state_dict().items()
+        if not name.startswith(("decoder.encoder.", "decoder.main."))
+    }
     with caplog.at_level("INFO"):
         model.load_state_dict(first.state_dict(), strict=True)
     for name, value in first.state_dict().items():
-        if name.startswith("hierarchy."):
+        if not name.startswith("query."):
             assert torch.equal(model.state_dict()[f"decoder.{name}"], value)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in decoder.items())
     assert "query.weight (1 tensors), query.bias (1 tensors)" in caplog.text

@@ -10,9 +10,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed.model import HAED, HRED
-from fairseq_ms.modules.hierarchical.chunks import Packing, unique_chunks
+from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
 from fairseq_ms.modules.hierarchical.segmentation import Segmentation
-from fairseq_ms.ops.lstm import LSTM
+from fairseq_ms.ops.lstm import LSTM, Packing, Steps
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
 from tests.registry import build, dictionary
@@ -52,7 +52,7 @@ def test_the_names_are_ours() -> None:
 @pytest.mark.parametrize("longest", [1, 2, 3, 12])
 def test_chunks_end_where_a_loop_over_the_past_says(kind: str, longest: int) -> None:
     separators = (4, 2) if kind == "words" else ()
-    segmentation = Segmentation(kind, longest, separators, 9)
+    segmentation = Segmentation(kind, longest, separators, 9, 1)
     rng = random.Random(longest)
     for _ in range(20):
         tokens, lengths = ragged_tokens(rng, 3, rng.randint(1, 40))
@@ -71,7 +71,7 @@ def test_chunks_end_where_a_loop_over_the_past_says(kind: str, longest: int) -> 
 
 
 def test_padding_in_the_middle_of_a_row_counts_for_nothing() -> None:
-    segmentation = Segmentation("words", 3, (4,), 9)
+    segmentation = Segmentation("words", 3, (4,), 9, 1)
     tokens = torch.tensor([[2, 5, 6, 4, 7, 8, 5, 6, 4]])
     holed = torch.tensor([[2, 5, 1, 6, 4, 1, 1, 7, 8, 5, 6, 4]])
     ends, holed_ends = segmentation.ends(tokens, tokens != 1), segmentation.ends(holed, holed != 1)
@@ -106,18 +106,18 @@ def test_logits_and_gradients_equal_those_of_the_naive_model(parts: tuple[str, .
             torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def packed_sequences(lengths: torch.Tensor) -> tuple[Packing, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A packing with, for every token in reading order, its sequence, its step and its packed row."""
-    packing = Packing.of(lengths)
+def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For every token in reading order, its sequence and its step."""
     sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    step = torch.cat([torch.arange(int(length)) for length in lengths])
-    return packing, sequence, step, packing.step_major(sequence, step)
+    return sequence, torch.cat([torch.arange(int(length)) for length in lengths])
 
 
 @pytest.mark.parametrize("context_dim", [0, 5])
 def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
     lengths = torch.tensor([3, 1, 7, 3, 2])
-    packing, sequence, step, packed = packed_sequences(lengths)
+    sequence, step = reading_order(lengths)
+    packing = Packing.of(lengths)
+    packed = packing.place(sequence, step)
     total = int(lengths.sum())
     assert sorted(packed.tolist()) == list(range(total))
     assert sum(packing.batch_sizes) == total
@@ -125,9 +125,9 @@ def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
     table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
     context = torch.randn(5, context_dim, dtype=torch.double, requires_grad=True)
     symbols = torch.randint(0, 9, (total,))
-    symbol_P = torch.empty_like(packed).index_copy_(0, packed, symbols)
-    slot_P = torch.empty_like(packed).index_copy_(0, packed, torch.arange(total))
-    hidden, cell = lstm(table, symbol_P, context if context_dim else None, packing, slot_P, total + 2)
+    steps = Steps(symbols, sequence, step, torch.arange(total), total + 2)
+    hidden, cell = lstm.with_last_cells(table, context if context_dim else None, steps)
+    assert torch.equal(hidden, lstm(table, context if context_dim else None, steps))
     assert not hidden[total:].any()
 
     padded = torch.zeros(5, 7, 4 + context_dim, dtype=torch.double)
@@ -135,7 +135,7 @@ def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
     in_torch, (_, last) = lstm.cell(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False))
     expected = pad_packed_sequence(in_torch, batch_first=True)[0][sequence, step]
     torch.testing.assert_close(hidden[:total], expected, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(cell[packing.step_major(torch.arange(5), lengths - 1)], last[0], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(cell, last[0], rtol=1e-12, atol=1e-13)
 
     weights = torch.randn_like(expected)
     wanted = [table, *([context] if context_dim else []), *lstm.parameters()]
@@ -147,7 +147,8 @@ def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
 
 def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
     lengths = torch.tensor([40, 31])
-    packing, _, _, packed = packed_sequences(lengths)
+    sequence, step = reading_order(lengths)
+    steps = Steps(torch.zeros_like(step), sequence, step, torch.arange(71), 71)
     # A large input with open gates lets the cell of a common LSTM grow by almost one a step.
     table = torch.full((1, 1), 30.0)
     largest = {}
@@ -156,7 +157,7 @@ def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
         lstm = LSTM(1, 0, 4, capped)
         with torch.no_grad():
             lstm.cell.weight_ih_l0.fill_(1.0)
-            _, cell = lstm(table, torch.zeros_like(packed), None, packing, packed, packed.numel())
+            _, cell = lstm.with_last_cells(table, None, steps)
         largest[capped] = float(cell.abs().max())
     assert largest[False] > 5.0
     assert largest[True] <= 1.0
@@ -164,16 +165,16 @@ def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
 
 def test_equal_chunks_are_encoded_once() -> None:
     model, _ = small_model(3, encoder="mlp", segmentation="words")
-    encoder = model.decoder.hierarchy.encoder
+    encoder = model.decoder.encoder
     seen = []
     encoder.first.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
-    longest = model.decoder.hierarchy.segmentation.max_length
+    longest = model.decoder.segmentation.max_length
     chunks = torch.full((6, longest), 1)
     chunks[:, 0] = torch.tensor([5, 6, 5, 5, 6, 7])
     together = encoder(chunks)
     assert seen == [3]
-    for number in range(6):
-        torch.testing.assert_close(together[number], encoder(chunks[number : number + 1])[0])
+    for index in range(6):
+        torch.testing.assert_close(together[index], encoder(chunks[index : index + 1])[0])
     assert unique_chunks(chunks)[2].tolist() == [3, 2, 1]
 
 
@@ -193,7 +194,7 @@ def test_unique_chunks_are_those_of_torch_unique_by_rows(vocabulary: int, length
 def test_every_parameter_is_in_the_group_of_its_part() -> None:
     model, _ = small_model(0)
     for name, parameter in model.named_parameters():
-        part = {"encoder": "encoder", "main": "main"}.get(name.split(".")[2], "decoder")
+        part = {"encoder": "encoder", "main": "main"}.get(name.split(".")[1], "decoder")
         assert parameter.param_group == part, name
 
 
@@ -230,13 +231,13 @@ def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sente
 
 def test_the_papers_model_has_the_papers_sizes() -> None:
     model = build("haed", {"criterion": "cross_entropy", "decoder_units": 1024}, dictionary(200))
-    hierarchy = model.decoder.hierarchy
-    assert [tuple(layer.weight.shape) for layer in (hierarchy.encoder.first, hierarchy.encoder.second)] == [
+    decoder = model.decoder
+    assert [tuple(layer.weight.shape) for layer in (decoder.encoder.first, decoder.encoder.second)] == [
         (256, 120),
         (256, 256),
     ]
-    assert hierarchy.main.positions.weight.shape[1] == 100
-    attention = hierarchy.main.stack.layers[0].attention
-    assert (len(hierarchy.main.stack.layers), attention.heads, attention.qkv.weight.shape) == (6, 8, (768, 356))
-    assert hierarchy.main.stack.layers[0].ffn.up.weight.shape == (1424, 356)
-    assert model.decoder.speller.lstm.cell.weight_ih_l0.shape == (4 * 1024, 10 + 356)
+    assert decoder.main.positions.weight.shape[1] == 100
+    attention = decoder.main.stack.layers[0].attention
+    assert (len(decoder.main.stack.layers), attention.heads, attention.qkv.weight.shape) == (6, 8, (768, 356))
+    assert decoder.main.stack.layers[0].ffn.up.weight.shape == (1424, 356)
+    assert decoder.chunk_decoder.lstm.cell.weight_ih_l0.shape == (4 * 1024, 10 + 356)

@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
-from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
+from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.haed.model import IEM_CRITERION, ImplicitEmbeddingModel
-from fairseq_ms.modules.hierarchical.hierarchy import extended
+from fairseq_ms.models.haed.config import IEM_CRITERION
+from fairseq_ms.models.haed.iem import ImplicitEmbeddingModel
+from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
 from fairseq_ms.modules.hierarchical.sampled_softmax import sampled_softmax
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
@@ -42,7 +43,7 @@ def tokens_with_repetitions(rows: int, length: int, symbols: int = 3) -> torch.T
 
 
 def chunks_of(model: ImplicitEmbeddingModel, row: torch.Tensor) -> list[list[int]]:
-    segmentation = model.hierarchy.segmentation
+    segmentation = model.segmentation
     separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
     return naive.segment([t for t in row.tolist() if t != 1], segmentation.kind, segmentation.max_length, separators)[0]
 
@@ -56,23 +57,23 @@ def naive_loss(
     """Loss, ranks and numbers of negatives by a loop over positives and a loop over the list of candidates."""
     rows = [chunks_of(model, row) for row in tokens_BT]
     candidates = [chunk for chunks in rows for chunk in chunks[1:]] + further
-    longest = model.hierarchy.segmentation.max_length
+    longest = model.segmentation.max_length
 
     def score(query: torch.Tensor, chunk: list[int]) -> torch.Tensor:
-        found = query @ naive.encode(model.hierarchy.encoder, chunk, longest)
+        found = query @ naive.encode(model.encoder, chunk, longest)
         return found - log_q[tuple(chunk)] if log_q is not None else found
 
     loss = torch.zeros((), dtype=torch.double)
     ranks, negatives = [], []
     for chunks in rows:
-        encodings = [naive.encode(model.hierarchy.encoder, chunk, longest) for chunk in chunks]
-        for number in range(1, len(chunks)):
-            query = model.query(naive.main_output(model.hierarchy.main, encodings[:number]))
-            own = score(query, chunks[number])
+        encodings = [naive.encode(model.encoder, chunk, longest) for chunk in chunks]
+        for index in range(1, len(chunks)):
+            query = model.query(naive.main_output(model.main, encodings[:index]))
+            own = score(query, chunks[index])
             total, better = own.exp(), set()
             others = 0
             for candidate in candidates:
-                if candidate == chunks[number]:
+                if candidate == chunks[index]:
                     continue
                 others += 1
                 against = score(query, candidate)
@@ -104,16 +105,13 @@ def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corre
     assert len({tuple(chunk) for chunk in own + further}) < len(own + further), "there are duplicates to be masked"
     log_q = {tuple(chunk): float(torch.rand(()).log()) for chunk in own + further} if corrected else None
 
-    def negatives(own_NL: torch.Tensor) -> torch.Tensor:
-        assert torch.equal(own_NL, padded(own, 2)), "the positives come in reading order"
-        return padded(further, 2)
-
-    def of_chunks(distinct_UL: torch.Tensor) -> torch.Tensor:
-        assert log_q is not None
-        keys = [tuple(t for t in chunk if t != 1) for chunk in distinct_UL.tolist()]
-        return torch.tensor([log_q.get(key, 0.0) for key in keys], dtype=torch.double)
-
-    found = model(tokens, negatives, of_chunks if corrected else None)
+    assert torch.equal(predicted_chunks(model.segmentation, tokens), padded(own, 2)), "they come in reading order"
+    distinct, _, counts = unique_chunks(padded(own + further, 2))
+    of_distinct = None
+    if log_q is not None:
+        keys = [tuple(t for t in chunk if t != 1) for chunk in distinct.tolist()]
+        of_distinct = torch.tensor([log_q[key] for key in keys], dtype=torch.double)
+    found = model(tokens, distinct, counts, of_distinct)
     loss, ranks, counts = naive_loss(model, tokens, further, log_q)
     torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=1e-12)
     assert found.rank_N.tolist() == ranks
@@ -164,7 +162,7 @@ def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
 def test_the_first_phase_has_no_decoder() -> None:
     model = first_phase(0)
     names = {name.split(".")[0] for name in model.state_dict()}
-    assert names == {"hierarchy", "query"}
+    assert names == {"encoder", "main", "query"}
     assert {parameter.param_group for parameter in model.parameters()} == {"encoder", "main"}
     with pytest.raises(UsageError, match="has none yet"):
         model.prepare_for_inference_(None)
@@ -180,8 +178,8 @@ class Blocks:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return self.tokens[number, :-1], self.tokens[number, 1:], None
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return self.tokens[index, :-1], self.tokens[index, 1:], None
 
 
 def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleNamespace:
@@ -189,10 +187,10 @@ def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleN
     data = Blocks(tokens_with_repetitions(blocks, 12, symbols))
 
     class FutureTargets(MonolingualDataset):
-        def __getitem__(self, number: int) -> dict:
-            source, target, _ = self.dataset[number]
+        def __getitem__(self, index: int) -> dict:
+            source, target, _ = self.dataset[index]
             source, target = self._maybe_add_bos(source, target)
-            return {"id": number, "source": source, "target": target}
+            return {"id": index, "source": source, "target": target}
 
     train = FutureTargets(data, data.sizes, words, words, False, False, ["future"], bos)
     return SimpleNamespace(source_dictionary=words, target_dictionary=words, datasets={"train": train})
@@ -209,9 +207,9 @@ def criterion(task: SimpleNamespace, **flags: object) -> InBatchSampledSoftmax:
     return InBatchSampledSoftmax(task, **{**known, **flags})
 
 
-def batch(task: SimpleNamespace, numbers: list[int]) -> dict:
+def batch(task: SimpleNamespace, indices: list[int]) -> dict:
     train = task.datasets["train"]
-    return train.collater([train[number] for number in numbers])
+    return train.collater([train[index] for index in indices])
 
 
 def test_all_targets_are_predicted_the_last_one_included() -> None:
@@ -230,10 +228,7 @@ def test_negatives_are_a_function_of_seed_update_and_batch() -> None:
 
     def drawn(update: int, sample: dict = sample, seed: int = 5) -> torch.Tensor:
         model.train().set_num_updates(update)
-        found = criterion(task, negative_batches=3, seed=seed)._drawn(
-            model, model.hierarchy, sample, torch.zeros(1, 2, dtype=torch.long)
-        )
-        return found
+        return criterion(task, negative_batches=3, seed=seed)._drawn(model, sample)
 
     first = drawn(8)
     assert torch.equal(first, drawn(8))
@@ -272,14 +267,16 @@ def test_a_row_of_words_of_one_token_has_room() -> None:
     sizes |= {"decoder_embed_dim": 8, "position_embed_dim": 2, "encoder_units": 4, "token_embed_dim": 3}
     model = build("haed", {"criterion": IEM_CRITERION, **sizes}, dictionary(3), positions=12)
     # The end of a sentence is a word by itself, and the last target is read as well.
-    found = model(torch.full((1, 13), 2), lambda own: own[:0])
+    tokens = torch.full((1, 13), 2)
+    distinct, _, counts = unique_chunks(predicted_chunks(model.segmentation, tokens))
+    found = model(tokens, distinct, counts)
     assert found.rank_N.numel() == 12
 
 
 def test_log_q_is_the_share_among_counted_chunks() -> None:
     model = first_phase(1, segmentation="fixed", max_segment_len=2)
     frequencies = ChunkFrequencies(
-        model.hierarchy, [torch.tensor([[2, 4, 5, 4, 5]]), torch.tensor([[2, 4, 5, 6, 6, 4]])]
+        model.segmentation, [torch.tensor([[2, 4, 5, 4, 5]]), torch.tensor([[2, 4, 5, 6, 6, 4]])]
     )
     found = frequencies.log_q(torch.tensor([[4, 5], [6, 6], [6, 4]])).exp()
     # 3 times [4 5] and once [6 6]; the last token is an unfinished chunk. Every count is raised by one, for 2 seen
@@ -315,7 +312,7 @@ def _one_process(rank: int, folder: str) -> None:
         inner = first_phase(2)
         model = DistributedDataParallel(inner)
         # fairseq's wrapper hands attributes of the module through.
-        model.hierarchy, model.update = inner.hierarchy, 0
+        model.segmentation, model.update = inner.segmentation, 0
         # The processes have different numbers of candidates.
         sample = batch(task, [[1, 2, 3], [4]][rank])
         loss, _, logged = criterion(task, gather_negatives=gather)(model, sample)

@@ -61,21 +61,23 @@ def main_output(main, encodings: list[Tensor]) -> Tensor:
     return main.out(lstm_outputs(main.lstm.cell, encodings, True)[-1])
 
 
-def spell(speller, tokens: list[int], context: Tensor) -> list[Tensor]:
-    """Features behind each of the tokens that the decoder reads while it spells one chunk."""
-    if isinstance(speller, LSTMDecoder):
-        inputs = [torch.cat([speller.embed.weight[token], context]) for token in tokens]
-        return lstm_outputs(speller.lstm.cell, inputs, False)
+def decode(chunk_decoder, tokens: list[int], context: Tensor) -> list[Tensor]:
+    """Features behind each of the tokens that the decoder reads while it predicts one chunk."""
+    if isinstance(chunk_decoder, LSTMDecoder):
+        inputs = [torch.cat([chunk_decoder.embed.weight[token], context]) for token in tokens]
+        return lstm_outputs(chunk_decoder.lstm.cell, inputs, False)
     inputs = [
-        speller.project_token(speller.embed.weight[token]) + speller.project_context(context) + speller.places.weight[n]
+        chunk_decoder.project_token(chunk_decoder.embed.weight[token])
+        + chunk_decoder.project_context(context)
+        + chunk_decoder.places.weight[n]
         for n, token in enumerate(tokens)
     ]
-    return list(speller.stack(torch.stack(inputs).unsqueeze(0))[0])
+    return list(chunk_decoder.stack(torch.stack(inputs).unsqueeze(0))[0])
 
 
 def logits(decoder, tokens: list[int]) -> Tensor:
     """Logits (T, V) of one row without padding."""
-    hierarchy, segmentation = decoder.hierarchy, decoder.hierarchy.segmentation
+    segmentation = decoder.segmentation
     separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
     features = []
     read: list[int] = []
@@ -83,9 +85,9 @@ def logits(decoder, tokens: list[int]) -> Tensor:
     for position in range(len(tokens)):
         chunks, unfinished = segment(tokens[: position + 1], segmentation.kind, segmentation.max_length, separators)
         if not unfinished:
-            encodings = [encode(hierarchy.encoder, chunk, segmentation.max_length) for chunk in chunks]
-            context = main_output(hierarchy.main, encodings)
+            encodings = [encode(decoder.encoder, chunk, segmentation.max_length) for chunk in chunks]
+            context = main_output(decoder.main, encodings)
             read = []
         read.append(tokens[position])
-        features.append(spell(decoder.speller, read, context)[-1])
+        features.append(decode(decoder.chunk_decoder, read, context)[-1])
     return decoder.project(torch.stack(features))

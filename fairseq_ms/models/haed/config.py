@@ -1,29 +1,26 @@
-"""Flags of ``haed`` and ``hred``, the rules they obey, and the parts they describe."""
+"""Flags of ``haed`` and ``hred``, and the rules they obey."""
 
 # fairseq reads the types of a configuration's fields, so its annotations must not become strings.
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import FairseqTask
 from omegaconf import II
-from torch import nn
 
 from fairseq_ms.lm.config import require, validate_positions
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
-from fairseq_ms.modules.hierarchical.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
-from fairseq_ms.modules.hierarchical.chunk_main import LSTMMain, TransformerMain
-from fairseq_ms.modules.hierarchical.hierarchy import Hierarchy
-from fairseq_ms.modules.hierarchical.segmentation import Segmentation
-from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.ops.activation import ACTIVATIONS
 
 SPACE = "▁"
 """How character data spell a space, as sentencepiece does."""
 
+IEM_CRITERION = "in_batch_sampled_softmax"
+"""The criterion of the first phase."""
+
 # What a flag means when it is not given: its default depends on the kind of part that it belongs to.
-_MAIN_DEFAULTS: dict[str, dict[str, int]] = {
+MAIN_DEFAULTS: dict[str, dict[str, int]] = {
     "transformer": {
         "decoder_layers": 6,
         "decoder_ffn_embed_dim": 1424,
@@ -33,7 +30,7 @@ _MAIN_DEFAULTS: dict[str, dict[str, int]] = {
     },
     "lstm": {"main_units": 1500, "position_embed_dim": 0},
 }
-_SPELLER_DEFAULTS: dict[str, dict[str, int]] = {
+CHUNK_DECODER_DEFAULTS: dict[str, dict[str, int]] = {
     "transformer": {"local_layers": 2, "local_attention_heads": 8},
     "lstm": {},
 }
@@ -126,7 +123,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _resolve(cfg: Any, choice: str, kinds: dict[str, dict[str, int]]) -> dict[str, int]:
+def resolve(cfg: HAEDConfig, choice: str, kinds: dict[str, dict[str, int]]) -> dict[str, int]:
     """The flags of one kind of part with their defaults; raises ``UsageError`` for those of another kind."""
     kind = str(getattr(cfg, choice))
     for name in {name for defaults in kinds.values() for name in defaults} - kinds[kind].keys():
@@ -140,7 +137,7 @@ def _resolve(cfg: Any, choice: str, kinds: dict[str, dict[str, int]]) -> dict[st
     return sizes
 
 
-def validate(cfg: Any, task: Any) -> None:
+def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
     """Raise ``UsageError`` where flags break a rule or do not fit together."""
     for name in ("max_segment_len", "token_embed_dim", "decoder_embed_dim", "decoder_units"):
         require(getattr(cfg, name) >= 1, f"{_flag(name)} must be at least 1: got {getattr(cfg, name)}")
@@ -158,14 +155,14 @@ def validate(cfg: Any, task: Any) -> None:
         "--output-dictionary-size must be that of the input dictionary, since a chunk that has been spelled is read "
         f"again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
     )
-    main = _resolve(cfg, "main", _MAIN_DEFAULTS)
+    main = resolve(cfg, "main", MAIN_DEFAULTS)
     room = cfg.decoder_embed_dim - main["position_embed_dim"]
     require(
         room >= 1,
         f"--decoder-embed-dim must exceed --position-embed-dim {main['position_embed_dim']}, so that the chunk "
         f"encoding finds room: got {cfg.decoder_embed_dim}",
     )
-    speller = _resolve(cfg, "decoder", _SPELLER_DEFAULTS)
+    chunk_decoder = resolve(cfg, "decoder", CHUNK_DECODER_DEFAULTS)
     require(
         str(cfg.decoder) == "transformer" or cfg.local_ffn_embed_dim is None,
         f"--local-ffn-embed-dim has no meaning with --decoder lstm: got {cfg.local_ffn_embed_dim}",
@@ -181,7 +178,7 @@ def validate(cfg: Any, task: Any) -> None:
                 str(value) == str(default),
                 f"{_flag(name)} has no meaning without a transformer, with --main lstm and --decoder lstm: got {value}",
             )
-    heads = speller.get("local_attention_heads", 1)
+    heads = chunk_decoder.get("local_attention_heads", 1)
     require(
         cfg.decoder_units % heads == 0,
         f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {heads}",
@@ -189,7 +186,7 @@ def validate(cfg: Any, task: Any) -> None:
     separators(cfg, task.source_dictionary)
 
 
-def separators(cfg: Any, dictionary: Any) -> tuple[int, ...]:
+def separators(cfg: HAEDConfig, dictionary: Dictionary) -> tuple[int, ...]:
     """Indices of the symbols that end a word, none with ``--segmentation fixed``."""
     if str(cfg.segmentation) == "fixed":
         require(
@@ -209,96 +206,6 @@ def separators(cfg: Any, dictionary: Any) -> tuple[int, ...]:
     return tuple(dictionary.index(symbol) for symbol in symbols)
 
 
-def _layers(cfg: Any, dim: int, ffn_dim: int, heads: int, head_dim: Optional[int] = None) -> LayerConfig:
-    return LayerConfig(
-        dim=dim,
-        ffn_dim=ffn_dim,
-        heads=heads,
-        head_dim=head_dim,
-        dropout=cfg.dropout,
-        attention_dropout=cfg.attention_dropout,
-        activation_dropout=cfg.activation_dropout,
-        activation=str(cfg.activation_fn),
-        recompute=str(cfg.recompute) == "pointwise",
-        checkpoint=cfg.checkpoint_activations,
-    )
-
-
-def build_hierarchy(cfg: Any, dictionary: Any) -> Hierarchy:
-    """Segmentation, encoder and main model of a validated configuration; each parameter knows its group."""
-    length, vocabulary, pad = cfg.max_segment_len, len(dictionary), dictionary.pad()
-    sizes = _resolve(cfg, "main", _MAIN_DEFAULTS)
-    encoding = cfg.decoder_embed_dim - sizes["position_embed_dim"]
-    encoder: ChunkEncoder
-    if str(cfg.encoder) == "mlp":
-        encoder = MLPEncoder(vocabulary, pad, cfg.token_embed_dim, encoding, cfg.encoder_units or 256, length)
-    else:
-        encoder = LSTMEncoder(vocabulary, pad, cfg.token_embed_dim, encoding, cfg.encoder_units or 1024)
-    # The first token is a chunk by itself, a word may be a single token, and the first phase reads one token more,
-    # the last target.
-    most = int(cfg.max_target_positions)
-    chunks = 1 + (most if str(cfg.segmentation) == "words" else -(-most // length))
-    main: TransformerMain | LSTMMain
-    if str(cfg.main) == "transformer":
-        config = _layers(
-            cfg,
-            cfg.decoder_embed_dim,
-            sizes["decoder_ffn_embed_dim"],
-            sizes["decoder_attention_heads"],
-            sizes["attention_head_dim"],
-        )
-        main = TransformerMain(config, sizes["decoder_layers"], chunks, sizes["position_embed_dim"])
-    else:
-        main = LSTMMain(
-            cfg.decoder_embed_dim,
-            sizes["main_units"],
-            chunks,
-            sizes["position_embed_dim"],
-            cfg.dropout,
-            str(cfg.recompute) == "pointwise",
-        )
-    segmentation = Segmentation(str(cfg.segmentation), length, separators(cfg, dictionary), vocabulary)
-    in_group("encoder", encoder)
-    in_group("main", main)
-    return Hierarchy(segmentation, encoder, main)
-
-
-def build_speller(cfg: Any, dictionary: Any) -> LSTMDecoder | TransformerDecoder:
-    """The chunk decoder of a validated configuration; each parameter knows its group."""
-    vocabulary, pad, dim, units = len(dictionary), dictionary.pad(), cfg.decoder_embed_dim, cfg.decoder_units
-    speller: LSTMDecoder | TransformerDecoder
-    if str(cfg.decoder) == "lstm":
-        recompute = str(cfg.recompute) == "pointwise"
-        speller = LSTMDecoder(vocabulary, pad, cfg.token_embed_dim, dim, units, cfg.dropout, recompute)
-    else:
-        sizes = _resolve(cfg, "decoder", _SPELLER_DEFAULTS)
-        config = _layers(cfg, units, cfg.local_ffn_embed_dim or 4 * units, sizes["local_attention_heads"])
-        speller = TransformerDecoder(
-            vocabulary, pad, cfg.token_embed_dim, dim, config, sizes["local_layers"], cfg.max_segment_len
-        )
-    in_group("decoder", speller)
-    return speller
-
-
-def in_group(name: str, module: nn.Module) -> None:
-    """Name the group of parameters to which fairseq's composite optimizer gives settings of their own."""
-    for parameter in module.parameters():
-        parameter.param_group = name  # type: ignore[attr-defined]
-
-
-def initialise(module: nn.Module, std: Optional[float]) -> None:
-    """Draw weights from a normal distribution: those of transformers with 0.02, or all of them with ``std``."""
-    for part in module.modules():
-        wanted = std if std is not None else 0.02 if isinstance(part, TransformerStack) else None
-        if wanted is None:
-            continue
-        for name, parameter in part.named_parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=wanted)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-        if std is not None:
-            break
-    for part in module.modules():
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            nn.init.zeros_(part.weight[part.padding_idx])
+def is_first_phase(cfg: HAEDConfig) -> bool:
+    """Whether the criterion trains the implicit embedding matrix, without a decoder."""
+    return getattr(cfg.criterion, "_name", cfg.criterion) == IEM_CRITERION

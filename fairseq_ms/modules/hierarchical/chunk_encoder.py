@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.hierarchical.chunks import Packing, unique_chunks
-from fairseq_ms.ops.lstm import LSTM
+from fairseq_ms.ops.lstm import LSTM, Steps
 
 
 class ChunkEncoder(nn.Module, ABC):
-    """Encode chunks of up to L tokens into D numbers each (Hierarchical Attention Encoder Decoder, 3.1, Appendix A).
+    """Encode chunks of up to L tokens into D numbers each (HAED, Section 3.1, equation 1, and Appendix A).
 
     Equal chunks have equal encodings, so a batch is encoded once per *different* chunk. An encoding with more units
     than D keeps the first D of them, one with fewer is filled up with zeros, as in the paper.
@@ -57,7 +57,7 @@ class MLPEncoder(ChunkEncoder):
 
     def units(self, tokens_UL: Tensor) -> Tensor:
         x_UE = self.embed(tokens_UL).flatten(1)
-        return self.second(self.first(x_UE).relu()).relu()  # type: ignore[no-any-return]
+        return self.second(self.first(x_UE).relu()).relu()
 
 
 class LSTMEncoder(ChunkEncoder):
@@ -71,12 +71,45 @@ class LSTMEncoder(ChunkEncoder):
         # Finished hypotheses have padding anywhere: all up to the last real token is read, and at least one.
         inside_UL = (tokens_UL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
         inside_UL[:, 0] = True
-        lengths_U = inside_UL.sum(dim=1)
-        packing = Packing.of(lengths_U)
-        sequence_P, step_P = inside_UL.nonzero().unbind(1)
-        packed_P = packing.step_major(sequence_P, step_P)
-        symbol_P = torch.empty_like(packed_P).index_copy_(0, packed_P, tokens_UL[inside_UL])
-        slot_P = torch.arange(packed_P.numel(), device=packed_P.device)
-        hidden_PU, _ = self.lstm(self.embed.weight, symbol_P, None, packing, slot_P, packed_P.numel())
-        last_U = packing.step_major(torch.arange(lengths_U.numel(), device=packed_P.device), lengths_U - 1)
-        return hidden_PU.index_select(0, last_U)
+        chunk_P, place_P = inside_UL.nonzero().unbind(1)
+        total = chunk_P.numel()
+        slot_P = torch.arange(total, device=chunk_P.device)
+        hidden_PU = self.lstm(self.embed.weight, None, Steps(tokens_UL[inside_UL], chunk_P, place_P, slot_P, total))
+        return hidden_PU.index_select(0, inside_UL.sum(dim=1).cumsum(0) - 1)
+
+
+def unique_chunks(tokens_ML: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The different chunks among M padded ones: (U, L) tokens, (M,) the index of each chunk among them, (U,) counts.
+
+    A chunk is encoded without its context, so equal chunks have equal encodings and one computation serves them all.
+    The different chunks are in lexicographic order.
+    """
+    _, which_M, counts_U = torch.unique(_order_codes(tokens_ML), return_inverse=True, return_counts=True)
+    # Whichever of a chunk's places is written last holds the same tokens as the others.
+    place_U = torch.empty_like(counts_U).scatter_(0, which_M, torch.arange(which_M.numel(), device=which_M.device))
+    return tokens_ML[place_U], which_M, counts_U
+
+
+def _order_codes(tokens_ML: Tensor) -> Tensor:
+    """An integer (M,) for each chunk, equal for equal ones, and in lexicographic order.
+
+    Tokens are the digits of an integer; where not all of a chunk's fit into 63 bits, the codes of its parts are
+    replaced by their ranks. ``torch.unique`` by rows compares them token by token, and takes 20 times as long.
+    """
+    base = int(tokens_ML.max()) + 1 if tokens_ML.numel() else 1
+    digits = max(1, int(63 / math.log2(max(base, 2))))
+    codes_M: Tensor | None = None
+    for start in range(0, tokens_ML.shape[1], digits):
+        part_M = torch.zeros_like(tokens_ML[:, 0])
+        for column in range(start, min(start + digits, tokens_ML.shape[1])):
+            part_M = part_M * base + tokens_ML[:, column]
+        if codes_M is None:
+            codes_M = part_M
+        else:
+            codes_M = _ranks(codes_M) * part_M.numel() + _ranks(part_M)
+    assert codes_M is not None
+    return codes_M
+
+
+def _ranks(codes_M: Tensor) -> Tensor:
+    return torch.unique(codes_M, return_inverse=True)[1]

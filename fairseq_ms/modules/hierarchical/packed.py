@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +15,30 @@ from fairseq_ms.ops.norm import norm_linear
 from fairseq_ms.ops.recompute import checkpointed
 
 Rectangles = Sequence[tuple[int, int]]
-"""How many sequences there are of each length, in the order in which they lie (``Packing.rectangles``)."""
+"""How many sequences there are of each length, in the order in which they lie."""
+
+
+@dataclass(frozen=True)
+class SequencePacking:
+    """One whole sequence behind the other, the longest first, so that those of equal length form a rectangle.
+
+    Attributes:
+        start_M: row of the first token of each sequence.
+        rectangles: (number of sequences, their common length) for each length, in the order in which they lie.
+    """
+
+    start_M: Tensor
+    rectangles: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, lengths_M: Tensor) -> SequencePacking:
+        """Pack M sequences of the given lengths, each at least 1."""
+        order_M = torch.argsort(lengths_M, descending=True, stable=True)
+        sorted_M = lengths_M[order_M]
+        start_M = torch.empty_like(lengths_M).index_copy_(0, order_M, sorted_M.cumsum(0) - sorted_M)
+        # The shapes of all that follows depend on the data, so the lengths have to be known on the host: one transfer.
+        counts = torch.bincount(lengths_M).tolist()
+        return cls(start_M, [(count, length) for length, count in reversed([*enumerate(counts)]) if count])
 
 
 def packed_stack(stack: TransformerStack, x_PD: Tensor, rectangles: Rectangles) -> Tensor:

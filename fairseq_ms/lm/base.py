@@ -12,7 +12,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, validate
 from fairseq_ms.lm.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.output import TiedOutput, untied_output
+from fairseq_ms.ops.output import TiedOutput, untied_output
 
 _STATE = "fairseq_ms"
 

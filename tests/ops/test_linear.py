@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.output import TiedOutput
 from fairseq_ms.modules.pooling import Downsample, Upsample
 from fairseq_ms.ops.linear import Linear, PackedWeight
+from fairseq_ms.ops.output import TiedOutput
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
 PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}

@@ -233,10 +233,10 @@ class StreamingLanguageModel(LanguageModel):
 
     @classmethod
     def validate(cls, cfg: StreamingConfig, task: object) -> None:
+        require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
         super().validate(cfg, task)
         require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
         require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
-        require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
 
     @classmethod
     def refuse_idle(cls, cfg: StreamingConfig) -> None:

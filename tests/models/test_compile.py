@@ -25,8 +25,10 @@ def trained_case(arch: str, seed: int) -> Case:
 
 def gradients(model: nn.Module, logits: Tensor) -> list[Tensor]:
     weights = torch.linspace(-1.0, 1.0, logits.numel()).view_as(logits)
-    grads = torch.autograd.grad((logits * weights).sum(), list(model.parameters()), allow_unused=True)
-    return [torch.zeros(()) if grad is None else grad for grad in grads]
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad((logits * weights).sum(), parameters, allow_unused=True)
+    # What the logits do not depend on has no gradient, or zeros when it is compiled.
+    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, grads, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def _one_process(rank: int, folder: str) -> None:
 
     def train(name: str, model: nn.Module, loss_of: Callable[[nn.Module, int], Tensor]) -> None:
         wrapped = DistributedDataParallel(model.train(), find_unused_parameters=False)
-        if hasattr(model, "hierarchy"):
-            wrapped.hierarchy, wrapped.update = model.hierarchy, 0
+        if hasattr(model, "segmentation"):
+            wrapped.segmentation, wrapped.update = model.segmentation, 0
         for lengths in LENGTHS:
             loss_of(wrapped, lengths[rank]).backward()
         # What both have is the same only if every gradient has gone round.

@@ -40,7 +40,7 @@ def gradients(model: nn.Module, words: Any, sample: dict[str, Any]) -> dict[str,
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_compression_is_trained_in_half_precision_as_in_full(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    words, lengths = dictionary(20), dict(PRESETS["compressive_transformer_simplebooks2"][1])
+    words, lengths = dictionary(20), dict(PRESETS["compressive_transformer_simplebooks2"].values)
     flags = {name: lengths[name] for name in ("tokens_per_sample", "mem_len", "compressed_mem_len")}
     flags |= {"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 32, "decoder_attention_heads": 2}
     flags |= {"decoder_normalize_before": True, "init_std": 0.2, "dropout": 0.0, "attention_dropout": 0.0}

@@ -14,7 +14,7 @@ from fairseq_ms.lm.config import require, validate_positions
 from fairseq_ms.ops.activation import ACTIVATIONS
 
 SPACE = "▁"
-"""How character data spell a space, as sentencepiece does."""
+"""The symbol for a space in character data, as in sentencepiece."""
 
 IEM_CRITERION = "in_batch_sampled_softmax"
 """The criterion of the first phase."""
@@ -152,7 +152,7 @@ def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
     validate_positions(cfg)
     require(
         len(task.source_dictionary) == len(task.target_dictionary),
-        "--output-dictionary-size must be that of the input dictionary, since a chunk that has been spelled is read "
+        "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is read "
         f"again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
     )
     main = resolve(cfg, "main", MAIN_DEFAULTS)

@@ -17,7 +17,7 @@ class SampledSoftmax:
         loss: sum over the N positives of -log p, in nats.
         rank_N: how many of the different candidates score no lower than the positive, which therefore is ahead of
             none when all encodings are the same.
-        negatives_N: how many negatives there were, repetitions counted, those that spell the positive not.
+        negatives_N: how many negatives there were, repetitions counted, those that are the positive not.
     """
 
     loss: Tensor
@@ -28,10 +28,10 @@ class SampledSoftmax:
 def sampled_softmax(
     query_NE: Tensor, positive_N: Tensor, encoding_UE: Tensor, counts_U: Tensor, log_q_U: Tensor | None = None
 ) -> SampledSoftmax:
-    """-log of each positive's share against all candidates (Hierarchical Attention Encoder Decoder, equations 4, 5).
+    """-log of each positive's share against all candidates (HAED, Section 3.2, equations 4, 5).
 
     The candidates are given as the U *different* chunks among them with their numbers of occurrences, which says the
-    same as a list with repetitions: a chunk that occurs n times contributes n exp(score). A candidate that spells the
+    same as a list with repetitions: a chunk that occurs n times contributes n exp(score). A candidate that is the
     same chunk as the positive is no negative, so the positive itself contributes once, however often it occurs.
 
     Args:

@@ -129,8 +129,8 @@ def test_the_perplexity_command_scores_what_the_analyses_score(context: int, che
     assert loaded.longest == WINDOW
     expected = scoring.score_documents(loaded, checkpoints.documents(loaded, "test"), WINDOW, context)
     found = renormalise.evaluate(str(checkpoint), None, None, context, None, ["--cpu", "--gen-subset", "test"])
-    assert found["scored"].targets == expected.size == corpus_tokens(data, "test", loaded.dictionary).numel()
-    assert found["bits"] == pytest.approx(expected.sum() / math.log(2), rel=1e-5)
+    assert found.scored.targets == expected.size == corpus_tokens(data, "test", loaded.dictionary).numel()
+    assert found.bits == pytest.approx(expected.sum() / math.log(2), rel=1e-5)
 
 
 def test_a_prompt_and_its_samples_fill_the_positions_behind_bos(checkpoint: Path) -> None:

@@ -7,12 +7,14 @@ the keys it may see.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "swish": F.silu}
 
 
 def layer_norm(x_D: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -32,12 +34,12 @@ def attention_head(q_H: Tensor, keys: list[Tensor], values: list[Tensor]) -> Ten
     return sum(weight * value for weight, value in zip(weights, values))
 
 
-def feed_forward(x_D: Tensor, layer: nn.Module) -> Tensor:
+def feed_forward(x_D: Tensor, layer: Any) -> Tensor:
     hidden = linear(layer_norm(x_D, layer.ffn.norm), layer.ffn.up)
     return x_D + linear(ACTIVATIONS[layer.ffn.activation](hidden), layer.ffn.down)
 
 
-def stack(x_CD: list[Tensor], module: nn.Module) -> list[Tensor]:
+def stack(x_CD: list[Tensor], module: Any) -> list[Tensor]:
     """Causal pre-LN layers over a list of positions."""
     for layer in module.layers:
         heads = layer.attention.heads
@@ -53,7 +55,7 @@ def stack(x_CD: list[Tensor], module: nn.Module) -> list[Tensor]:
     return [layer_norm(x, module.norm) for x in x_CD]
 
 
-def pool(members: list[Tensor | None], module: nn.Module) -> Tensor:
+def pool(members: list[Tensor | None], module: Any) -> Tensor:
     """One block; None stands for a position before the first token."""
     present = [x for x in members if x is not None]
     if module.factor == 1:
@@ -66,9 +68,10 @@ def pool(members: list[Tensor | None], module: nn.Module) -> Tensor:
     return linear(torch.cat([zero if x is None else x for x in members]), module.conv)
 
 
-def right_aligned_blocks(x_TD: list[Tensor], module: nn.Module) -> list[Tensor]:
+def right_aligned_blocks(x_TD: list[Tensor], module: Any) -> list[Tensor]:
     """Block i of positions (i-1)k+1 .. ik, for as many i as there are outputs to serve."""
-    factor, blocks = module.factor, []
+    factor = module.factor
+    blocks: list[Tensor] = []
     while len(blocks) * factor < len(x_TD):
         i = len(blocks)
         positions = range((i - 1) * factor + 1, i * factor + 1)
@@ -76,13 +79,13 @@ def right_aligned_blocks(x_TD: list[Tensor], module: nn.Module) -> list[Tensor]:
     return blocks
 
 
-def embed(tokens_T: Tensor, embedding: nn.Module) -> list[Tensor]:
+def embed(tokens_T: Tensor, embedding: Any) -> list[Tensor]:
     return [
         embedding.words.weight[token] + embedding.positions.weight[position] for position, token in enumerate(tokens_T)
     ]
 
 
-def topdown_features(tokens_T: Tensor, decoder: nn.Module, activation: str) -> Tensor:
+def topdown_features(tokens_T: Tensor, decoder: Any, activation: str) -> Tensor:
     """(T,) -> (T, D)."""
     x_TD = embed(tokens_T, decoder.embed)
     coarse: list[Tensor] = []
@@ -103,7 +106,7 @@ def topdown_features(tokens_T: Tensor, decoder: nn.Module, activation: str) -> T
     return torch.stack(coarse)
 
 
-def bottomup_features(tokens_T: Tensor, decoder: nn.Module) -> Tensor:
+def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     """(T,) -> (T, D)."""
     x_TD = embed(tokens_T, decoder.embed)
     by_factor: dict[int, list[Tensor]] = {}
@@ -129,7 +132,7 @@ def bottomup_features(tokens_T: Tensor, decoder: nn.Module) -> Tensor:
     return torch.stack(stack(joined, decoder.stack))
 
 
-def coarse_features(tokens_T: Tensor, decoder: nn.Module) -> Tensor:
+def coarse_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     """(T,) -> (C, D), one for each k-gram."""
     return torch.stack(stack(right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.pool), decoder.stack))
 

@@ -71,7 +71,7 @@ def test_representations_see_only_their_own_segment_and_are_means_over_it(place)
 
 def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(place):
     model = load(place, "retina").model
-    last = model.decoder.stack.layers[-1].attention
+    last = model.decoder.layers[-1].attention
     segments = torch.randint(4, 20, (3, 18))
     seen = []
     hook = last.coarse[0].register_forward_hook(lambda module, inputs, output: seen.append(output))

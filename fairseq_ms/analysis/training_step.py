@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.ops.device import peak_bytes, wait_for
 
 
 class Sample(TypedDict):
@@ -82,17 +83,13 @@ def step_bytes(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
     return few[0] + (batch - 1) * (few[-1] - few[0])
 
 
-def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
-    """torch.cuda.max_memory_allocated of a training step without optimizer: the paper's own measure."""
+def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | None:
+    """torch.cuda.max_memory_allocated of a training step without optimizer, the paper's own measure; None on a CPU."""
     model.train()
-    device = next(model.parameters()).device
     sample = training_sample(model, batch, tokens)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    training_loss(model, sample).backward()
-    torch.cuda.synchronize(device)
+    peak = peak_bytes(next(model.parameters()).device, lambda: training_loss(model, sample).backward())
     model.zero_grad(set_to_none=True)
-    return int(torch.cuda.max_memory_allocated(device))
+    return peak
 
 
 def seconds(model: FairseqLanguageModel, batch: int, tokens: int, repeats: int = 3) -> float:
@@ -104,8 +101,7 @@ def seconds(model: FairseqLanguageModel, batch: int, tokens: int, repeats: int =
     for _ in range(repeats + 1):
         began = time.perf_counter()
         training_loss(model, sample).backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         taken.append(time.perf_counter() - began)
     model.zero_grad(set_to_none=True)
     return min(taken[1:])
@@ -118,8 +114,7 @@ def forward_seconds(module: nn.Module, x: Tensor, repeats: int = 5) -> float:
     for _ in range(repeats + 1):
         began = time.perf_counter()
         module(x)
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+        wait_for(x.device)
         seconds.append(time.perf_counter() - began)
     return min(seconds[1:])
 

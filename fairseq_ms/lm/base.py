@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fairseq_ms.decoding.incremental import Decoding, PromptReader
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host.copyable import CopyableModel
 from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, validate
 from fairseq_ms.lm.vocabulary import adaptive_softmax, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
@@ -130,7 +131,7 @@ class Decoder(BaseDecoder):
             self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
 
 
-class LanguageModel(FairseqLanguageModel):
+class LanguageModel(CopyableModel, FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
 
     A subclass names its decoder and checks its flags; it is registered with its config dataclass.
@@ -147,17 +148,6 @@ class LanguageModel(FairseqLanguageModel):
     ) -> tuple[Tensor, dict[str, Any]]:
         """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model."""
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory)
-
-    def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's, whose ``train`` that refuses is a local function, which no model can be pickled with."""
-        super().make_generation_fast_(**kwargs)
-        self.__dict__.pop("train", None)
-
-    def train(self, mode: bool = True) -> "LanguageModel":
-        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
-        if mode and self._is_generation_fast:
-            raise RuntimeError("cannot train after make_generation_fast")
-        return super().train(mode)
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -22,6 +22,7 @@ from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.streaming import StreamingLanguageModel
+from fairseq_ms.ops.device import autocast_of
 
 logger = logging.getLogger(__name__)
 
@@ -241,10 +242,10 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         """As fairseq's, with the streams' memory and the loss that the model may add."""
         model.train()
         model.set_num_updates(update_num)
-        with torch.autograd.profiler.record_function("forward"), self._carry(True, sample, model) as extra:
-            device = sample["target"].device.type
-            with torch.autocast(device, enabled=isinstance(optimizer, AMPOptimizer)):
-                loss, sample_size, logging_output = criterion(model, sample)
+        forward = torch.autograd.profiler.record_function("forward")
+        half = autocast_of(sample["target"], enabled=isinstance(optimizer, AMPOptimizer))
+        with forward, self._carry(True, sample, model) as extra, half:
+            loss, sample_size, logging_output = criterion(model, sample)
         if extra.get("auxiliary_loss") is not None:
             # The criterion's loss is a sum that fairseq divides by the sample size.
             auxiliary = extra["auxiliary_loss"] * sample_size

@@ -166,8 +166,8 @@ def _footprint(
         print(f"kept for backward, measured: {measured / tables.GB:.4f} GB, {a_target / 1e3:.1f} kB a scored target")
         if rows:
             print(f"kept for backward, formula:  {kept / tables.GB:.4f} GB, {kept / measured:.3f} of it")
-        if next(model.parameters()).is_cuda:
-            peak = training_step.cuda_peak(model, batch, sizes.tokens)
+        peak = training_step.cuda_peak(model, batch, sizes.tokens)
+        if peak is not None:
             result["max_memory_allocated"] = peak
             print(f"torch.cuda.max_memory_allocated: {peak / tables.GB:.4f} GB")
     if args.json:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fairseq_ms.analysis import report
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+from fairseq_ms.ops.device import wait_for
 
 
 def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[Tensor, Tensor]:
@@ -104,8 +105,7 @@ def seconds_a_sequence(sampler: Sampler, prompts_RT: Tensor, seed: int) -> float
     for number in range(prompts_RT.size(0) + 1):
         began = time.perf_counter()
         sampler.sample(prompts_RT[max(0, number - 1)][None], seed)
-        if sampler.checkpoint.device.type == "cuda":
-            torch.cuda.synchronize(sampler.checkpoint.device)
+        wait_for(sampler.checkpoint.device)
         seconds.append(time.perf_counter() - began)
     return float(np.median(seconds[1:]))
 

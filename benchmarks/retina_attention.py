@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.ops.recompute import recomputed
 from fairseq_ms.ops.window_attention import WindowAttention
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
@@ -42,16 +42,31 @@ class Inputs:
         self.tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
         self.grad = torch.randn(1, self.length, dim)
         layouts = Layouts(GROUPS, self.length, torch.device("cpu"))
-        self.windows = WindowAttention(GROUPS, layouts.layouts, HEAD_DIM, 0.0)
+        self.windows = WindowAttention(layouts, HEAD_DIM, 0.0)
 
     def sparse(self) -> Tensor:
         """What ``retina_lm`` computes in training."""
-        return recomputed(self.windows, *self.tensors)
+        return _Windows.apply(self.windows, *self.tensors)
 
     def gradients(self, forward: Callable[[], Tensor]) -> list[Tensor]:
         """The output and the gradients of the projections."""
         output = forward()
         return [output.detach(), *torch.autograd.grad(output, self.tensors, self.grad)]
+
+
+class _Windows(torch.autograd.Function):
+    """``WindowAttention`` without the projection behind it."""
+
+    @staticmethod
+    def forward(ctx, windows: WindowAttention, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.windows = windows
+        ctx.save_for_backward(*inputs)
+        return windows.forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        return None, *ctx.windows.backward(grad, *ctx.saved_tensors)[1]
 
 
 class Dense:
@@ -62,7 +77,7 @@ class Dense:
         self.masks = []
         for group in GROUPS:
             queries, keys = torch.arange(inputs.length)[:, None], torch.arange(inputs.length // group.factor)
-            visible = group.mask.visible(queries, keys)
+            visible = group.visible(queries, keys)
             sees_a_key = visible.any(-1, keepdim=True)
             bias = torch.zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
             self.masks.append((bias, sees_a_key.float()))

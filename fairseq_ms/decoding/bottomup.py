@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fairseq_ms.decoding.blocks import UnfinishedBlock
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.kv_cache import Reorderable
-from fairseq_ms.modules.multiscale.aggregation import AggregationLayer
-from fairseq_ms.modules.multiscale.blocks import UnfinishedBlock
-from fairseq_ms.modules.multiscale.bottomup import BottomUpScale
+from fairseq_ms.modules.multiscale.bottomup import AggregationLayer, BottomUpScale
 from fairseq_ms.modules.transformer import TransformerStack
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fairseq_ms.decoding.blocks import RecentTokens
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.blocks import RecentTokens, right_aligned
-from fairseq_ms.modules.pooling import Downsample
+from fairseq_ms.modules.pooling import Downsample, right_aligned
 from fairseq_ms.modules.transformer import TransformerStack
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.decoding.blocks import UnfinishedBlock
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.kv_cache import Reorderable
-from fairseq_ms.modules.multiscale.blocks import UnfinishedBlock
 from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
 from fairseq_ms.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts

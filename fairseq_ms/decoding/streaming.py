@@ -98,7 +98,7 @@ class StreamState(DecodingState):
             left = segment_len - self.done
             x_BTD, tokens_BT = self.decoder.embed_tokens(tokens_BT[:, :left]), tokens_BT[:, left:]
             if x_BTD.size(1) == segment_len:
-                y_BTD, self.mems, _ = self.decoder.forward_segment(x_BTD, self.mems)
+                y_BTD, self.mems, _ = self.decoder.forward_segment(x_BTD, self.mems, self.decoder.sinusoids())
             else:
                 if not self.done:
                     self.begin()

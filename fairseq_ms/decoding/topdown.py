@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fairseq_ms.decoding.blocks import RecentTokens
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.blocks import RecentTokens
 from fairseq_ms.modules.multiscale.topdown import TopDownScale
 
 

@@ -97,8 +97,7 @@ class TransformerQLState(StreamState):
 
     def begin(self) -> None:
         decoder = self.decoder
-        # A window is equally long at all scales.
-        positions_PD = decoder.sinusoids(decoder.mem_len + decoder.segment_len)
+        positions_PD = decoder.sinusoids()
         for scale in self.scales:
             scale.begin(self.mems, positions_PD)
         self.final.begin(self.mems, decoder.segment_len, positions_PD)

@@ -89,8 +89,7 @@ class TransformerXLState(StreamState):
         return self.mems[f"layer{index}"]
 
     def begin(self) -> None:
-        segment = self.decoder.segment_len
-        positions_PD = self.decoder.sinusoids(self.past(0).size(1) + segment)
+        segment, positions_PD = self.decoder.segment_len, self.decoder.sinusoids()
         for index, layer in enumerate(self.layers):
             layer.begin(self.past(index), segment, positions_PD)
 

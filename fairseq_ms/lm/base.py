@@ -43,11 +43,11 @@ class BaseDecoder(FairseqIncrementalDecoder):
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         """The state of a cached decoding before the first token, with room for about ``capacity`` of them."""
 
-    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        """Features (B, T, D) and the memory after them; only streaming models have one."""
+    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Features (B, T, D), and for ``extra`` the "memory" after them; only streaming models have one."""
         if memory is not None:
             raise UsageError(f"memory: {type(self).__name__} has no memory, so it must be None")
-        return self.features(tokens_BT), None
+        return self.features(tokens_BT), {"memory": None}
 
     def forward(
         self,
@@ -69,11 +69,10 @@ class BaseDecoder(FairseqIncrementalDecoder):
             decoding = incremental_state.get(_STATE)
             if decoding is None:
                 decoding = incremental_state[_STATE] = self.new_decoding(memory)
-            x_BTD = decoding.last_features(prev_output_tokens, encoder_out)
+            x_BTD, extra = decoding.last_features(prev_output_tokens, encoder_out), {"memory": memory}
         else:
-            x_BTD, memory = self.features_with_memory(prev_output_tokens, memory)
-        extra = {"attn": None, "memory": memory}
-        return (x_BTD if features_only else self.output_layer(x_BTD)), extra
+            x_BTD, extra = self.features_with_memory(prev_output_tokens, memory)
+        return (x_BTD if features_only else self.output_layer(x_BTD)), {"attn": None, **extra}
 
     def new_decoding(self, memory: Any) -> Decoding:
         """The start of a cached decoding; streaming models start from a memory."""

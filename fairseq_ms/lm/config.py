@@ -10,7 +10,7 @@ from omegaconf import II
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.vocabulary import validate_cutoffs
 from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.ops.activation import ACTIVATIONS
+from fairseq_ms.ops.linear import ACTIVATIONS
 
 
 @dataclass

@@ -26,8 +26,8 @@ from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.ops.activation import ACTIVATIONS
 from fairseq_ms.ops.idle import keep_in_graph
+from fairseq_ms.ops.linear import ACTIVATIONS
 from fairseq_ms.ops.recompute import Dropout
 from fairseq_ms.ops.relative_attention import Sinusoids
 
@@ -67,6 +67,8 @@ class StreamingDecoder(Decoder):
         super().__init__(cfg, dictionary, embed)
         self.segment_len = int(cfg.tokens_per_sample or 0)
         self.mem_len = int(cfg.mem_len)
+        # How many keys a whole segment's attention has, equally many at all scales: the memory's and its own.
+        self.window = self.mem_len + self.segment_len
         self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
         self.scale = math.sqrt(cfg.decoder_embed_dim)
         self.drop = Dropout(self.layers_cfg.dropout, self.layers_cfg.recompute)
@@ -81,12 +83,13 @@ class StreamingDecoder(Decoder):
         return TransformerXLLayer(self.layers_cfg, self.u, self.v)
 
     @abstractmethod
-    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+    def forward_segment(self, x_BTD: Tensor, mems: Mems, positions: Tensor) -> tuple[Tensor, Mems, Tensor | None]:
         """The model over one segment, as its paper lists it.
 
         Args:
             x_BTD: the embedded segment, the last one of a call perhaps unfinished
             mems: the states it starts from
+            positions: ``sinusoids`` of the window
 
         Returns:
             outputs (B, T, D), the states the next segment starts from if this one is whole, and a loss of the
@@ -113,9 +116,9 @@ class StreamingDecoder(Decoder):
         """The flags that ``memory_lengths`` come from, beside the segment's, and their values."""
         return {"--mem-len": self.mem_len}
 
-    def sinusoids(self, keys: int) -> Tensor:
-        """Sinusoids of the distances among ``keys`` positions, with dropout as in Transformer-XL."""
-        return self.drop(self.table(keys, self.u))
+    def sinusoids(self) -> Tensor:
+        """Sinusoids of the distances in a window, with dropout as in Transformer-XL."""
+        return self.drop(self.table(self.window, self.u))
 
     def new_memory(self, batch_size: int) -> Memory:
         """The memory of B streams before their first tokens: zeros (Transformer-QL, Figures 2e and 3, line 3)."""
@@ -132,7 +135,7 @@ class StreamingDecoder(Decoder):
         whole = tokens_BT.size(1) - tokens_BT.size(1) % self.segment_len
         outputs, losses = [], []
         for s_BTD in self.embed_tokens(tokens_BT).split(self.segment_len, dim=1):
-            y_BTD, new, loss = self.forward_segment(s_BTD, mems)
+            y_BTD, new, loss = self.forward_segment(s_BTD, mems, self.sinusoids())
             outputs.append(y_BTD)
             mems = new if s_BTD.size(1) == self.segment_len else mems
             losses += [loss] if loss is not None else []
@@ -142,27 +145,10 @@ class StreamingDecoder(Decoder):
         loss = torch.stack(losses).mean() if losses else None
         return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss
 
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: dict[str, Tensor] | None = None,
-        incremental_state: dict[str, Any] | None = None,
-        src_lengths: Tensor | None = None,
-        memory: Memory | None = None,
-        features_only: bool = False,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """As the base's; ``extra["auxiliary_loss"]`` is what the memory adds to a training loss, or None."""
-        if incremental_state is not None:
-            return super().forward(
-                prev_output_tokens, encoder_out, incremental_state, src_lengths, memory, features_only
-            )
-        x_BTD, after, loss = self.stream(prev_output_tokens, memory)
-        extra = {"attn": None, "memory": after, "auxiliary_loss": loss}
-        return (x_BTD if features_only else self.output_layer(x_BTD)), extra
-
-    def features_with_memory(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        x_BTD, after, _ = self.stream(tokens_BT, memory)
-        return x_BTD, after
+    def features_with_memory(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, dict[str, Any]]:
+        """As the base's; ``auxiliary_loss`` is what the memory adds to a training loss, or None."""
+        x_BTD, after, loss = self.stream(tokens_BT, memory)
+        return x_BTD, {"memory": after, "auxiliary_loss": loss}
 
     def features(self, tokens_BT: Tensor) -> Tensor:
         return self.stream(tokens_BT, None)[0]

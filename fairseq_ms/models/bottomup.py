@@ -19,8 +19,7 @@ from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.scales import Scales, aggregated_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.aggregation import AggregationLayer
-from fairseq_ms.modules.multiscale.bottomup import BottomUpScale
+from fairseq_ms.modules.multiscale.bottomup import AggregationLayer, BottomUpScale
 from fairseq_ms.modules.pooling import DOWNSAMPLERS
 from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.modules.typed_list import TypedList
@@ -76,8 +75,8 @@ class BottomUpDecoder(Decoder):
             representations[scale.factor] = out_BCD
         out_BTD = self.aggregate(x_BTD, list(representations.values()))
         out_BTD = self.stack(out_BTD)
-        if self.training:
-            out_BTD = keep_in_graph(out_BTD, self._idle(representations))
+        if self.training and (idle := self._idle(representations)):
+            out_BTD = keep_in_graph(out_BTD, idle)
         return {1: out_BTD, **representations}
 
     def _idle(self, representations: dict[int, Tensor]) -> list[nn.Parameter]:

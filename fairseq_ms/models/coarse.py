@@ -2,7 +2,7 @@
 
 Multi-scale Transformer LMs, Section 6.2.
 
-The k-grams are right-aligned blocks (``modules/multiscale/blocks.py``): block i ends with position ik and predicts the
+The k-grams are right-aligned blocks (``modules/pooling.py``): block i ends with position ik and predicts the
 k tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
 distribution, so it is exactly normalised and everything fairseq does with a language model works.
 """
@@ -20,8 +20,7 @@ from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.scales import single_scale
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.blocks import right_aligned
-from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample
+from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample, right_aligned
 from fairseq_ms.modules.transformer import TransformerStack
 
 

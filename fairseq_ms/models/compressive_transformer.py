@@ -19,7 +19,7 @@ from fairseq_ms.models.transformer_xl import (
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.pooling import Downsample
 from fairseq_ms.modules.streaming.compression import falling_out, reconstruction_loss
-from fairseq_ms.modules.streaming.layer import shift
+from fairseq_ms.modules.streaming.layer import shift_all
 from fairseq_ms.modules.streaming.memory import Memory, Mems
 from fairseq_ms.modules.typed_list import TypedList
 
@@ -46,15 +46,15 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
     def __init__(self, cfg: CompressiveTransformerConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.compressed_mem_len = int(cfg.compressed_mem_len)
+        self.window += self.compressed_mem_len
         self.rate = int(cfg.compression_rate)
         self.loss_weight = float(cfg.reconstruction_loss_weight)
         self.compress = TypedList(Downsample("conv", cfg.decoder_embed_dim, self.rate) for _ in self.layers)
 
-    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+    def forward_segment(self, x_BTD: Tensor, mems: Mems, positions: Tensor) -> tuple[Tensor, Mems, Tensor | None]:
         """Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2."""
-        s, new, losses = x_BTD, dict(mems), []
+        s, moving, losses = x_BTD, {}, []
         whole = s.size(1) == self.segment_len
-        positions = self.sinusoids(self.compressed_mem_len + self.mem_len + self.segment_len)
         for index, (layer, f_c) in enumerate(zip(self.layers, self.compress)):
             m, cm = mems[f"layer{index}"], mems[f"compressed{index}"]
             if whole:
@@ -62,10 +62,9 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
                 new_cm = f_c(old)
                 if self.training:
                     losses.append(reconstruction_loss(layer, s, old, new_cm))
-                new[f"layer{index}"] = shift(s, m)
-                new[f"compressed{index}"] = shift(new_cm, cm)
+                moving[f"layer{index}"], moving[f"compressed{index}"] = s, new_cm
             s = layer(s, torch.cat([cm, m], dim=1), positions)
-        return s, new, self.loss_weight * torch.stack(losses).sum() if losses else None
+        return s, {**mems, **shift_all(moving, mems)}, self.loss_weight * torch.stack(losses).sum() if losses else None
 
     def memory_lengths(self) -> dict[str, int]:
         names = {f"layer{index}": self.mem_len for index in range(len(self.layers))}

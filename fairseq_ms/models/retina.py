@@ -69,7 +69,10 @@ class RetinaDecoder(Decoder):
         attention_masks = self._masks(tokens_BT)
         for layer in self.layers:
             # Downsampled to all scales, and attended to through each scale's window.
-            x_BTD = checkpointed(layer, x_BTD, attention_masks, enabled=self.checkpoint)
+            if self.checkpoint:
+                x_BTD = checkpointed(layer, x_BTD, attention_masks)
+            else:
+                x_BTD = layer(x_BTD, attention_masks)
         return self.norm(x_BTD)
 
     def _masks(self, tokens_BT: Tensor) -> Layouts:

@@ -1,7 +1,7 @@
 """``multiscale_topdown``: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
 
 Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
-what the coarser one gave. Blocks are right-aligned (``modules/multiscale/blocks.py``), so every position is predicted.
+what the coarser one gave. Blocks are right-aligned (``modules/pooling.py``), so every position is predicted.
 """
 
 from dataclasses import dataclass, field

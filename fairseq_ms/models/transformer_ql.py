@@ -17,7 +17,7 @@ from fairseq_ms.lm.config import refuse_given, require
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.layer import shift
+from fairseq_ms.modules.streaming.layer import shift_all
 from fairseq_ms.modules.streaming.memory import Memory, Mems
 from fairseq_ms.modules.streaming.scales import accumulate, compress, scale_lengths
 from fairseq_ms.modules.typed_list import TypedList
@@ -55,31 +55,27 @@ class TransformerQLDecoder(StreamingDecoder):
         self.scale_norms = TypedList(norm(cfg.decoder_embed_dim) for _ in scales)
         self.final = TypedList(self.make_layer() for _ in range(cfg.output_layers))
 
-    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+    def forward_segment(self, x_BTD: Tensor, mems: Mems, positions: Tensor) -> tuple[Tensor, Mems, Tensor | None]:
         """Transformer-QL, Figure 2e, lines 7 to 31; its numbers stand beside the lines."""
-        s, new = x_BTD, {}
-        # A window is equally long at all scales.
-        positions = self.sinusoids(self.mem_len + self.segment_len)
+        s, moving = x_BTD, {}
         acc_inputs: list[Tensor] = []  # 9
         for scale, layers, norm in zip(self.lengths, self.scales, self.scale_norms):  # 11
             name, shift_len = f"scale{scale.factor}", scale.shift  # 8, 20
             if acc_inputs:  # 17, at the next scale
                 s = compress(acc_inputs[-1][:, scale.skipped :], scale.ratio, self.compression)  # 19
             for index, layer in enumerate(layers):  # 13
-                m = mems[f"{name}.layer{index}"]
-                new[f"{name}.layer{index}"] = shift(s[:, :shift_len], m)  # 7, 15, 21
-                s = layer(s, m, positions)  # 14
-            s, m = norm(s), mems[f"{name}.output"]
-            new[f"{name}.output"] = shift(s[:, :shift_len], m)  # 15
-            acc_inputs.append(torch.cat([m, s], dim=1))  # 16
+                moving[f"{name}.layer{index}"] = s[:, :shift_len]  # 7, 15, 21
+                s = layer(s, mems[f"{name}.layer{index}"], positions)  # 14
+            s = norm(s)
+            moving[f"{name}.output"] = s[:, :shift_len]  # 15
+            acc_inputs.append(torch.cat([mems[f"{name}.output"], s], dim=1))  # 16
         first = self._first_kept()
         s = accumulate(acc_inputs[first:], self.lengths[first:], x_BTD.size(1))  # 24
         for index, layer in enumerate(self.final):  # 28
-            m = mems[f"final.layer{index}"]
-            new[f"final.layer{index}"] = shift(s, m)  # 25, 30
-            s = layer(s, m, positions)  # 29
+            moving[f"final.layer{index}"] = s  # 25, 30
+            s = layer(s, mems[f"final.layer{index}"], positions)  # 29
         # Without a memory, what stands in for the scales' outputs before the segment stays zero.
-        return s, new if self.mem_len else mems, None
+        return s, shift_all(moving, mems) if self.mem_len else mems, None
 
     def _first_kept(self) -> int:
         """The finest scale whose output is used: with droppath, the finer ones are dropped together."""

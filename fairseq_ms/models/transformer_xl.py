@@ -11,7 +11,7 @@ from fairseq_ms.decoding.transformer_xl import TransformerXLState
 from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.layer import shift
+from fairseq_ms.modules.streaming.layer import shift_all
 from fairseq_ms.modules.streaming.memory import Memory, Mems
 from fairseq_ms.modules.typed_list import TypedList
 
@@ -30,15 +30,13 @@ class TransformerXLDecoder(StreamingDecoder):
         super().__init__(cfg, dictionary, embed)
         self.layers = TypedList(self.make_layer() for _ in range(cfg.decoder_layers))
 
-    def forward_segment(self, x_BTD: Tensor, mems: Mems) -> tuple[Tensor, Mems, Tensor | None]:
+    def forward_segment(self, x_BTD: Tensor, mems: Mems, positions: Tensor) -> tuple[Tensor, Mems, Tensor | None]:
         """Transformer-QL, Figure 3, lines 7 to 10."""
-        s, new = x_BTD, {}
-        positions = self.sinusoids(self.mem_len + self.segment_len)
+        s, moving = x_BTD, {}
         for index, layer in enumerate(self.layers):
-            m = mems[f"layer{index}"]
-            new[f"layer{index}"] = shift(s, m)
-            s = layer(s, m, positions)
-        return s, new, None
+            moving[f"layer{index}"] = s
+            s = layer(s, mems[f"layer{index}"], positions)
+        return s, shift_all(moving, mems), None
 
     def memory_lengths(self) -> dict[str, int]:
         return {f"layer{index}": self.mem_len for index in range(len(self.layers))}

@@ -79,6 +79,22 @@ def unfold_positions(x_BCD: Tensor, factor: int) -> Tensor:
     return x_BCD.unflatten(-1, (factor, -1)).flatten(1, 2)
 
 
+def right_aligned(x_BTD: Tensor, pool: Downsample) -> Tensor:
+    """The right-aligned blocks that T outputs need: (B, T, D) -> (B, ceil(T / k), D).
+
+    Block i covers positions (i-1)k+1 .. ik and serves outputs ik .. (i+1)k-1, so that every output has a block,
+    the first one included (Multi-scale Transformer LMs, Section 3.2, Listing 1)::
+
+        k = 4    position    . . . 0   1 2 3 4   5 6 7 8        (. is padding before the first token)
+                 block       [  0  ]   [  1  ]   [  2  ]
+                 serves      0 1 2 3   4 5 6 7   8 9 ...
+    """
+    factor, length = pool.factor, x_BTD.size(1)
+    blocks = -(-length // factor)
+    padded = left_pad(x_BTD, factor - 1, pool.padding)
+    return pool(padded[:, : blocks * factor])
+
+
 def left_pad(x_BTD: Tensor, count: int, value: float = 0.0) -> Tensor:
     """``count`` positions of a constant before the first: (B, T, D) -> (B, count + T, D)."""
     return F.pad(x_BTD, (0, 0, count, 0), value=value) if count else x_BTD

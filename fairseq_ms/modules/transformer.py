@@ -6,33 +6,47 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fairseq_ms.modules.attention import SelfAttention
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.kv_cache import Cache, KeyValueCache
 from fairseq_ms.modules.typed_list import TypedList
-from fairseq_ms.ops.activation import activation_linear
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.attention import attend, merge_heads, self_attention_linear, split_qkv
+from fairseq_ms.ops.linear import Linear, norm_linear
 from fairseq_ms.ops.recompute import Dropout, checkpointed
 
 
-class FeedForward(nn.Module):
-    """Layer norm (in pre-LN layers), projection, activation, dropout, projection."""
+class SelfAttention(nn.Module):
+    """Causal: layer norm, one projection to queries, keys and values, attention to the past, projection back.
+
+    Args:
+        config: sizes and probabilities; N heads of H each, where N * H need not be D
+    """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.dim) if config.normalize_before else None
-        self.up = Linear(config.dim, config.ffn_dim)
-        self.down = Linear(config.ffn_dim, config.dim)
-        self.activation = config.activation
-        self.dropout = config.activation_dropout
+        self.heads = config.heads
+        self.head_dim = config.width_of_head
+        self.dropout = config.attention_dropout
         self.recompute = config.recompute
+        self.norm = nn.LayerNorm(config.dim)
+        self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim)
+        self.out = Linear(self.heads * self.head_dim, config.dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> (..., D)."""
-        hidden = norm_linear(x, self.norm, self.up, self.recompute)
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        """Attend from every position to itself and all before it, those in ``cache`` included.
+
+        (B, T, D) -> (B, T, D). The keys and values of x are appended to the cache.
+        """
+        qkv = norm_linear(x_BTD, self.norm, self.qkv, self.recompute)
         dropout = self.dropout if self.training else 0.0
-        return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
+        if cache is None:
+            return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute)
+        q, k, v = split_qkv(qkv, self.heads)
+        k, v = cache.append(k, v)
+        return self.out(merge_heads(attend(q, k, v, bias=cache.bias, causal=cache.bias is None)))
+
+    def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> KeyValueCache:
+        """An empty cache of keys and values, of the type and on the device of ``like``."""
+        return KeyValueCache(batch_size, self.heads, self.head_dim, capacity, like)
 
 
 class TransformerLayer(nn.Module):
@@ -41,7 +55,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config)
-        self.ffn = FeedForward(config)
+        self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
 
     def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
@@ -68,7 +82,7 @@ class TransformerStack(nn.Module):
         """x (B, T, D) -> (B, T, D). With a cache for each layer, x continues the positions that they hold."""
         if caches is None:
             for layer in self.layers:
-                x_BTD = checkpointed(layer, x_BTD, enabled=self.checkpoint)
+                x_BTD = checkpointed(layer, x_BTD) if self.checkpoint else layer(x_BTD)
         else:
             for layer, cache in zip(self.layers, caches, strict=True):
                 x_BTD = layer(x_BTD, cache)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import draw_seed, keep_mask, keep_prob, mixed_seed, pointwise_linear
+from fairseq_ms.ops.linear import Linear, weight_gradients
+from fairseq_ms.ops.recompute import DropoutMasks
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
 _QUERY_CHUNK = 64
@@ -37,7 +38,8 @@ def attend(
     on_cpu = q_BNTH.device.type == "cpu"
     if dropout > 0.0 and recompute and on_cpu and torch.is_grad_enabled():
         with torch.autocast("cpu", enabled=False):
-            return _KeepingInputs.apply(ChunkedAttention(bias, causal, dropout), q_BNTH, k_BNSH, v_BNSH)
+            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout))
+            return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH)
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
     if causal and queries == 1:
         causal = False
@@ -47,34 +49,27 @@ def attend(
     return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal)
 
 
+@dataclass(frozen=True)
 class ChunkedAttention:
     """Attention that is computed again in backward, so that nothing but its inputs has to be kept.
 
-    Queries are processed in chunks, forward and backward, and no score outlives its chunk. A dropout mask is
-    drawn from a seed, the same one in both directions. Several operations here write into what they read, or
-    into the float type directly: on a CPU, masking takes longer than multiplying the matrices otherwise.
+    Queries are processed in chunks, forward and backward, and no score outlives its chunk. Dropout masks are the
+    same ones in both directions. Several operations here write into what they read, or into the float type directly:
+    on a CPU, masking takes longer than multiplying the matrices otherwise.
 
-    Args:
+    Attributes:
         bias: additive, broadcasts to (B, N, T, S), or None
         causal: as in ``attend``; excludes a bias
-        dropout: probability of dropping a weight
-        seed: of the dropout masks; a fresh one if not given
+        masks: the masks of dropout, or None for no dropout
+        place: tells the masks of this attention from those of others with the same ``masks``
         sees_a_key: broadcasts to (B, N, T, 1); where it is False, the result is zero
     """
 
-    def __init__(
-        self,
-        bias: Tensor | None,
-        causal: bool,
-        dropout: float,
-        seed: int | None = None,
-        sees_a_key: Tensor | None = None,
-    ) -> None:
-        self.bias = bias
-        self.causal = causal
-        self.dropout = dropout
-        self.seed = draw_seed() if seed is None and dropout > 0.0 else seed or 0
-        self.sees_a_key = sees_a_key
+    bias: Tensor | None
+    causal: bool
+    masks: DropoutMasks | None = None
+    place: tuple[int, ...] = ()
+    sees_a_key: Tensor | None = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
         """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side.
@@ -86,10 +81,10 @@ class ChunkedAttention:
         q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         for index, (rows, visible) in enumerate(self._chunks(q, k)):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
-            if self.dropout > 0.0:
-                weights.mul_(self._keep(index, weights))
+            if self.masks is not None:
+                weights.mul_(self.masks.keep(weights, index, self.place))
             out[:, :, rows] = torch.bmm(weights, v3[:, :visible]).unflatten(0, q.shape[:2])
-        return out.mul_(1.0 / keep_prob(self.dropout)) if self.dropout > 0.0 else out
+        return out.mul_(1.0 / self.masks.keep_prob) if self.masks is not None else out
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
@@ -97,8 +92,8 @@ class ChunkedAttention:
         """The gradients of q, k and v; the result of ``forward`` is written into ``out``, if there is one."""
         scale = 1.0 / math.sqrt(q.size(-1))
         grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
-        if self.dropout > 0.0:
-            grad3 = grad3 * (1.0 / keep_prob(self.dropout))
+        if self.masks is not None:
+            grad3 = grad3 * (1.0 / self.masks.keep_prob)
         grad_q, grad_k, grad_v = torch.empty_like(q3), torch.empty_like(k3), torch.empty_like(v3)
         # The last chunk first: it sees every key, and overwrites what is in the fresh memory.
         chunks = list(enumerate(self._chunks(q, k)))
@@ -106,8 +101,8 @@ class ChunkedAttention:
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
             dropped = weights
-            if self.dropout > 0.0:
-                keep = self._keep(index, weights)
+            if self.masks is not None:
+                keep = self.masks.keep(weights, index, self.place)
                 grad_weights.mul_(keep)
                 dropped = keep.mul_(weights)
             if out is not None:
@@ -117,8 +112,8 @@ class ChunkedAttention:
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
             grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
-        if out is not None and self.dropout > 0.0:
-            out.mul_(1.0 / keep_prob(self.dropout))
+        if out is not None and self.masks is not None:
+            out.mul_(1.0 / self.masks.keep_prob)
         return grad_q.mul_(scale).view(q.shape), grad_k.view(k.shape), grad_v.view(v.shape)
 
     def _scaled(self, q: Tensor) -> Tensor:
@@ -150,9 +145,6 @@ class ChunkedAttention:
             weights.unflatten(0, outer).mul_(sees_a_key)
         return weights
 
-    def _keep(self, index: int, weights: Tensor) -> Tensor:
-        return keep_mask(mixed_seed(self.seed, index), weights.shape, self.dropout, weights)
-
 
 class _KeepingInputs(torch.autograd.Function):
     """``ChunkedAttention`` to autograd: q, k and v are all that it keeps."""
@@ -169,29 +161,30 @@ class _KeepingInputs(torch.autograd.Function):
         return None, *ctx.attention.backward(grad, *ctx.saved_tensors)
 
 
-class SelfAttentionOfProjection:
-    """Causal self-attention as a function of queries, keys and values in one tensor (B, T, 3 * N * H).
+class _SelfAttentionLinear(torch.autograd.Function):
+    """Causal self-attention and the projection behind it, keeping queries, keys and values in one tensor alone."""
 
-    It is an ``ExplicitBackward``: in front of a projection, neither its result nor its scores are kept.
-    """
+    @staticmethod
+    def forward(ctx, attention: ChunkedAttention, heads: int, qkv: Tensor, weight_OI: Tensor, bias_O: Tensor | None):  # type: ignore[no-untyped-def]
+        ctx.attention, ctx.heads, ctx.has_bias = attention, heads, bias_O is not None
+        ctx.save_for_backward(qkv, weight_OI)
+        with torch.autocast("cpu", enabled=False):
+            attended = merge_heads(attention.forward(*split_qkv(qkv, heads)))
+        return F.linear(attended, weight_OI, bias_O)
 
-    def __init__(self, heads: int, dropout: float) -> None:
-        self.heads = heads
-        self.attention = ChunkedAttention(None, True, dropout)
-
-    def __call__(self, qkv: Tensor) -> Tensor:
-        with torch.autocast(qkv.device.type, enabled=False):
-            return merge_heads(self.attention.forward(*split_qkv(qkv, self.heads)))
-
-    def backward(self, grad: Tensor, qkv: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        with torch.autocast(qkv.device.type, enabled=False):
-            q, k, v = split_qkv(qkv, self.heads)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        qkv, weight_OI = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            grad_attended = split_heads((grad @ weight_OI.to(grad.dtype)).to(qkv.dtype), ctx.heads)
+            q, k, v = split_qkv(qkv, ctx.heads)
             out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-            grads = self.attention.backward(split_heads(grad.to(qkv.dtype), self.heads), q, k, v, out)
+            grads = ctx.attention.backward(grad_attended, q, k, v, out)
             grad_qkv = torch.empty_like(qkv)
-            for into, own in zip(split_qkv(grad_qkv, self.heads), grads):
+            for into, own in zip(split_qkv(grad_qkv, ctx.heads), grads):
                 into.copy_(own)
-        return merge_heads(out), (grad_qkv,)
+            return None, None, grad_qkv, *weight_gradients(grad, merge_heads(out), ctx.has_bias)
 
 
 def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +210,7 @@ def self_attention_linear(qkv: Tensor, heads: int, out: Linear, dropout: float, 
     On a CPU, with ``recompute``, neither the scores nor what ``out`` reads are kept for backward.
     """
     if recompute and qkv.device.type == "cpu" and torch.is_grad_enabled():
-        attention = SelfAttentionOfProjection(heads, dropout)
-        return pointwise_linear(attention, out.weight, out.bias, qkv)
+        attention = ChunkedAttention(None, True, DropoutMasks(dropout) if dropout > 0.0 else None)
+        return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias)
     q, k, v = split_qkv(qkv, heads)
     return out(merge_heads(attend(q, k, v, causal=True, dropout=dropout, recompute=recompute)))

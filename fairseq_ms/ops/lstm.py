@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.ops.linear import PackedWeight, pack, packed_linear
+from fairseq_ms.ops.packing import PackedWeight, pack
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ class LSTM(nn.Module):
 
     def step(self, gates_B4U: Tensor, state: LSTMState) -> Tensor:
         """One step of every row from its projected input, (B, 4U) to the new hidden states (B, U)."""
-        gates_B4U = gates_B4U + packed_linear(state.hidden_BU, self.weights()[1], None, self.packed)
+        weight = self.weights()[1]
+        recurrent = F.linear if self.packed is None else self.packed.linear
+        gates_B4U = gates_B4U + recurrent(state.hidden_BU, weight)
         i, f, g, o = gates_B4U.chunk(4, dim=1)
         i, f = i.sigmoid(), f.sigmoid()
         if self.capped:

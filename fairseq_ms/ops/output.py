@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fairseq_ms.ops.linear import Linear, PackedWeight, pack, packed_linear
+from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.packing import PackedWeight, pack
 
 
 class TiedOutput(nn.Module):
@@ -18,7 +20,9 @@ class TiedOutput(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
-        return packed_linear(x_BTD, self._words[0].weight, None, self.packed)
+        if self.packed is not None:
+            return self.packed.linear(x_BTD, self._words[0].weight)
+        return F.linear(x_BTD, self._words[0].weight)
 
     def make_generation_fast_(self, **unused: object) -> None:
         """fairseq's hook, called once before evaluation and generation."""

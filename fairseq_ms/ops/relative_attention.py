@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.ops.recompute import autocast_dtype, draw_seed, scaled_mask
+from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.recompute import DropoutMasks, drop
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -75,9 +76,8 @@ class _Context(Protocol):
 
     saved_tensors: tuple[Tensor, ...]
     eps: float | None
-    p: float
+    masks: DropoutMasks | None
     scale: float
-    seed: int
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
@@ -170,12 +170,11 @@ class _RelativeAttention(torch.autograd.Function):
         shifted = rel_shift(by_distance, keys).flatten(0, 1)
         scores = torch.baddbmm(shifted, by_content, k.transpose(1, 2), beta=scale, alpha=scale)
         weights = hide_future(scores).softmax(-1)
-        dropped = weights
+        dropped, ctx.masks = weights, None
         if p > 0.0:
-            ctx.seed = draw_seed()
-            dropped = weights * scaled_mask(ctx.seed, weights.shape, p, weights)
+            dropped, ctx.masks = drop(weights, p)
         out = torch.bmm(dropped, v).view(heads, batch, queries, head_dim)
-        ctx.p, ctx.scale = p, scale
+        ctx.scale = scale
         ctx.save_for_backward(q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights)
         # (N, B, T, H) -> (B, T, N * H)
         return out.permute(1, 2, 0, 3).flatten(2)
@@ -190,8 +189,8 @@ class _RelativeAttention(torch.autograd.Function):
         grad = grad_BTD.unflatten(-1, (heads, head_dim)).permute(2, 0, 1, 3).reshape(-1, queries, head_dim)
         grad_weights = torch.bmm(grad, v.transpose(1, 2))
         dropped = weights
-        if ctx.p > 0.0:
-            mask = scaled_mask(ctx.seed, weights.shape, ctx.p, weights)
+        if ctx.masks is not None:
+            mask = ctx.masks.scaled(weights)
             grad_weights.mul_(mask)
             dropped = mask.mul_(weights)
         grad_kv = torch.empty_like(kv_NBSH)
@@ -218,7 +217,7 @@ def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, v_NH: Tensor) -> Tensor:
     return torch.bmm(rows, r_PNH.permute(1, 2, 0)).view(heads, batch, queries, -1)
 
 
-def relative_attention(
+def relative_attention_linear(
     x_BTD: Tensor,
     memory_BMD: Tensor,
     norm: nn.LayerNorm | None,
@@ -226,10 +225,13 @@ def relative_attention(
     r_PNH: Tensor,
     u_NH: Tensor,
     v_NH: Tensor,
+    out: Linear,
     dropout: float,
     recompute: bool,
 ) -> Tensor:
-    """Attention from a segment (B, T, D) to its memory (B, M, D) and to itself, by content and distance: (B, T, N * H).
+    """Attention from a segment to its memory and to itself, by content and distance, and the projection behind it.
+
+    (B, T, D) and (B, M, D) -> (B, T, D).
 
     No gradient goes to the memory. Queries, keys, values, r and the weights are kept for backward; dropout masks and
     the normalised inputs are not. Its naive twin is ``tests/naive/streaming.py``.
@@ -241,15 +243,16 @@ def relative_attention(
         qkv_ED: the projection to queries, keys and values, (3 * N * H, D)
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
         u_NH, v_NH: Transformer-XL's u and v
+        out: the projection
         dropout: probability of dropping an attention weight
         recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
     """
     if not recompute and torch.is_grad_enabled():
-        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout)
+        return out(_keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout))
     device, heads = x_BTD.device.type, r_PNH.size(1)
-    autocast = autocast_dtype(device)
-    dtype = autocast or x_BTD.dtype
-    with torch.autocast(device, enabled=False) if autocast is not None else nullcontext():
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),
@@ -260,7 +263,8 @@ def relative_attention(
             norm.eps if norm is not None else None,
         )
         positions = r_PNH.to(dtype), u_NH.to(dtype), v_NH.to(dtype)
-        return _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
+        attended = _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
+    return out(attended)
 
 
 def _keeping_everything(

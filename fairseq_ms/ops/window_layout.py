@@ -17,9 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from fairseq_ms.ops.masks import Blocks
 
 # Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
 _QUERY_BLOCK, _NARROW_BLOCK = 64, 32
@@ -34,9 +31,11 @@ class HeadGroup:
     far: int
     heads: int
 
-    @property
-    def mask(self) -> Blocks:
-        return Blocks(self.factor, self.near, self.far)
+    def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
+        """Whether queries (..., Q, 1) may attend to blocks (..., 1, S), both integers: finished and in the window."""
+        start = blocks * self.factor
+        distance = queries - start
+        return (distance >= max(self.near, self.factor - 1)) & (distance < self.far)
 
     def first_visible(self, query: int) -> int:
         """The first block that the window does not leave behind, which may lie before the first token."""
@@ -75,7 +74,7 @@ class Layout:
         queries = block * self.query_block + torch.arange(self.query_block, device=device)[:, None]
         keys = block * self.step - self.pad_left + torch.arange(self.span, device=device)
         # (blocks, 1, Q, S)
-        visible = group.mask.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
+        visible = group.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
         # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
         self.sees_a_key = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
         self.visible = visible | ~self.sees_a_key if self.sees_a_key is not None else visible
@@ -96,55 +95,6 @@ class Layout:
             self._bias = zeros.masked_fill_(~self.visible, -torch.inf)
         return self._bias
 
-    def fold_queries(self, q_BTNH: Tensor) -> Tensor:
-        """(B, T, N, H) -> (blocks, B * N, Q, H)."""
-        padding = self.blocks * self.query_block - self.length
-        q = F.pad(q_BTNH, (0, 0, 0, 0, 0, padding)) if padding else q_BTNH
-        return q.unflatten(1, (self.blocks, self.query_block)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-    def slice_keys(self, k_BCNH: Tensor) -> Tensor:
-        """(B, C, N, H) -> (blocks, B * N, S, H), every block the keys it can see."""
-        k = F.pad(k_BCNH, (0, 0, 0, 0, self.pad_left, self.pad_right)) if self.sliced else k_BCNH
-        # (B, C', N, H) -> (B, blocks, N, H, S)
-        slices = k.unfold(1, self.span, self.step)
-        # The last keys may be too near for every query: they are in no slice.
-        return slices[:, : self.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
-
-    def slices(self, k_CD: Tensor, first: int, count: int) -> Tensor:
-        """The keys that ``count`` blocks from ``first`` on can see, (count, D, S), zero before the first token."""
-        before, inside, behind = self._rows(k_CD.size(0), first, count)
-        padded = F.pad(k_CD[inside], (0, 0, before, behind)) if before or behind else k_CD[inside]
-        return padded.unfold(0, self.span, self.step)
-
-    def add_slices(self, sums_CD: Tensor, first: int, grads: Sequence[Tensor]) -> None:
-        """The transpose of ``slices``: a key's gradient is the sum over the blocks that can see it.
-
-        Adds to ``sums`` the gradients of keys and values, (count, N, S, H) each, of the blocks from ``first`` on.
-        """
-        count, heads, _, head_dim = grads[0].shape
-        # With room for whole steps behind the last slice.
-        own = sums_CD.new_zeros((count - 1 - -self.span // self.step) * self.step, sums_CD.size(1))
-        for offset in range(0, self.span, self.step):
-            into = own[offset : offset + count * self.step].view(count, self.step, len(grads), heads, head_dim)
-            for index, grad in enumerate(grads):
-                part = grad[:, :, offset : offset + self.step].transpose(1, 2)
-                into[:, : part.size(1), index] += part
-        before, inside, _ = self._rows(sums_CD.size(0), first, count)
-        sums_CD[inside] += own[before : before + inside.stop - inside.start]
-
-    def _rows(self, keys: int, first: int, count: int) -> tuple[int, slice, int]:
-        """The rows of keys in the slices of some blocks: how many before the first key, which, how many behind."""
-        start = first * self.step - self.pad_left
-        total = (count - 1) * self.step + self.span
-        inside = slice(min(max(start, 0), keys), min(max(start + total, 0), keys))
-        before = min(max(-start, 0), total)
-        return before, inside, total - before - (inside.stop - inside.start)
-
-    def unfold_queries(self, y: Tensor, batch_size: int) -> Tensor:
-        """(blocks, B * N, Q, H) -> (B, T, N * H)."""
-        y = y.unflatten(1, (batch_size, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2).flatten(2)
-        return y[:, : self.length]
-
 
 class Layouts:
     """The layouts of all head groups for sequences of one length, the same for every layer."""
@@ -152,6 +102,10 @@ class Layouts:
     def __init__(self, groups: Sequence[HeadGroup], length: int, device: torch.device) -> None:
         self.groups = list(groups)
         self.layouts = [Layout(group, length, _query_block(group), device) for group in groups]
+
+    def biases(self, dtype: torch.dtype) -> list[Tensor]:
+        """The masks of all groups as additive biases (blocks, 1, Q, S)."""
+        return [layout.bias(dtype) for layout in self.layouts]
 
 
 def _query_block(group: HeadGroup) -> int:

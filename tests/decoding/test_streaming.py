@@ -20,9 +20,9 @@ def test_whole_segments_of_a_prompt_run_in_one_pass_and_an_unfinished_one_is_con
         expected = decoder.features(tokens)
     whole, in_one_pass = decoder.forward_segment, []
 
-    def counted(x_BTD: Tensor, mems: dict[str, Tensor]) -> tuple:
+    def counted(x_BTD: Tensor, mems: dict[str, Tensor], positions: Tensor) -> tuple:
         in_one_pass.append(x_BTD.size(1))
-        return whole(x_BTD, mems)
+        return whole(x_BTD, mems, positions)
 
     monkeypatch.setattr(decoder, "forward_segment", counted)
     state = decoder.new_state(2, 17)

@@ -10,7 +10,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.scales import parse_windows
 from fairseq_ms.models.retina import RetinaConfig
-from fairseq_ms.ops.masks import Blocks
+from fairseq_ms.ops.window_layout import HeadGroup
 
 FLAG = "--scale-windows"
 
@@ -23,7 +23,7 @@ def unseen(windows: dict[int, tuple[int, int]]) -> int:
     positions = torch.arange(length)
     seen = torch.zeros(length, length, dtype=torch.bool)
     for factor, (near, far) in windows.items():
-        blocks = Blocks(factor, near, far).visible(positions[:, None], torch.arange(length // factor))
+        blocks = HeadGroup(factor, near, far, 1).visible(positions[:, None], torch.arange(length // factor))
         seen[:, : blocks.size(1) * factor] |= blocks.repeat_interleave(factor, dim=1)
     distance = positions[:, None] - positions
     return int(((distance >= 0) & (distance <= reach) & ~seen).sum())

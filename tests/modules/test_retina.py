@@ -13,8 +13,8 @@ from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
 from fairseq_ms.ops import window_attention
-from fairseq_ms.ops.attention import _QUERY_CHUNK, ChunkedAttention
-from fairseq_ms.ops.recompute import keep_prob
+from fairseq_ms.ops.attention import _QUERY_CHUNK
+from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
@@ -126,15 +126,15 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     layer = attention(dim, groups, dropout=0.3)
     layouts = Layouts(groups, length, torch.device("cpu"))
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
-    keep, drawn = ChunkedAttention._keep, {}
+    keep, drawn = DropoutMasks.keep, {}
 
-    def spy(self, number, weights):  # type: ignore[no-untyped-def]
-        mask = keep(self, number, weights)
-        # In backward, the mask of the same seed and chunk once more.
-        assert torch.equal(drawn.setdefault((self.seed, number), mask.clone()), mask)
+    def spy(self, weights, number, place):  # type: ignore[no-untyped-def]
+        mask = keep(self, weights, number, place)
+        # In backward, the mask of the same piece and chunk once more.
+        assert torch.equal(drawn.setdefault((place, number), mask.clone()), mask)
         return mask
 
-    monkeypatch.setattr(ChunkedAttention, "_keep", spy)
+    monkeypatch.setattr(DropoutMasks, "keep", spy)
     x = torch.randn(2, length, dim, dtype=torch.float64, requires_grad=True)
     result = layer(x, layouts)
     in_order = iter(list(drawn.values()))
@@ -237,7 +237,7 @@ def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int
             assert not looked
             queries = torch.arange(layout.blocks * layout.query_block)
             keys = torch.arange(layout.keys)
-            sees = layout.group.mask.visible(queries[:, None], keys).any(-1)
+            sees = layout.group.visible(queries[:, None], keys).any(-1)
             if layout.sees_a_key is None:
                 assert sees.all()
             else:

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.modules.attention import SelfAttention
 from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.modules.transformer import SelfAttention
 from fairseq_ms.ops import attention as module
+from fairseq_ms.ops import recompute
 from fairseq_ms.ops.attention import (
     ChunkedAttention,
     attend,
@@ -15,7 +16,7 @@ from fairseq_ms.ops.attention import (
     split_heads,
     split_qkv,
 )
-from fairseq_ms.ops.recompute import keep_prob
+from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
 
 
 def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):  # type: ignore[no-untyped-def]
@@ -50,13 +51,13 @@ def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: l
 def masks_of(monkeypatch) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
     """The dropout masks as they are drawn, in forward and again in backward."""
     drawn: list[torch.Tensor] = []
-    keep_mask = module.keep_mask
+    keep_mask = recompute.keep_mask
 
     def spy(*args):  # type: ignore[no-untyped-def]
         drawn.append(keep_mask(*args))
         return drawn[-1].clone()
 
-    monkeypatch.setattr(module, "keep_mask", spy)
+    monkeypatch.setattr(recompute, "keep_mask", spy)
     return drawn
 
 
@@ -106,7 +107,7 @@ def test_masks_of_two_calls_differ_and_repeat_after_the_same_seed() -> None:
 
 
 def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
-    attention = ChunkedAttention(None, False, 0.5)
+    attention = ChunkedAttention(None, False, DropoutMasks(0.5))
     same = torch.ones(1, 2 * module._QUERY_CHUNK, 3, 4)
     y = attention.forward(same[:, None, :, 0], same[:, None, :, 0], torch.randn(same.shape)[:, None, :, 0])
     first, second = y.split(module._QUERY_CHUNK, dim=2)

@@ -27,8 +27,8 @@ def dropped_streams(
     pair[:, :, 1] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
     pair = pair.flatten(2)
     fine = torch.cat([torch.zeros(rows, length, groups * heads * head_dim), pair], dim=2)
-    attention = WindowAttention([group] * groups, layouts.layouts, head_dim, P)
-    run = attention if recompute else attention.by_autograd
+    attention = WindowAttention(layouts, head_dim, P)
+    run = attention.forward if recompute else attention.by_autograd
     out = run(fine, *[pair] * (groups - 1))
     # (B, T, groups * N * H) -> (groups, B, blocks, Q, N, H)
     out = out.view(rows, blocks, queries, groups, heads, head_dim).permute(3, 0, 1, 2, 4, 5)

@@ -1,128 +1,93 @@
-"""Packed weights, and the projections that stand for convolutions."""
+"""Layer norm, activation and dropout in front of a projection give what autograd gives when it keeps everything."""
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.modules.pooling import Downsample, Upsample
-from fairseq_ms.ops.linear import Linear, PackedWeight
-from fairseq_ms.ops.output import TiedOutput
+from fairseq_ms.ops.linear import (
+    ACTIVATIONS,
+    FeedForward,
+    Linear,
+    activation_linear,
+    norm_linear,
+    norm_linear_and_normed,
+)
+from fairseq_ms.ops.recompute import scaled_mask
+from tests.helpers.gradients import assert_same, gradients
 
-# What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
-PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
+
+def parameters(*modules: nn.Module) -> list[Tensor]:
+    return [parameter for module in modules for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if packs])
-@pytest.mark.parametrize("shape", [(1, 1, 24), (8, 1, 24), (3, 17, 24), (2, 24)])
+def random_norm(dim: int) -> nn.LayerNorm:
+    norm = nn.LayerNorm(dim).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_projection_is_the_projection(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
-    linear = Linear(24, 40, bias).to(dtype)
-    x = torch.randn(shape, dtype=dtype)
-    with torch.no_grad():
-        plain = linear(x)
-        linear.make_generation_fast_()
-        assert linear.packed is not None
-        assert linear.packed.serves(x, linear.weight)
-        # 24 products in another order: rounding of float32, or one step of bfloat16's 8 bits.
-        tolerance = 1e-6 if dtype == torch.float32 else 2**-7
-        torch.testing.assert_close(linear(x), plain, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_activation_and_dropout_before_a_projection_equal_autograd(
+    activation: str, p: float, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairseq_ms.ops.recompute.draw_seed", lambda: 99)
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    linear = Linear(7, 4, bias).double()
+    inputs = [x, *linear.parameters()]
+    ours = activation_linear(x, activation, p, linear, recompute=True)
+    hidden = ACTIVATIONS[activation](x)
+    plain = F.linear(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden, *linear.parameters())
+    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
 
 
-def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_type() -> None:
-    linear = Linear(6, 4)
-    linear.make_generation_fast_()
-    x = torch.randn(3, 6, requires_grad=True)
-    linear(x).sum().backward()
-    torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, 6))
-    assert "packed" not in "".join(linear.state_dict())
-    with torch.no_grad():
-        assert not linear.packed.serves(x.double(), linear.weight)
-        assert not linear.packed.serves(x, nn.Parameter(linear.weight.clone()))
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm_before_a_projection_equals_autograd(bias: bool) -> None:
+    norm, linear = random_norm(7), Linear(7, 4, bias).double()
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *parameters(norm, linear)]
+    ours, plain = (norm_linear(x, norm, linear, recompute) for recompute in (True, False))
+    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
 
 
-@pytest.mark.parametrize("change", ["in place", "replaced", "moved", "loaded"])
-def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str) -> None:
-    linear = Linear(6, 4)
-    linear.make_generation_fast_()
-    x = torch.randn(3, 6)
-    with torch.no_grad():
-        if change == "in place":
-            linear.weight.mul_(2.0)
-        elif change == "replaced":
-            linear.weight = nn.Parameter(torch.randn(4, 6))
-        elif change == "moved":
-            linear.double().float().weight.add_(1.0)
-        else:
-            linear.load_state_dict(Linear(6, 4).state_dict())
-        assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
+def test_a_normalised_input_that_others_use_too_passes_both_gradients_on() -> None:
+    norm, linear = random_norm(7), Linear(7, 4).double()
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    inputs, both = [x, *parameters(norm, linear)], []
+    for recompute in (True, False):
+        projected, normed = norm_linear_and_normed(x, norm, linear, recompute)
+        result = torch.cat([projected, normed.sin()], dim=-1)
+        both.append([result, *gradients(result, inputs)])
+    assert_same(*both)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if not packs])
-def test_packing_on_a_type_without_support_falls_back(dtype: torch.dtype) -> None:
-    assert_is_left_as_it_is(Linear(6, 4).to(dtype))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_input_under_autocast_is_normalised_again_in_the_type_that_it_was(dtype: torch.dtype) -> None:
+    block = FeedForward(24, 48, "gelu", 0.0)
+    x = torch.randn(2, 9, 24).to(dtype).requires_grad_()
+    inputs, both = [x, *block.parameters()], []
+    for block.recompute in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = block(x)
+        both.append([result, *gradients(result, inputs)])
+    for one, other in zip(*both, strict=True):
+        assert one.dtype == other.dtype
+        # bfloat16 has 8 bits: a few roundings of 0.4% each, relative to the largest element.
+        assert (one - other).abs().max() <= 0.02 * other.abs().max()
 
 
-def assert_is_left_as_it_is(linear: Linear) -> None:
-    """fairseq's hook packs nothing, and the projection is torch's own."""
-    linear.make_generation_fast_()
-    assert linear.packed is None
-    x = torch.randn(3, 6, dtype=linear.weight.dtype)
-    assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
-
-
-def test_a_cpu_without_bfloat16_instructions_packs_float32_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    assert PackedWeight.supports(torch.empty(4, 6))
-    assert_is_left_as_it_is(Linear(6, 4).bfloat16())
-
-
-def test_a_torch_without_the_operators_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert_is_left_as_it_is(Linear(6, 4))
-
-
-def test_the_tied_output_follows_its_embedding() -> None:
-    words = nn.Embedding(11, 6)
-    output = TiedOutput(words)
-    assert not list(output.parameters())
-    output.make_generation_fast_()
-    x = torch.randn(2, 3, 6)
-    with torch.no_grad():
-        # 6 products in another order.
-        torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
-        words.weight.mul_(3.0)
-        torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.parametrize("factor", [2, 3, 4])
-def test_the_convolutional_downsampler_is_a_strided_convolution(factor: int) -> None:
-    ours = Downsample("conv", 5, factor).double()
-    theirs = nn.Conv1d(5, 5, factor, stride=factor).double()
-    x = torch.randn(2, 6 * factor, 5, dtype=torch.float64)
-    with torch.no_grad():
-        # (O, k * I) with the positions of a block one after the other -> (O, I, k)
-        theirs.weight.copy_(ours.conv.weight.unflatten(1, (factor, 5)).transpose(1, 2))
-        theirs.bias.copy_(ours.conv.bias)
-        # float64, the same products in another order.
-        torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "pool"), [("avg", nn.AvgPool1d), ("max", nn.MaxPool1d)])
-def test_the_other_downsamplers_are_torchs_pooling(kind: str, pool: type[nn.Module]) -> None:
-    x = torch.randn(2, 12, 5, dtype=torch.float64)
-    expected = pool(3)(x.transpose(1, 2)).transpose(1, 2)
-    torch.testing.assert_close(Downsample(kind, 5, 3)(x), expected, rtol=0.0, atol=1e-12)
-
-
-@pytest.mark.parametrize("factor", [1, 2, 4])
-def test_the_upsampler_is_a_transposed_convolution(factor: int) -> None:
-    ours = Upsample(5, factor).double()
-    theirs = nn.ConvTranspose1d(5, 5, factor, stride=factor).double()
-    x = torch.randn(2, 7, 5, dtype=torch.float64)
-    with torch.no_grad():
-        nn.init.normal_(ours.bias)
-        # (k * O, I) with the outputs of a position one after the other -> (I, O, k)
-        theirs.weight.copy_(ours.conv.weight.unflatten(0, (factor, 5)).permute(2, 1, 0))
-        theirs.bias.copy_(ours.bias)
-        torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(
+    p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = FeedForward(6, 10, "gelu", p).double()
+    x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *block.parameters()]
+    monkeypatch.setattr("fairseq_ms.ops.recompute.draw_seed", lambda: 99)
+    ours = block(x)
+    hidden = F.gelu(block.up(block.norm(x)))
+    plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)
+    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])

@@ -4,79 +4,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import FeedForward, TransformerLayer
-from fairseq_ms.ops.activation import ACTIVATIONS
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.norm import norm_linear
-from fairseq_ms.ops.recompute import (
-    draw_seed,
-    dropout,
-    keep_mask,
-    keep_prob,
-    pointwise_linear,
-    recomputed,
-    scaled_mask,
-)
-
-
-def gradients(outputs: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of a weighted sum of the outputs, so that no element counts the same."""
-    weights = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=torch.float64).view_as(outputs).to(outputs.dtype)
-    return list(torch.autograd.grad((outputs * weights).sum(), inputs))
-
-
-def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
-    for a, b in zip(one, other, strict=True):
-        # The same operations in float64; sums over rows may be taken in another order.
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-def test_activation_before_a_projection_equals_autograd(activation: str) -> None:
-    function = ACTIVATIONS[activation]
-    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    linear = Linear(7, 4).double()
-    inputs = [x, linear.weight, linear.bias]
-    ours = pointwise_linear(function, linear.weight, linear.bias, x)
-    plain = F.linear(function(x), linear.weight, linear.bias)
-    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
-
-
-def test_a_projection_without_bias_and_two_inputs_equals_autograd() -> None:
-    x, y = (torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    weight = torch.randn(4, 14, dtype=torch.float64, requires_grad=True)
-
-    def join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x.sin(), x * y], dim=-1)
-
-    ours, plain = pointwise_linear(join, weight, None, x, y), F.linear(join(x, y), weight)
-    assert_same([ours, *gradients(ours, [x, y, weight])], [plain, *gradients(plain, [x, y, weight])])
-
-
-def test_layer_norm_before_a_projection_equals_autograd() -> None:
-    norm, linear = nn.LayerNorm(7).double(), Linear(7, 4).double()
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    inputs = [x, *norm.parameters(), *linear.parameters()]
-    ours, plain = (norm_linear(x, norm, linear, recompute) for recompute in (True, False))
-    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
-
-
-@pytest.mark.parametrize("p", [0.0, 0.3])
-def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(p: float, monkeypatch) -> None:
-    block = FeedForward(LayerConfig(6, 10, 1, activation_dropout=p)).double()
-    x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
-    inputs = [x, *block.parameters()]
-    monkeypatch.setattr("fairseq_ms.ops.activation.draw_seed", lambda: 99)
-    ours = block(x)
-    hidden = F.gelu(block.up(block.norm(x)))
-    plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)
-    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
+from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.ops.recompute import draw_seed, dropout, keep_mask, keep_prob, recomputed, scaled_mask
+from tests.helpers.gradients import assert_same, gradients
 
 
 def test_recomputed_equals_autograd() -> None:
@@ -87,21 +19,6 @@ def test_recomputed_equals_autograd() -> None:
 
     ours, plain = recomputed(function, x, y), function(x, y)
     assert_same([ours, *gradients(ours, [x, y])], [plain, *gradients(plain, [x, y])])
-
-
-def test_a_function_with_a_backward_of_its_own_is_asked_for_it() -> None:
-    class Doubled:
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return 2.0 * x
-
-        def backward(self, grad, x):  # type: ignore[no-untyped-def]
-            return 2.0 * x, (100.0 * grad,)
-
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    plain = gradients(F.linear(2.0 * x, weight), [weight, x])
-    ours = gradients(pointwise_linear(Doubled(), weight, None, x), [weight, x])
-    assert_same(ours, [plain[0], 50.0 * plain[1]])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2])

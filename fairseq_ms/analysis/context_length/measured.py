@@ -63,5 +63,5 @@ def _last_segment(decoder: StreamingDecoder, inputs_RTD: Tensor) -> Tensor:
     """Outputs (R, n_s, D) of the last segment of embedded streams."""
     mems = decoder.new_memory(inputs_RTD.size(0)).states
     for segment_RTD in inputs_RTD.split(decoder.segment_len, dim=1):
-        outputs, mems, _ = decoder.forward_segment(segment_RTD, mems)
+        outputs, mems, _ = decoder.forward_segment(segment_RTD, mems, decoder.sinusoids())
     return outputs

@@ -11,7 +11,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 
 from fairseq_ms.lm.config import require, validate_positions
-from fairseq_ms.ops.activation import ACTIVATIONS
+from fairseq_ms.ops.linear import ACTIVATIONS
 
 SPACE = "▁"
 """The symbol for a space in character data, as in sentencepiece."""

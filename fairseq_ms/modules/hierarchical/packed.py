@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_ms.modules.attention import SelfAttention
-from fairseq_ms.modules.transformer import TransformerLayer, TransformerStack
+from fairseq_ms.modules.transformer import SelfAttention, TransformerLayer, TransformerStack
 from fairseq_ms.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.ops.norm import norm_linear
+from fairseq_ms.ops.linear import norm_linear
 from fairseq_ms.ops.recompute import checkpointed
 
 Rectangles = Sequence[tuple[int, int]]
@@ -44,7 +43,10 @@ class SequencePacking:
 def packed_stack(stack: TransformerStack, x_PD: Tensor, rectangles: Rectangles) -> Tensor:
     """What ``stack`` gives for each sequence by itself: (P, D) -> (P, D)."""
     for layer in stack.layers:
-        x_PD = checkpointed(packed_layer, layer, x_PD, rectangles, enabled=stack.checkpoint)
+        if stack.checkpoint:
+            x_PD = checkpointed(packed_layer, layer, x_PD, rectangles)
+        else:
+            x_PD = packed_layer(layer, x_PD, rectangles)
     return stack.norm(x_PD)
 
 

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.pooling import Downsample
-from fairseq_ms.modules.transformer import FeedForward
 from fairseq_ms.modules.typed_list import TypedList
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.norm import norm_linear, norm_linear_and_normed
+from fairseq_ms.ops.linear import Linear, norm_linear, norm_linear_and_normed
 from fairseq_ms.ops.recompute import Dropout
 from fairseq_ms.ops.window_attention import window_attention_linear
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
@@ -77,7 +75,7 @@ class RetinaLayer(nn.Module):
     def __init__(self, config: LayerConfig, groups: Sequence[HeadGroup], downsampler: str = "avg") -> None:
         super().__init__()
         self.attention = RetinaAttention(config, groups, downsampler)
-        self.ffn = FeedForward(config)
+        self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
 
     def forward(self, x_BTD: Tensor, layouts: Layouts) -> Tensor:

@@ -7,11 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.multiscale.blocks import right_aligned
-from fairseq_ms.modules.pooling import Downsample, Upsample, unfold_positions
+from fairseq_ms.modules.pooling import Downsample, Upsample, right_aligned, unfold_positions
 from fairseq_ms.modules.transformer import TransformerStack
-from fairseq_ms.ops.activation import ACTIVATIONS
-from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.linear import ACTIVATIONS, Linear
 from fairseq_ms.ops.recompute import recomputed
 
 
@@ -46,7 +44,8 @@ class Join(nn.Module):
             return activation(F.linear(torch.cat([pooled, fine[:, : pooled.size(1)]], dim=-1), mix, bias))
 
         parameters = (self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias)
-        return recomputed(join, x_BTD, coarse_BCD, *parameters, enabled=self.recompute)
+        inputs = (x_BTD, coarse_BCD, *parameters)
+        return recomputed(join, *inputs) if self.recompute else join(*inputs)
 
     def combine(self, pooled_BCD: Tensor, upsampled_BCD: Tensor) -> Tensor:
         """The same of pooled tokens and of what ``upsample`` gives for their positions."""

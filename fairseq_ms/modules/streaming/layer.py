@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import FeedForward
+from fairseq_ms.modules.streaming.memory import Mems
 from fairseq_ms.ops.linear import Linear
 from fairseq_ms.ops.recompute import Dropout, checkpointed
-from fairseq_ms.ops.relative_attention import relative_attention
+from fairseq_ms.ops.relative_attention import relative_attention_linear
 
 
 class RelativeAttention(nn.Module):
@@ -47,10 +47,10 @@ class RelativeAttention(nn.Module):
         """
         r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
         dropout = self.dropout if self.training else 0.0
-        attended = relative_attention(
-            s_BTD, m_BMD.detach(), self.norm, self.qkv.weight, r_PNH, self.u, self.v, dropout, self.recompute
+        uv = self.u, self.v
+        return relative_attention_linear(
+            s_BTD, m_BMD.detach(), self.norm, self.qkv.weight, r_PNH, *uv, self.out, dropout, self.recompute
         )
-        return self.out(attended)
 
 
 class TransformerXLLayer(nn.Module):
@@ -67,7 +67,7 @@ class TransformerXLLayer(nn.Module):
     def __init__(self, config: LayerConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
         super().__init__()
         self.attention = RelativeAttention(config, u_NH, v_NH)
-        self.ffn = FeedForward(config)
+        self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
         self.checkpoint = config.checkpoint
         behind = nn.Identity if config.normalize_before else nn.LayerNorm
@@ -81,12 +81,17 @@ class TransformerXLLayer(nn.Module):
         if not s_BTD.size(1):
             return s_BTD
         if self.checkpoint:
-            return checkpointed(self._compute, s_BTD, m_BMD, positions_PD, enabled=True)
+            return checkpointed(self._compute, s_BTD, m_BMD, positions_PD)
         return self._compute(s_BTD, m_BMD, positions_PD)
 
     def _compute(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor) -> Tensor:
         s_BTD = self.after_attention(s_BTD + self.drop(self.attention(s_BTD, m_BMD, positions_PD)))
         return self.after_ffn(s_BTD + self.drop(self.ffn(s_BTD)))
+
+
+def shift_all(moving: Mems, mems: Mems) -> Mems:
+    """``shift`` of every state that moves, into the memory of its name."""
+    return {name: shift(s_BTD, mems[name]) for name, s_BTD in moving.items()}
 
 
 def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:

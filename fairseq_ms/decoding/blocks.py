@@ -1,27 +1,9 @@
-"""Blocks of tokens that end with the newest token they may know, and what a cached decoding keeps of them.
-
-At scale k, right-aligned block i covers positions (i-1)k+1 .. ik and serves outputs ik .. (i+1)k-1, so that
-there is a block for every output, the first one included (Multi-scale Transformer LMs, Section 3.2, Listing 1)::
-
-    k = 4    position    . . . 0   1 2 3 4   5 6 7 8        (. is padding before the first token)
-             block       [  0  ]   [  1  ]   [  2  ]
-             serves      0 1 2 3   4 5 6 7   8 9 ...
-"""
+"""What a cached decoding keeps of the tokens from which the next block will be pooled."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from fairseq_ms.modules.pooling import Downsample, left_pad
-
-
-def right_aligned(x_BTD: Tensor, pool: Downsample) -> Tensor:
-    """The right-aligned blocks that T outputs need: (B, T, D) -> (B, ceil(T / k), D)."""
-    factor, length = pool.factor, x_BTD.size(1)
-    blocks = -(-length // factor)
-    padded = left_pad(x_BTD, factor - 1, pool.padding)
-    return pool(padded[:, : blocks * factor])
 
 
 class RecentTokens:

@@ -1,0 +1,40 @@
+"""Pooling and unfolding against torch's own, and the projections that stand for convolutions."""
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_ms.modules.pooling import Downsample, Upsample
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_the_convolutional_downsampler_is_a_strided_convolution(factor: int) -> None:
+    ours = Downsample("conv", 5, factor).double()
+    theirs = nn.Conv1d(5, 5, factor, stride=factor).double()
+    x = torch.randn(2, 6 * factor, 5, dtype=torch.float64)
+    with torch.no_grad():
+        # (O, k * I) with the positions of a block one after the other -> (O, I, k)
+        theirs.weight.copy_(ours.conv.weight.unflatten(1, (factor, 5)).transpose(1, 2))
+        theirs.bias.copy_(ours.conv.bias)
+        # float64, the same products in another order.
+        torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "pool"), [("avg", nn.AvgPool1d), ("max", nn.MaxPool1d)])
+def test_the_other_downsamplers_are_torchs_pooling(kind: str, pool: type[nn.Module]) -> None:
+    x = torch.randn(2, 12, 5, dtype=torch.float64)
+    expected = pool(3)(x.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(Downsample(kind, 5, 3)(x), expected, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_the_upsampler_is_a_transposed_convolution(factor: int) -> None:
+    ours = Upsample(5, factor).double()
+    theirs = nn.ConvTranspose1d(5, 5, factor, stride=factor).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64)
+    with torch.no_grad():
+        nn.init.normal_(ours.bias)
+        # (k * O, I) with the outputs of a position one after the other -> (I, O, k)
+        theirs.weight.copy_(ours.conv.weight.unflatten(0, (factor, 5)).permute(2, 1, 0))
+        theirs.bias.copy_(ours.bias)
+        torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)

@@ -160,13 +160,15 @@ class _Recomputed(torch.autograd.Function):
             return None, *torch.autograd.grad(ctx.function(*inputs), inputs, grad)
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward.
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor, enabled: bool = True) -> Tensor:
+    """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward, if enabled.
 
     ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
     floating point: parameters are inputs too.
     """
-    return _Recomputed.apply(function, *inputs) if torch.is_grad_enabled() else function(*inputs)
+    if not (enabled and torch.is_grad_enabled()):
+        return function(*inputs)
+    return _Recomputed.apply(function, *inputs)
 
 
 def checkpointed(layer: Callable[..., Tensor], *inputs: Any) -> Tensor:

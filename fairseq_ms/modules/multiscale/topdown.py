@@ -44,8 +44,7 @@ class Join(nn.Module):
             return activation(F.linear(torch.cat([pooled, fine[:, : pooled.size(1)]], dim=-1), mix, bias))
 
         parameters = (self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias)
-        inputs = (x_BTD, coarse_BCD, *parameters)
-        return recomputed(join, *inputs) if self.recompute else join(*inputs)
+        return recomputed(join, x_BTD, coarse_BCD, *parameters, enabled=self.recompute)
 
     def combine(self, pooled_BCD: Tensor, upsampled_BCD: Tensor) -> Tensor:
         """The same of pooled tokens and of what ``upsample`` gives for their positions."""

@@ -4,6 +4,7 @@
 #   make demo-haed   HAED on characters, with and without its first phase
 #   make test    run the tests
 #   make lint    check style and types
+#   make docs    build the documentation's site in site/
 #   make env     only build the environment
 #   make clean   remove the environment and everything built
 # PYTHON=/path/to/python3.11 chooses the Python, VENV=folder the environment, JOBS=n the processes of the tests.
@@ -19,7 +20,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test lint clean
+.PHONY: help env demo demo-analysis demo-haed test lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -73,6 +74,17 @@ lint: env
 	@$(RUN) -m ruff format --check --quiet .
 	@$(RUN) -m mypy
 
+# The site's libraries live beside the environment's, which are of other versions.
+SITE := $(VENV)/docs
+
+$(SITE)/.installed: $(PINS) requirements/docs.txt
+	@rm -rf $(SITE)
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(SITE) -r requirements/docs.txt
+	@touch $@
+
+docs: env $(SITE)/.installed
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(SITE) $(RUN) -m mkdocs build --strict
+
 clean:
 	@if [ -e $(VENV)/made-by-fairseq-ms ]; then rm -rf $(VENV); fi
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

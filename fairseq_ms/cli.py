@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "plot": (
         "fairseq_ms.analysis.plot.command",
-        "draw a figure: context, what a training step keeps and takes against context length",
+        "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it",
     ),
     "sample-images": (
         "fairseq_ms.analysis.sample_images",

@@ -140,7 +140,7 @@ def test_a_link_under_another_name_gets_one_sentence(tmp_path):
 def wheel(tmp_path_factory) -> Path:
     """A wheel built from a copy of the sources, so that nothing is left behind in them."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     for name in ("fairseq_ms", "tests", "preprocess", "user_dir_examples"):
         if (ROOT / name).is_dir():

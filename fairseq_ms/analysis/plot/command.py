@@ -1,4 +1,4 @@
-"""`fairseq-ms plot`: figures of measurements that stand by themselves."""
+"""`fairseq-ms plot`: figures that need no checkpoint."""
 
 from __future__ import annotations
 
@@ -6,37 +6,86 @@ import argparse
 
 from fairseq_ms.analysis import arguments
 
+TAKES_FAIRSEQ_FLAGS = True
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which figure, and its measurements' sizes."""
-    parser.add_argument("figure", choices=("context",), help="context: Transformer-XL and Transformer-QL (Section 2.4)")
-    parser.add_argument(
+    """Which figure, and what it asks for."""
+    figures = parser.add_subparsers(dest="figure", required=True, metavar="FIGURE")
+    attention = figures.add_parser(
+        "attention",
+        help="which blocks a multi-scale model looks at (Multi-scale Transformer LMs, Figure 1)",
+        usage="fairseq-ms plot attention --arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] --png FILE [OPTIONS]",
+        allow_abbrev=False,
+    )
+    attention.add_argument(
+        "--length", type=arguments.positive, default=48, metavar="N", help="tokens of the text (default: 48)"
+    )
+    arguments.add_outputs(attention)
+    context = figures.add_parser(
+        "context",
+        help="what a training step keeps and takes against context length (Transformer-QL, Section 2.4)",
+        allow_abbrev=False,
+    )
+    context.add_argument(
         "--segments",
         type=arguments.positive_list,
         default=[4, 8, 16, 32, 64],
         metavar="N,N,...",
         help="segment lengths, multiples of 4; the memory is as long (default: 4,8,16,32,64)",
     )
-    parser.add_argument(
+    context.add_argument(
         "--dim", type=arguments.positive, default=256, metavar="N", help="model dimension (default: 256)"
     )
-    parser.add_argument("--streams", type=arguments.positive, default=8, metavar="N", help="batch size (default: 8)")
-    parser.add_argument("--rounds", type=arguments.positive, default=5, metavar="N", help="timed steps (default: 5)")
-    arguments.add_outputs(parser)
+    context.add_argument("--streams", type=arguments.positive, default=8, metavar="N", help="batch size (default: 8)")
+    context.add_argument("--rounds", type=arguments.positive, default=5, metavar="N", help="timed steps (default: 5)")
+    arguments.add_outputs(context)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, and write what was asked for."""
+    """Print the figure's numbers, and write what was asked for."""
+    from fairseq_ms.analysis import report
+
+    report.check_outputs(args.json, args.png)
+    arguments.quieten()
+    return _attention(args) if args.figure == "attention" else _context(args)
+
+
+def _attention(args: argparse.Namespace) -> int:
+    from fairseq_ms.analysis import report, untrained
+    from fairseq_ms.analysis.plot import attention
+
+    # On the meta device: what is drawn depends on the layout alone, and presets are large.
+    model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
+    name = str(cfg.model._name)
+    drawn = attention.patterns(model, args.length)
+    print(f"{name}: what the last of {args.length} positions sees")
+    print(report.format_table(["attention", "blocks", "tokens"], attention.rows(drawn)))
+    if args.json:
+        panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
+        report.write_json(args.json, {"command": args.command, "arch": name, "panels": panels})
+    if args.png:
+        together = attention.share_a_layer(model)
+        report.write_png(
+            args.png,
+            lambda figure: attention.draw(figure, drawn, name, together),
+            width=3.2 * (len(drawn) + together),
+            height=3.5,
+        )
+    return 0
+
+
+def _context(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis import report
     from fairseq_ms.analysis.plot import context_growth
     from fairseq_ms.errors import UsageError
 
-    report.check_outputs(args.json, args.png)
+    if args.fairseq_flags:
+        raise UsageError(f"plot context has no flag {args.fairseq_flags[0]}")
     if any(segment % 4 for segment in args.segments):
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
     if args.dim % 2 or (args.dim > 64 and args.dim % 64):
         raise UsageError(f"--dim must be even, and a multiple of 64 above that: got {args.dim}")
-    arguments.quieten()
     curves = context_growth.measure(sorted(set(args.segments)), args.dim, args.streams, args.rounds)
     print(f"one segment of one stream, d = {args.dim}, {args.streams} streams a step, segment and memory equally long")
     header = ["model", "segment", "average context", "MB kept", "ms a step"]

@@ -1,0 +1,124 @@
+"""Which tokens a position may look at, block by block, drawn scale by scale (Multi-scale Transformer LMs, Figure 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from fairseq.models import FairseqLanguageModel
+from torch import Tensor
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.models.bottomup import BottomUpDecoder
+from fairseq_ms.models.coarse import CoarseDecoder
+from fairseq_ms.models.retina import RetinaDecoder
+from fairseq_ms.models.topdown import TopDownDecoder
+from fairseq_ms.models.vanilla import VanillaDecoder
+from fairseq_ms.ops.window_layout import HeadGroup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# A colour for each scale, from the finest; they differ in lightness too.
+COLOURS = ("#b5482a", "#3f7fbf", "#2f5d3a", "#8a6fb0", "#c9a227", "#5b5b5b")
+# Blocks are told apart by taking turns between a full and a light shade.
+SHADES = (1.0, 0.55)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What one scale of a layer shows to the positions of a text.
+
+    Attributes:
+        title: of the panel
+        factor: tokens of a block, k
+        block: (T, T), the index of the block through which query t (row) sees token p (column), -1 where it does not
+    """
+
+    title: str
+    factor: int
+    block: Tensor
+
+
+def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
+    """The attention of a multi-scale model over ``length`` tokens, finest scale first; UsageError for other models."""
+    decoder = model.decoder
+    if isinstance(decoder, VanillaDecoder):
+        return [_finished("all heads, 1x", HeadGroup(1, 0, length, heads=1), length)]
+    if isinstance(decoder, RetinaDecoder):
+        return [
+            _finished(f"{group.heads} heads, {group.factor}x={group.near}:{group.far}", group, length)
+            for group in decoder.groups
+        ]
+    if isinstance(decoder, TopDownDecoder):
+        factors = sorted(scale.factor for scale in decoder.scales)
+        return [_right_aligned(f"layers at {factor}x", factor, length) for factor in factors]
+    if isinstance(decoder, CoarseDecoder):
+        return [_right_aligned(f"layers at {decoder.factor}x", decoder.factor, length)]
+    if isinstance(decoder, BottomUpDecoder):
+        aggregated = [
+            _finished(f"aggregation, {heads} heads, {factor}x", HeadGroup(factor, 0, length, heads), length)
+            for factor, heads in decoder.aggregate.attention.heads.items()
+        ]
+        return [_finished("layers at 1x", HeadGroup(1, 0, length, heads=1), length), *aggregated]
+    raise UsageError("plot attention draws the multi-scale models: --arch names another kind")
+
+
+def _finished(title: str, group: HeadGroup, length: int) -> Pattern:
+    """Blocks jk .. (j+1)k-1, seen once they are finished and while they are in the window."""
+    positions = torch.arange(length)
+    index = positions // group.factor
+    seen = group.visible(positions[:, None], index)
+    return Pattern(title, group.factor, torch.where(seen, index, -1))
+
+
+def _right_aligned(title: str, factor: int, length: int) -> Pattern:
+    """Blocks (i-1)k+1 .. ik, of which the outputs ik .. (i+1)k-1 see those up to i."""
+    positions = torch.arange(length)
+    index = -(-positions // factor)
+    seen = index <= positions[:, None] // factor
+    return Pattern(title, factor, torch.where(seen, index, -1))
+
+
+def share_a_layer(model: FairseqLanguageModel) -> bool:
+    """Whether the patterns of a model are head groups of the same layer, which together see near and far."""
+    return isinstance(model.decoder, RetinaDecoder) and len(model.decoder.groups) > 1
+
+
+def rows(drawn: Sequence[Pattern]) -> list[list[object]]:
+    """A row a panel: its title, and how many blocks and tokens the last position sees."""
+    found: list[list[object]] = []
+    for pattern in drawn:
+        last = pattern.block[-1]
+        seen = last[last >= 0]
+        found.append([pattern.title, len(seen.unique()), len(seen)])
+    return found
+
+
+def draw(figure: Figure, drawn: Sequence[Pattern], name: str, together: bool) -> None:
+    """A panel for each pattern; with ``together``, one more first in which finer scales cover coarser ones."""
+    coloured = [(pattern, COLOURS[index % len(COLOURS)]) for index, pattern in enumerate(drawn)]
+    panels = [(pattern.title, [(pattern, colour)]) for pattern, colour in coloured]
+    if together:
+        panels.insert(0, (f"{name}, all heads", coloured[::-1]))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for ax, (title, layers) in zip(axes, panels):
+        for pattern, colour in layers:
+            ax.imshow(_image(pattern.block, colour), interpolation="nearest")
+        length = layers[0][0].block.size(0)
+        ax.set_title(title, fontsize=10)
+        ax.set_xlabel("token")
+        ax.set_xticks([0, length // 2, length - 1])
+        ax.set_yticks([0, length // 2, length - 1])
+    axes[0].set_ylabel("position")
+
+
+def _image(block: Tensor, colour: str) -> Tensor:
+    """(T, T) block indices -> (T, T, 4) red, green, blue and opacity: transparent where nothing is seen."""
+    rgb = torch.tensor([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    shade = torch.where(block % 2 == 0, SHADES[0], SHADES[1])[..., None]
+    seen = (block >= 0).to(rgb.dtype)[..., None]
+    # Lighter is whiter, not more transparent: what lies below must not shine through.
+    return torch.cat([1 - shade * (1 - rgb), seen], dim=-1)

@@ -57,7 +57,8 @@ class FeedForward(nn.Module):
     """Layer norm (in pre-LN layers), projection, activation, dropout, projection.
 
     Args:
-        dim, ffn_dim: D and the width in the middle
+        dim: model dimension D
+        ffn_dim: width I between the two projections
         activation: a key of ``ACTIVATIONS``
         dropout: probability of dropping an activation
         normalize: whether there is a layer norm

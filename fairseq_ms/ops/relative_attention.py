@@ -242,7 +242,8 @@ def relative_attention_linear(
         norm: applied to both first, if given
         qkv_ED: the projection to queries, keys and values, (3 * N * H, D)
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
-        u_NH, v_NH: Transformer-XL's u and v
+        u_NH: Transformer-XL's u, added to the queries for content
+        v_NH: Transformer-XL's v, added to them for position
         out: the projection
         dropout: probability of dropping an attention weight
         recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out

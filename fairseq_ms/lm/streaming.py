@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
@@ -22,11 +21,11 @@ from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.streaming import Continuation
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.choices import Activation
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.ops.activation import ACTIVATIONS
 from fairseq_ms.ops.idle import keep_in_graph
 from fairseq_ms.ops.recompute import Dropout
 from fairseq_ms.ops.relative_attention import Sinusoids
@@ -39,7 +38,7 @@ _NO_LIMIT = 10**6
 class StreamingConfig(LanguageModelConfig):
     """Flags of every streaming model."""
 
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
+    activation_fn: Activation = field(
         default="relu", metadata={"help": "activation function of the feed-forward blocks"}
     )
     decoder_normalize_before: bool = field(

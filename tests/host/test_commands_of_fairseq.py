@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory):
     """Checkpoints by architecture, trained when first asked for."""
     checkpoints: dict[str, Path] = {}
 
@@ -56,14 +56,14 @@ class _Counted:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:  # type: ignore[no-untyped-def]
+def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:
     state = torch.load(trained(arch), map_location="cpu", weights_only=True)
     assert state["cfg"]["model"]["_name"] == arch
     assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
 @pytest.mark.parametrize("arch", GENERATORS)
-def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:
     results = set()
     window = setting(arch, "CONTEXT_WINDOW", 9)
     for batch_size, workers, shards in ((1, 0, 1), (5, 2, 1), (2, 0, 3)):
@@ -93,7 +93,7 @@ def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trai
 
 
 @pytest.mark.parametrize("arch", GENERATORS)
-def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) -> None:
     common = ("--user-dir", str(USER_DIR), "--path", str(trained(arch)), "--cpu")
     task = ("--task", setting(arch, "TASK", "language_modeling"))
     window = min(12, setting(arch, "CONTEXT_WINDOW", 12))
@@ -118,7 +118,7 @@ def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) ->
 
 
 @pytest.mark.parametrize("arch", GENERATORS)
-def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) -> None:
     from fairseq.models import MODEL_REGISTRY
 
     checkpoint = trained(arch)
@@ -130,7 +130,7 @@ def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) ->
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: Path) -> None:
     run_cli(
         *("fairseq-validate", data, "--user-dir", USER_DIR, "--path", trained(arch), "--cpu"),
         *("--task", setting(arch, "TASK", "language_modeling"), "--valid-subset", "valid", "--batch-size", "3"),

@@ -39,7 +39,7 @@ class _MeanOfModels(torch.nn.Module):
     def max_positions(self) -> int:
         return 64
 
-    def get_normalized_probs(self, output, log_probs, sample=None):  # type: ignore[no-untyped-def]
+    def get_normalized_probs(self, output, log_probs, sample=None):
         return output[0]
 
 

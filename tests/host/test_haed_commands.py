@@ -134,7 +134,7 @@ def test_a_first_phase_that_is_stopped_and_resumed_repeats_itself_bit_by_bit(dat
     assert set(losses[1]) <= set(losses[0])
 
 
-def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(caplog) -> None:  # type: ignore[no-untyped-def]
+def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(caplog) -> None:
     flags = {**SMALL, "criterion": "cross_entropy"}
     first = build("haed", {**flags, "criterion": "in_batch_sampled_softmax"}, dictionary(4))
     model = build("haed", flags, dictionary(4))

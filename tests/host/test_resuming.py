@@ -190,7 +190,7 @@ def test_flags_that_change_the_order_are_resumed_with(flags: tuple[str, ...], fo
 def test_a_dataset_that_changes_with_the_epoch_is_read_in_the_current_one(
     workers: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def collater(self, samples):  # type: ignore[no-untyped-def]
+    def collater(self, samples):
         return {**collate(self, samples), "epoch": self.epoch}
 
     collate = MonolingualDataset.collater

@@ -22,13 +22,13 @@ class _NaiveDecoder(FairseqDecoder):
         super().__init__(model.decoder.dictionary)
         self.model = model
 
-    def forward(self, tokens, encoder_out=None):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, encoder_out=None):
         return self.model(tokens)[0], None
 
     def max_positions(self) -> int:
         return self.model.max_positions()
 
-    def get_normalized_probs(self, output, log_probs, sample=None):  # type: ignore[no-untyped-def]
+    def get_normalized_probs(self, output, log_probs, sample=None):
         return self.model.get_normalized_probs(output, log_probs, sample)
 
 
@@ -98,7 +98,7 @@ def test_the_shared_part_of_the_prompts_is_run_over_once_and_not_once_a_sample(a
     state = type(case.model.decoder.new_state(1, 1))
     prefill = state.prefill
 
-    def spy(self, tokens):  # type: ignore[no-untyped-def]
+    def spy(self, tokens):
         shapes.append(tuple(tokens.shape))
         return prefill(self, tokens)
 

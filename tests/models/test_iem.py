@@ -139,7 +139,7 @@ def test_the_scores_of_all_pairs_are_written_out_three_times() -> None:
     class Tables(TorchDispatchMode):
         storages: ClassVar[dict[int, torch.Tensor]] = {}
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.shape == (7, 11):
                 self.storages[result.untyped_storage().data_ptr()] = result

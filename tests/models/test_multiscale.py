@@ -140,8 +140,8 @@ def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arc
     scales = decoder.scales if arch == "multiscale_topdown" else [*decoder.coarse[::-1], decoder]
     runs = [0, 0, 0]
 
-    def counted(number, forward):  # type: ignore[no-untyped-def]
-        def run(*args):  # type: ignore[no-untyped-def]
+    def counted(number, forward):
+        def run(*args):
             runs[number] += 1
             return forward(*args)
 
@@ -161,7 +161,7 @@ class _Task(SimpleNamespace):
     """What a criterion asks of a task."""
 
 
-def bag_criterion(words) -> BagOfWordsCriterion:  # type: ignore[no-untyped-def]
+def bag_criterion(words) -> BagOfWordsCriterion:
     return BagOfWordsCriterion(_Task(target_dictionary=words), sentence_avg=False)
 
 

@@ -112,7 +112,7 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.sines = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.sines += function is torch.ops.aten.sin.default
         return function(*args, **(kwargs or {}))
 
@@ -275,7 +275,7 @@ def test_a_flag_that_breaks_a_rule_is_named_in_one_sentence(arch: str, flags: di
         build(arch, {"tokens_per_sample": 8, **flags}, dictionary(5))
 
 
-def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:  # type: ignore[no-untyped-def]
+def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:
     sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 8, "mem_len": 8}
     said, largest = {}, {}
     for before in (False, True):

@@ -53,7 +53,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(func.overloadpacket._qualified_op_name)
         return func(*args, **(kwargs or {}))
 

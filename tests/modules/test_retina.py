@@ -48,7 +48,7 @@ def visible(group: HeadGroup, length: int) -> torch.Tensor:
     return (start + group.factor - 1 <= t) & (group.near <= t - start) & (t - start < group.far)
 
 
-def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:
     """What ``RetinaAttention`` computes, with T x C tables of scores; ``masks`` (B, N, T, C) a group for dropout."""
     dim = x.size(-1)
     x = layer.norm(x)
@@ -128,7 +128,7 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
     keep, drawn = ChunkedAttention._keep, {}
 
-    def spy(self, number, weights):  # type: ignore[no-untyped-def]
+    def spy(self, number, weights):
         mask = keep(self, number, weights)
         # In backward, the mask of the same seed and chunk once more.
         assert torch.equal(drawn.setdefault((self.seed, number), mask.clone()), mask)
@@ -253,7 +253,7 @@ class LayerNorms(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.overloadpacket is torch.ops.aten.native_layer_norm
         return func(*args, **(kwargs or {}))
 

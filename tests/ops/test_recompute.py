@@ -94,7 +94,7 @@ def test_a_function_with_a_backward_of_its_own_is_asked_for_it() -> None:
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return 2.0 * x
 
-        def backward(self, grad, x):  # type: ignore[no-untyped-def]
+        def backward(self, grad, x):
             return 2.0 * x, (100.0 * grad,)
 
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)

@@ -82,7 +82,7 @@ def test_the_score_of_a_corpus_is_that_of_reading_it_in_one_go(arch: str, seed: 
             source = torch.cat([torch.tensor([case.dictionary.eos()]), text[:-1]])[None]
             expected -= float(F.cross_entropy(case.model(source)[0][0], text, reduction="sum"))
     for settings in ({"streams": 1}, {"streams": 3, "max_tokens": 60}, {"streams": 40}):
-        assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)  # type: ignore[arg-type]
+        assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)
 
 
 class _Criterion:

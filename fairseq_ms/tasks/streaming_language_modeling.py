@@ -144,7 +144,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         by_document = str(self.args.reset_memory) == "document"
         self.datasets[split] = Corpus(lines, lines.sizes, self.dictionary.eos(), by_document)
 
-    def get_batch_iterator(  # type: ignore[override]
+    def get_batch_iterator(
         self,
         dataset,
         max_tokens=None,
@@ -276,9 +276,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             return extra_of(model)
         return self.carried[training].around(sample, model, self.model)
 
-    def eval_lm_dataloader(  # type: ignore[override]
-        self, dataset, max_tokens=36000, batch_size=None, context_window=0, **kwargs
-    ) -> Any:
+    def eval_lm_dataloader(self, dataset, max_tokens=36000, batch_size=None, context_window=0, **kwargs) -> Any:
         """Batches for ``fairseq-eval-lm``, which calls the model itself; raises UsageError on a context window."""
         if context_window > 0:
             raise UsageError(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,8 @@ def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) ->
         *("fairseq-eval-lm", data, *common, *task, "--tokens-per-sample", "24", "--context-window", str(window))
     )
     printed = evaluated.stdout + evaluated.stderr
-    assert 1.0 < float(re.search(r"Perplexity: ([\d.]+)", printed)[1]) < 60.0  # type: ignore[index]
+    (perplexity,) = re.findall(r"Perplexity: ([\d.]+)", printed)
+    assert 1.0 < float(perplexity) < 60.0
     sampled = run_cli(
         *("fairseq-interactive", data, *common, *task, "--sampling", "--beam", "2", "--nbest", "2"),
         *("--max-len-b", "16", "--batch-size", "3", "--buffer-size", "3"),
@@ -201,8 +203,8 @@ def test_two_processes_train_together(arch: str, data: Path, tmp_path: Path) -> 
     program += ["--ddp-backend", "legacy_ddp"]
     program += ["--distributed-init-method", f"file://{tmp_path}/rendezvous", "--distributed-rank"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen([*program, str(rank)], env=environment, **output) for rank in range(2)]  # type: ignore[call-overload]
+    start = partial(subprocess.Popen, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ranks = [start([*program, str(rank)]) for rank in range(2)]
     printed = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], printed
     assert (tmp_path / "save" / "checkpoint_last.pt").is_file()

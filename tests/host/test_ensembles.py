@@ -29,7 +29,7 @@ class _MeanOfModels(torch.nn.Module):
 
     def __init__(self, models: Sequence[Any]) -> None:
         super().__init__()
-        self.models = torch.nn.ModuleList(models)
+        self.models = list(models)
         self.decoder = models[0].decoder
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, None]:

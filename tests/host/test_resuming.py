@@ -303,7 +303,7 @@ def test_the_same_command_with_a_later_end_prints_the_same_losses(
     train(command(case, folders, tmp_path / "whole", *more, "--max-epoch", "2"), tmp_path / "whole.log", ranks)
     expected = curve(tmp_path / "whole.log")
     first = min(int(step) for kind, step in expected if kind == "train")
-    printed = {}
+    printed: dict[tuple[str, str], dict[str, str]] = {}
     for end in (("--max-epoch", "1"), ("--max-update", str(first + 3)), ("--max-epoch", "2")):
         log = tmp_path / f"{end[1]}{end[0]}.log"
         train(command(case, folders, tmp_path / "resumed", *more, *end), log, ranks)
@@ -327,13 +327,13 @@ def test_a_training_killed_in_every_epoch_ends_as_if_nothing_had_happened(
     assert ends[0] >= 3, "an epoch is too short to be killed in its middle"
     kills = [rng.randint(start + 1, end) for start, end in zip([0, *ends], ends)]
     kills = sorted([*kills, rng.choice([update for update in range(1, ends[-1]) if update not in kills])])
-    printed = {}
-    for number, update in enumerate([*kills, None]):
-        log = tmp_path / f"{number}.log"
+    printed: dict[tuple[str, str], dict[str, str]] = {}
+    for start, update in enumerate([*kills, None]):
+        log = tmp_path / f"{start}.log"
         kill = (update, rng.random() < 0.5) if update is not None else None
         train(command(case, folders, tmp_path / "killed", *more), log, ranks, kill)
         again = curve(log)
-        assert all(expected[place] == record for place, record in again.items()), f"killed at {kills}, start {number}"
+        assert all(expected[place] == record for place, record in again.items()), f"killed at {kills}, start {start}"
         printed |= again
     assert printed == expected
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")

@@ -163,6 +163,8 @@ def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path):
 
 def demo_analysis():
     spec = importlib.util.spec_from_file_location("demo_analysis", EXAMPLES / "demo" / "analysis.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

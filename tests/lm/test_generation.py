@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.decoding.incremental import Decoding
+from fairseq_ms.lm.base import LanguageModel
 from tests.registry import GENERATORS, Case, random_case, setting
 
 MAX_NEW_TOKENS = 12
@@ -18,7 +20,7 @@ MAX_NEW_TOKENS = 12
 class _NaiveDecoder(FairseqDecoder):
     """The same model without any state: fairseq then runs over the whole prefix at every step."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model.decoder.dictionary)
         self.model = model
 
@@ -32,7 +34,7 @@ class _NaiveDecoder(FairseqDecoder):
         return self.model.get_normalized_probs(output, log_probs, sample)
 
 
-def naive_twin(model: torch.nn.Module) -> FairseqLanguageModel:
+def naive_twin(model: LanguageModel) -> FairseqLanguageModel:
     return FairseqLanguageModel(_NaiveDecoder(model))
 
 

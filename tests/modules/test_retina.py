@@ -55,18 +55,18 @@ def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:
     fine = layer.fine(x)
     queries = fine[..., :dim].split([group.heads * layer.head_dim for group in layer.groups], dim=-1)
     results = []
-    for number, group in enumerate(layer.groups):
-        if number == 0:
+    for level, group in enumerate(layer.groups):
+        if level == 0:
             pair = fine[..., dim:]
         else:
             whole = x.size(1) - x.size(1) % group.factor
-            pair = layer.coarse[number - 1](layer.pools[number - 1](x[:, :whole]))
+            pair = layer.coarse[level - 1](layer.pools[level - 1](x[:, :whole]))
         k, v = pair.unflatten(-1, (2, group.heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
-        q = queries[number].unflatten(-1, (group.heads, layer.head_dim)).transpose(1, 2)
+        q = queries[level].unflatten(-1, (group.heads, layer.head_dim)).transpose(1, 2)
         weights = (q @ k.transpose(-1, -2) / math.sqrt(layer.head_dim)).exp() * visible(group, x.size(1))
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         if masks is not None:
-            weights = weights * masks[number].clone() / keep_prob(layer.dropout)
+            weights = weights * masks[level].clone() / keep_prob(layer.dropout)
         results.append((weights @ v).transpose(1, 2).flatten(2))
     return layer.out(torch.cat(results, dim=-1))
 
@@ -126,12 +126,13 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     layer = attention(dim, groups, dropout=0.3)
     layouts = Layouts(groups, length, torch.device("cpu"))
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
-    keep, drawn = ChunkedAttention._keep, {}
+    keep = ChunkedAttention._keep
+    drawn: dict[tuple[int, int], torch.Tensor] = {}
 
-    def spy(self, number, weights):
-        mask = keep(self, number, weights)
+    def spy(self: ChunkedAttention, chunk: int, weights: torch.Tensor) -> torch.Tensor:
+        mask = keep(self, chunk, weights)
         # In backward, the mask of the same seed and chunk once more.
-        assert torch.equal(drawn.setdefault((self.seed, number), mask.clone()), mask)
+        assert torch.equal(drawn.setdefault((self.seed, chunk), mask.clone()), mask)
         return mask
 
     monkeypatch.setattr(ChunkedAttention, "_keep", spy)
@@ -200,7 +201,8 @@ def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
     *_, state = layers_and_state(torch.float32)
 
     def held() -> int:
-        tensors = [part.buffer for cache in state.caches for part in (*cache.windows, *cache.unfinished)]
+        tensors = [window.buffer for cache in state.caches for window in cache.windows]
+        tensors += [block.buffer for cache in state.caches for block in cache.unfinished]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
     with torch.no_grad():
@@ -230,8 +232,13 @@ def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) ->
 def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
     groups = [HeadGroup(1, 0, rng.randint(1, 40), 1), *random_groups(rng)]
-    looked = []
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: looked.append(self) or self.item() != 0)
+    looked: list[torch.Tensor] = []
+
+    def look(tensor: torch.Tensor) -> bool:
+        looked.append(tensor)
+        return tensor.item() != 0
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", look)
     for length in (1, 2, rng.randint(3, 300), 64, 128):
         for layout in Layouts(groups, length, torch.device("cpu")).layouts:
             assert not looked

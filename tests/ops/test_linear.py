@@ -36,6 +36,7 @@ def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_typ
     linear(x).sum().backward()
     torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, 6))
     assert "packed" not in "".join(linear.state_dict())
+    assert linear.packed is not None
     with torch.no_grad():
         assert not linear.packed.serves(x.double(), linear.weight)
         assert not linear.packed.serves(x, nn.Parameter(linear.weight.clone()))
@@ -101,6 +102,9 @@ def test_the_convolutional_downsampler_is_a_strided_convolution(factor: int) -> 
     theirs = nn.Conv1d(5, 5, factor, stride=factor).double()
     x = torch.randn(2, 6 * factor, 5, dtype=torch.float64)
     with torch.no_grad():
+        assert ours.conv is not None
+        assert ours.conv.bias is not None
+        assert theirs.bias is not None
         # (O, k * I) with the positions of a block one after the other -> (O, I, k)
         theirs.weight.copy_(ours.conv.weight.unflatten(1, (factor, 5)).transpose(1, 2))
         theirs.bias.copy_(ours.conv.bias)
@@ -124,5 +128,6 @@ def test_the_upsampler_is_a_transposed_convolution(factor: int) -> None:
         nn.init.normal_(ours.bias)
         # (k * O, I) with the outputs of a position one after the other -> (I, O, k)
         theirs.weight.copy_(ours.conv.weight.unflatten(0, (factor, 5)).permute(2, 1, 0))
+        assert theirs.bias is not None
         theirs.bias.copy_(ours.bias)
         torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)

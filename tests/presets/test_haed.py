@@ -1,5 +1,7 @@
 """Every preset of the HAED paper, and its runs: that a file for hydra builds the model that the preset builds."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -30,8 +32,8 @@ def shapes(model: str, flags: dict) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_row_of_table_1_and_figures_2_to_4_is_a_preset_for_both_data_sets() -> None:
-    transformer = {"main": "transformer"}
-    rows = {
+    transformer: dict[str, object] = {"main": "transformer"}
+    rows: dict[str, dict[str, object]] = {
         **{"hred_{}": {}, "hred_{}_transformer": transformer, "haed_{}": {}},
         **{f"hred_{{}}_transformer_encoder_{n}": {**transformer, "encoder_units": n} for n in (16, 64, 256, 1024)},
         **{f"haed_{{}}_decoder_{n}": {"decoder_units": n} for n in (128, 256, 512, 1024, 2048)},
@@ -76,7 +78,7 @@ def test_the_baseline_differs_from_the_second_phase_in_where_it_begins_alone(dat
 
 @pytest.mark.parametrize("name", sorted({*RUNS, *ARCHS}))
 def test_the_rates_are_those_of_appendix_b(name: str) -> None:
-    cfg = settings(CONFIGS[name])
+    cfg: dict[str, Any] = settings(CONFIGS[name])
     groups = cfg["optimizer"]["groups"]
     assert list(groups) == ["encoder", "main", *([] if name.endswith("_iem") else ["decoder"])]
     slow = cfg["model"]["main"] == "transformer"

@@ -30,8 +30,8 @@ def layers(count: int, dim: int) -> int:
 
 def hand_count(arch: str) -> int:
     """The parameters that a preset's name calls for; scales are those of the paper, a factor of 4 apart."""
-    model, dataset, rest = re.fullmatch(r"(\w+?)_(wt103|books|ccnews)_(\w+)", arch).groups()  # type: ignore[union-attr]
-    numbers = [int(number) for number in re.findall(r"\d+", rest)]
+    ((model, dataset, rest),) = re.findall(r"^(\w+?)_(wt103|books|ccnews)_(\w+)$", arch)
+    numbers = [int(digits) for digits in re.findall(r"\d+", rest)]
     dim = {"books_30_narrow": 256, "books_20_narrow": 512}.get(f"{dataset}_{rest}", 768)
     dim = 1024 if dataset == "ccnews" else dim
     total = 2 * VOCABULARIES[dataset] * dim + POSITIONS * dim
@@ -47,7 +47,7 @@ def hand_count(arch: str) -> int:
     joints = len(numbers) - 1
     total += joints * ((4 * dim * dim + dim) + (2 * dim * dim + dim))
     if "conv" in rest:
-        total += sum(4**number * dim * dim + dim for number in range(1, joints + 1))
+        total += sum(4**joint * dim * dim + dim for joint in range(1, joints + 1))
     return total
 
 

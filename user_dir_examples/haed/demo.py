@@ -100,8 +100,10 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
     """Train one model for that long and return its checkpoint."""
     title, model = RUNS[run]
     pixels = ["--segmentation", "fixed", "--sample-break-mode", "eos"] if arguments.pixels else []
-    flags = [
-        *(data, "--user-dir", USER_DIR, "--task", "language_modeling", *model, *pixels),
+    flags: list[str | Path] = [
+        *(data, "--user-dir", USER_DIR, "--task", "language_modeling"),
+        *model,
+        *pixels,
         *("--tokens-per-sample", str(3072 if arguments.pixels else arguments.tokens), "--seed", str(arguments.seed)),
         *("--batch-size", str(arguments.batch_size), "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
         *("--clip-norm", "1.0", "--no-epoch-checkpoints", "--log-format", "simple", "--log-interval", "50"),

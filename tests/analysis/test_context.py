@@ -14,7 +14,7 @@ from fairseq_ms.analysis.context_window import curve
 from fairseq_ms.analysis.nll_by_frequency.bins import frequency_bins, nll_by_bin
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from tests.helpers.trained import TINY, make_unigram, random_lines, write_checkpoint, write_corpus
+from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -35,10 +35,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     write_checkpoint(folder / "unigram/model.pt", data, "vanilla_lm", *flags, change=unigram)
     return folder
-
-
-def load(place: Path, name: str) -> checkpoints.Checkpoint:
-    return checkpoints.load(str(place / name / "model.pt"))
 
 
 @pytest.mark.parametrize("bins", [1, 2, 5, 10])

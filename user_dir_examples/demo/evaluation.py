@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from commands import ROOT, program, records, run
 from fairseq import checkpoint_utils
-from models import CONTEXT
 
+from commands import ROOT, program, records, run
 from fairseq_ms.analysis.training_step import step_bytes
+from models import CONTEXT
 
 # A rate over the first updates would count the start of the program.
 _WARM_UP_RECORDS = 5

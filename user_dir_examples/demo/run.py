@@ -11,9 +11,6 @@ import time
 from pathlib import Path
 
 import fairseq_ms  # noqa: F401  (registers the models and keeps other packages' messages off the screen)
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from commands import ROOT, program, run, train
 from evaluation import evaluate, shown, table
 from figure import draw_curves

@@ -43,8 +43,8 @@ def test_bins_have_equal_shares_of_the_text_up_to_the_one_symbol_that_straddles_
     assigned = frequency_bins(counts, bins)
     order = sorted(range(400), key=lambda symbol: (counts[symbol], symbol))
     assert [assigned[symbol] for symbol in order] == sorted(assigned)
-    for number in range(bins):
-        assert abs(counts[assigned == number].sum() - counts.sum() / bins) <= counts.max()
+    for index in range(bins):
+        assert abs(counts[assigned == index].sum() - counts.sum() / bins) <= counts.max()
 
 
 def test_a_symbol_is_in_the_bin_of_the_middle_of_its_occurrences():
@@ -57,10 +57,10 @@ def test_mean_nll_of_bins_equals_a_loop_over_tokens():
     generator = np.random.default_rng(5)
     tokens, nll, bins = generator.integers(0, 30, 500), generator.random(500), generator.integers(0, 6, 30)
     scored, means = nll_by_bin(tokens, nll, bins, 7)
-    for number in range(7):
-        inside = [value for token, value in zip(tokens, nll) if bins[token] == number]
-        assert scored[number] == len(inside)
-        assert means[number] == pytest.approx(np.mean(inside)) if inside else np.isnan(means[number])
+    for index in range(7):
+        inside = [value for token, value in zip(tokens, nll) if bins[token] == index]
+        assert scored[index] == len(inside)
+        assert means[index] == pytest.approx(np.mean(inside)) if inside else np.isnan(means[index])
 
 
 def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tmp_path, capsys):
@@ -74,8 +74,8 @@ def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tm
     test = torch.cat(checkpoints.documents(checkpoint, "test")).tolist()
     symbols = len(checkpoint.dictionary)
     bins = frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
-    for number, row in enumerate(found["results"]):
-        expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == number]
+    for index, row in enumerate(found["results"]):
+        expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == index]
         assert row["tokens"] == len(expected)
         assert row["nll"]["unigram"] == pytest.approx(np.mean(expected), abs=1e-4)
     assert sum(row["tokens"] for row in found["results"]) == len(test)

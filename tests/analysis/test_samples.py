@@ -48,7 +48,7 @@ def test_repeated_fraction_equals_a_loop_that_looks_back():
     tokens = torch.randint(0, 6, (256,)).tolist()
     for order in (1, 2, 3, 4):
         grams = [tokens[start : start + order] for start in range(256 - order + 1)]
-        seen_before = sum(gram in grams[:number] for number, gram in enumerate(grams))
+        seen_before = sum(gram in grams[:position] for position, gram in enumerate(grams))
         assert samples.repeated_fraction(tokens, order) == pytest.approx(seen_before / len(grams))
 
 

@@ -110,8 +110,8 @@ def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) ->
         input="word1 word2\nword3\nword4 word5 word4 word5\n",
     )
     assert len(re.findall(r"^H-[012]\t", sampled.stdout, re.MULTILINE)) == 6
-    for number, prompt in enumerate(("word1 word2", "word3", "word4 word5 word4 word5")):
-        assert re.search(rf"^H-{number}\t\S+\t{prompt}", sampled.stdout, re.MULTILINE)
+    for row, prompt in enumerate(("word1 word2", "word3", "word4 word5 word4 word5")):
+        assert re.search(rf"^H-{row}\t\S+\t{prompt}", sampled.stdout, re.MULTILINE)
     generated = run_cli(
         *("fairseq-generate", data, *common, *task, "--gen-subset", "test", "--beam", "2"),
         *("--max-len-a", "1", "--max-len-b", "3", "--batch-size", "4", "--sample-break-mode", "eos"),

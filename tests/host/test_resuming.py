@@ -39,11 +39,11 @@ TASKS = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two parts of a corpus, of lines of 5 and of 6 words, with one dictionary."""
     words = ["w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9"]
-    parts = [random_lines(number, 9 - number, words=10, length=5 + number) for number in range(2)]
+    parts = [random_lines(index, 9 - index, words=10, length=5 + index) for index in range(2)]
     folder = tmp_path_factory.mktemp("corpus")
     return [
-        write_corpus(folder / str(number), {"train": [*lines, *words], "valid": words})
-        for number, lines in enumerate(parts)
+        write_corpus(folder / str(index), {"train": [*lines, *words], "valid": words})
+        for index, lines in enumerate(parts)
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_has_the_batches_of_the_uninterrupted_one(
             tokens = sorted(int(token) for line in dataset.sentences for token in line)
         else:
             tokens = sorted(int(token) for sample in range(len(dataset)) for token in dataset[sample]["target"])
-            seen = [int(number) for at, batch in batches if at == epoch for number in batch["id"]]
+            seen = [int(index) for at, batch in batches if at == epoch for index in batch["id"]]
             assert sorted(seen) == list(range(len(dataset))), "a sample is seen twice or never"
         assert targets_of(batches, epoch) == tokens
 

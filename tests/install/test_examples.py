@@ -51,7 +51,7 @@ def test_the_hydra_command_reads_the_ready_configuration_of_every_paper(path, tm
 def comment_lines(path: Path) -> list[str]:
     """The lines of a shell script's first block of comments."""
     lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    end = next(index for index, line in enumerate(lines) if not line.startswith("#"))
     return [line.removeprefix("#") for line in lines[:end]]
 
 

@@ -51,7 +51,7 @@ def setup(arch: str, data: Path, *flags: str) -> tuple[Any, Any, Any]:
 
 def corpus_tokens(data: Path, subset: str, words: Any) -> torch.Tensor:
     lines = data_utils.load_indexed_dataset(str(data / subset), words, None)
-    return torch.cat([lines[number].long() for number in range(len(lines))])
+    return torch.cat([lines[index].long() for index in range(len(lines))])
 
 
 def tables(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:

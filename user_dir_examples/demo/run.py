@@ -42,7 +42,7 @@ def sample(data: Path, checkpoint: Path, log: Path) -> list[tuple[str, str]]:
         text="\n".join(PROMPTS) + "\n",
     )
     texts = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE))
-    return [(prompt, texts[str(number)]) for number, prompt in enumerate(PROMPTS)]
+    return [(prompt, texts[str(row)]) for row, prompt in enumerate(PROMPTS)]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import MODEL_REGISTRY
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
@@ -197,6 +198,11 @@ class StreamingDecoder(Decoder):
         return memory.to(self.u)
 
 
+def with_a_memory() -> list[str]:
+    """The architectures that the streaming task is for."""
+    return sorted(name for name, model in MODEL_REGISTRY.items() if issubclass(model, StreamingLanguageModel))
+
+
 class StreamingLanguageModel(LanguageModel):
     """A language model with a memory; ``extra["memory"]`` of a call continues the stream in the next."""
 
@@ -210,8 +216,8 @@ class StreamingLanguageModel(LanguageModel):
         """
         require(
             type(task) is not LanguageModelingTask,
-            "--task must be streaming_language_modeling for a model with a memory (transformer_xl, "
-            "compressive_transformer or transformer_ql): got language_modeling",
+            "--task must be streaming_language_modeling for a model with a memory "
+            f"({', '.join(with_a_memory())}): got language_modeling",
         )
         given = getattr(getattr(task, "args", None) or getattr(task, "cfg", None), "tokens_per_sample", None)
         if given is not None:

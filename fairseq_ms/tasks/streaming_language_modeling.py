@@ -21,7 +21,7 @@ from torch import nn
 from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.streaming import StreamingLanguageModel
+from fairseq_ms.lm.streaming import StreamingLanguageModel, with_a_memory
 from fairseq_ms.ops.device import autocast_of
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         name = getattr(args, "_name", None) or getattr(args, "arch", None)
         if not issubclass(ARCH_MODEL_REGISTRY.get(name, nn.Module), StreamingLanguageModel):
             raise UsageError(
-                "--arch must be a model with a memory for --task streaming_language_modeling (transformer_xl, "
-                f"compressive_transformer or transformer_ql): got {name}"
+                "--arch must be a model with a memory for --task streaming_language_modeling "
+                f"({', '.join(with_a_memory())}): got {name}"
             )
         model = super().build_model(args, from_checkpoint)
         assert isinstance(model, StreamingLanguageModel)

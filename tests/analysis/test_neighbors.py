@@ -113,7 +113,7 @@ def test_neighbors_answers_queries_by_position_and_by_text(models, tmp_path, cap
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (["haed/model.pt"], "haed is a haed, whose states belong to streams or chunks"),
+        (["haed/model.pt"], "haed is a haed, which does not"),
         (["retina/model.pt", "--scales", "8"], "--scales must be among those of retina, 1x, 4x: got 8x"),
         (["retina/model.pt", "--segment", "3"], "--segment must hold a block of 4 tokens: got 3"),
         (["retina/model.pt", "--segment", "65"], "--segment must be at most the 64 positions of retina: got 65"),

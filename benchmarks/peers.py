@@ -47,8 +47,8 @@ TINY = Shape(dim=48, ffn_dim=96, heads=12, length=80, vocabulary=101, layers=2)
 def language_modeling(shape: Shape) -> LanguageModelingTask:
     """fairseq's own task over a dictionary of made-up words."""
     words = Dictionary()
-    for number in range(shape.vocabulary - len(words)):
-        words.add_symbol(f"w{number}")
+    for index in range(shape.vocabulary - len(words)):
+        words.add_symbol(f"w{index}")
     cfg = LanguageModelingConfig(tokens_per_sample=shape.length, max_target_positions=shape.length)
     return LanguageModelingTask(cfg, words)
 

@@ -58,14 +58,14 @@ class _Windows(torch.autograd.Function):
     """``WindowAttention`` without the projection behind it."""
 
     @staticmethod
-    def forward(ctx, windows: WindowAttention, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, windows: WindowAttention, *inputs: Tensor) -> Tensor:
         ctx.windows = windows
         ctx.save_for_backward(*inputs)
         return windows.forward(*inputs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor):
         return None, *ctx.windows.backward(grad, *ctx.saved_tensors)[1]
 
 

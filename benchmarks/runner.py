@@ -187,14 +187,14 @@ def measure_section(section: Section, options: Options) -> list[Row]:
     base = next(row for row in rows if row.name == section.baseline)
     timed = section.measure == "time"
     repeats = dict.fromkeys((contestant.name for contestant in contestants), 1)
-    for number in range(-WARM_UP_ROUNDS if timed else 0, options.rounds if timed else 1):
+    for turn in range(-WARM_UP_ROUNDS if timed else 0, options.rounds if timed else 1):
         for contestant, row in zip(contestants, rows):
             value = _time(contestant.run, options.clock, repeats[contestant.name]) if timed else _value(contestant)
-            if number < 0:
+            if turn < 0:
                 repeats[contestant.name] = max(1, math.ceil(options.least_seconds / max(value, 1e-9)))
-            if number >= 0:
+            if turn >= 0:
                 row.values.append(section.scale * value)
-        if number >= 0:
+        if turn >= 0:
             for row in rows:
                 row.ratios.append(row.values[-1] / base.values[-1])
     return rows

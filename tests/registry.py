@@ -39,8 +39,8 @@ GENERATORS = [arch for arch in ARCHITECTURES if setting(arch, "GENERATES", True)
 def dictionary(symbols: int) -> Dictionary:
     """fairseq's four special symbols and ``symbols`` more."""
     words = Dictionary()
-    for number in range(symbols):
-        words.add_symbol(f"word{number}")
+    for index in range(symbols):
+        words.add_symbol(f"word{index}")
     return words
 
 

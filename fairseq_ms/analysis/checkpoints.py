@@ -169,8 +169,8 @@ def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> l
     by_line = str(getattr(checkpoint.task.args, "sample_break_mode", "none")) == "eos"
     kept: list[Tensor] = []
     total = 0
-    for number in range(len(lines)):
-        line = lines[number].long()
+    for index in range(len(lines)):
+        line = lines[index].long()
         if limit is not None and total + line.numel() > limit:
             if by_line and kept:
                 break

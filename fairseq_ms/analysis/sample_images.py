@@ -116,7 +116,7 @@ def given_images(task: FairseqTask, split: str, count: int) -> Tensor:
     if len(dataset) < count:
         raise UsageError(f"--complete must be at most the {len(dataset)} images of {split!r}: got {count}")
     bos = len(start_symbols(task)) - 1
-    images = [dataset[number]["target"][bos:] for number in range(count)]
+    images = [dataset[index]["target"][bos:] for index in range(count)]
     if any(image.numel() != TOKENS for image in images):
         raise UsageError(f"data must have {TOKENS} tokens an image: got {images[0].numel()}")
     return torch.stack(images)
@@ -171,8 +171,8 @@ def write_grid(pictures: list[Tensor], path: Path, columns: int, scale: int) -> 
 
     rows, cell = -(-len(pictures) // columns), SIDE + 1
     grid = torch.full((rows * cell + 1, min(columns, len(pictures)) * cell + 1, 3), 255, dtype=torch.uint8)
-    for number, picture in enumerate(pictures):
-        top, left = number // columns * cell + 1, number % columns * cell + 1
+    for index, picture in enumerate(pictures):
+        top, left = index // columns * cell + 1, index % columns * cell + 1
         grid[top : top + SIDE, left : left + SIDE] = picture
     image = Image.fromarray(grid.numpy())
     image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)

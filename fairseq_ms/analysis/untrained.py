@@ -68,8 +68,8 @@ def dictionary_of(vocabulary: int) -> Dictionary:
     dictionary = Dictionary()
     if vocabulary <= len(dictionary):
         raise UsageError(f"--vocabulary must be more than the {len(dictionary)} special symbols: got {vocabulary}")
-    for number in range(vocabulary - len(dictionary)):
-        dictionary.add_symbol(f"w{number}")
+    for index in range(vocabulary - len(dictionary)):
+        dictionary.add_symbol(f"w{index}")
     return dictionary
 
 

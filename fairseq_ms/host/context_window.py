@@ -75,7 +75,7 @@ def install() -> None:
     language_modeling.LMContextWindowDataset = ContextWindowDataset
     if getattr(task.eval_lm_dataloader, "refuses_what_does_not_fit", False):
         return
-    load, setup = task.eval_lm_dataloader, task.setup_task.__func__  # type: ignore[attr-defined]
+    load, setup = task.eval_lm_dataloader, task.setup_task.__func__
 
     @functools.wraps(load)
     def checked(self: Any, dataset: Any, *args: Any, **settings: Any) -> Any:

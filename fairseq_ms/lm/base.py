@@ -142,7 +142,7 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         super().__init__(decoder)
         self.encoder = PromptReader(decoder.dictionary.pad())
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
         """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model."""

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.choices import Activation, Recompute
 from fairseq_ms.lm.vocabulary import validate_cutoffs
 from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.ops.linear import ACTIVATIONS
 
 
 @dataclass
 class LanguageModelConfig(FairseqDataclass):
     """Flags of every language model; names and meanings are fairseq's where fairseq has them."""
 
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
+    activation_fn: Activation = field(
         default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
     )
     dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
@@ -58,7 +58,7 @@ class LanguageModelConfig(FairseqDataclass):
         default=False,
         metadata={"help": "keep only the input of every layer, and run the layer again in backward"},
     )
-    recompute: ChoiceEnum(["pointwise", "none"]) = field(  # type: ignore[valid-type]
+    recompute: Recompute = field(
         default="pointwise",
         metadata={
             "help": "what to compute again in backward instead of keeping it: layer norm, activation, "

@@ -72,20 +72,19 @@ class Scales:
 
 
 @cache
-def layer_scales(layers: str) -> Scales:
+def layer_scales(layers: str, need_finest: bool = True) -> Scales:
     """The scales of ``--scale-layers``: ``"4x=8,1x=12"``; raises UsageError as ``parse_counts`` does."""
-    counts = parse_counts("--scale-layers", layers)
+    counts = parse_counts("--scale-layers", layers, need_finest=need_finest)
     return Scales(tuple(Scale(factor, count) for factor, count in counts.items()))
 
 
 @cache
 def single_scale(layers: str) -> Scale:
     """The one scale of ``--scale-layers``, which need not be 1x; raises UsageError on another form."""
-    counts = parse_counts("--scale-layers", layers, need_finest=False)
-    if len(counts) != 1:
+    scales = layer_scales(layers, need_finest=False)
+    if len(scales) != 1:
         raise UsageError(f"--scale-layers of coarse_lm must have a single scale such as 4x=12: got {layers!r}")
-    ((factor, count),) = counts.items()
-    return Scale(factor, count)
+    return scales.finest
 
 
 @cache

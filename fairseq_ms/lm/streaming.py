@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum
+from fairseq.models import MODEL_REGISTRY
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
@@ -22,12 +22,12 @@ from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.streaming import Continuation
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.choices import Activation
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.modules.streaming.memory import Memory, Mems
 from fairseq_ms.ops.idle import keep_in_graph
-from fairseq_ms.ops.linear import ACTIVATIONS
 from fairseq_ms.ops.recompute import Dropout
 from fairseq_ms.ops.relative_attention import Sinusoids
 
@@ -39,7 +39,7 @@ _NO_LIMIT = 10**6
 class StreamingConfig(LanguageModelConfig):
     """Flags of every streaming model."""
 
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
+    activation_fn: Activation = field(
         default="relu", metadata={"help": "activation function of the feed-forward blocks"}
     )
     decoder_normalize_before: bool = field(
@@ -184,6 +184,11 @@ class StreamingDecoder(Decoder):
         return memory.to(self.u)
 
 
+def with_a_memory() -> list[str]:
+    """The architectures that the streaming task is for."""
+    return sorted(name for name, model in MODEL_REGISTRY.items() if issubclass(model, StreamingLanguageModel))
+
+
 class StreamingLanguageModel(LanguageModel):
     """A language model with a memory; ``extra["memory"]`` of a call continues the stream in the next."""
 
@@ -197,8 +202,8 @@ class StreamingLanguageModel(LanguageModel):
         """
         require(
             type(task) is not LanguageModelingTask,
-            "--task must be streaming_language_modeling for a model with a memory (transformer_xl, "
-            "compressive_transformer or transformer_ql): got language_modeling",
+            "--task must be streaming_language_modeling for a model with a memory "
+            f"({', '.join(with_a_memory())}): got language_modeling",
         )
         given = getattr(getattr(task, "args", None) or getattr(task, "cfg", None), "tokens_per_sample", None)
         if given is not None:

@@ -9,18 +9,17 @@ used from its last position on; an incomplete last block is used by nobody.
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ms.decoding.bottomup import BottomUpState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.choices import Downsampler
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.scales import Scales, aggregated_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.bottomup import AggregationLayer, BottomUpScale
-from fairseq_ms.modules.pooling import DOWNSAMPLERS
 from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.modules.typed_list import TypedList
 from fairseq_ms.ops.idle import keep_in_graph
@@ -38,9 +37,7 @@ class BottomUpConfig(LanguageModelConfig):
         default=None,
         metadata={"help": "heads of the aggregation layer for each coarse scale as SCALEx=HEADS (default: evenly)"},
     )
-    downsampler: ChoiceEnum(list(DOWNSAMPLERS)) = field(  # type: ignore[valid-type]
-        default="avg", metadata={"help": "how positions are pooled into blocks"}
-    )
+    downsampler: Downsampler = field(default="avg", metadata={"help": "how positions are pooled into blocks"})
 
 
 def fine_to_coarse(cfg: Any) -> Scales:

@@ -10,17 +10,17 @@ distribution, so it is exactly normalised and everything fairseq does with a lan
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor
 
 from fairseq_ms.decoding.coarse import CoarseState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.choices import Downsampler
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.scales import single_scale
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.pooling import DOWNSAMPLERS, Downsample, right_aligned
+from fairseq_ms.modules.pooling import Downsample, right_aligned
 from fairseq_ms.modules.transformer import TransformerStack
 
 
@@ -31,9 +31,7 @@ class CoarseConfig(LanguageModelConfig):
     scale_layers: str = field(
         default="4x=12", metadata={"help": "the scale and its number of layers as SCALEx=LAYERS, such as 4x=12"}
     )
-    downsampler: ChoiceEnum(list(DOWNSAMPLERS)) = field(  # type: ignore[valid-type]
-        default="avg", metadata={"help": "how tokens are pooled into blocks"}
-    )
+    downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
 
 
 class CoarseDecoder(Decoder):
@@ -67,7 +65,7 @@ class CoarseLanguageModel(LanguageModel):
 
     decoder_class = CoarseDecoder
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,

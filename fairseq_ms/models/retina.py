@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fairseq_ms.decoding.retina import RetinaState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.choices import Downsampler
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
 from fairseq_ms.lm.scales import retina_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.retina import RetinaLayer
-from fairseq_ms.modules.pooling import DOWNSAMPLERS
 from fairseq_ms.modules.typed_list import TypedList
 from fairseq_ms.ops.recompute import checkpointed
 from fairseq_ms.ops.window_layout import HeadGroup, Layouts
@@ -40,9 +40,7 @@ class RetinaConfig(LanguageModelConfig):
         default="forbid",
         metadata={"help": "whether a window may begin before the finer one ends (last row of the paper's Table 4)"},
     )
-    downsampler: ChoiceEnum(list(DOWNSAMPLERS)) = field(  # type: ignore[valid-type]
-        default="avg", metadata={"help": "how tokens are pooled into blocks"}
-    )
+    downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
 
 
 def head_groups(cfg: Any) -> list[HeadGroup]:

@@ -7,18 +7,17 @@ what the coarser one gave. Blocks are right-aligned (``modules/pooling.py``), so
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.topdown import TopDownState
 from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.choices import Downsampler
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.scales import Scale, layer_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.topdown import TopDownScale
-from fairseq_ms.modules.pooling import DOWNSAMPLERS
 from fairseq_ms.modules.typed_list import TypedList
 
 
@@ -29,9 +28,7 @@ class TopDownConfig(LanguageModelConfig):
     scale_layers: str = field(
         default="64x=7,16x=7,4x=8,1x=8", metadata={"help": "number of layers at each scale as SCALEx=LAYERS"}
     )
-    downsampler: ChoiceEnum(list(DOWNSAMPLERS)) = field(  # type: ignore[valid-type]
-        default="avg", metadata={"help": "how tokens are pooled into blocks"}
-    )
+    downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
 
 
 class TopDownDecoder(Decoder):

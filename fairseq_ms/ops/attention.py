@@ -150,14 +150,14 @@ class _KeepingInputs(torch.autograd.Function):
     """``ChunkedAttention`` to autograd: q, k and v are all that it keeps."""
 
     @staticmethod
-    def forward(ctx, attention: ChunkedAttention, q, k, v):  # type: ignore[no-untyped-def]
+    def forward(ctx, attention: ChunkedAttention, q, k, v):
         ctx.attention = attention
         ctx.save_for_backward(q, k, v)
         return attention.forward(q, k, v)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         return None, *ctx.attention.backward(grad, *ctx.saved_tensors)
 
 
@@ -165,7 +165,7 @@ class _SelfAttentionLinear(torch.autograd.Function):
     """Causal self-attention and the projection behind it, keeping queries, keys and values in one tensor alone."""
 
     @staticmethod
-    def forward(ctx, attention: ChunkedAttention, heads: int, qkv: Tensor, weight_OI: Tensor, bias_O: Tensor | None):  # type: ignore[no-untyped-def]
+    def forward(ctx, attention: ChunkedAttention, heads: int, qkv: Tensor, weight_OI: Tensor, bias_O: Tensor | None):
         ctx.attention, ctx.heads, ctx.has_bias = attention, heads, bias_O is not None
         ctx.save_for_backward(qkv, weight_OI)
         with torch.autocast("cpu", enabled=False):
@@ -174,7 +174,7 @@ class _SelfAttentionLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor):
         qkv, weight_OI = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
             grad_attended = split_heads((grad @ weight_OI.to(grad.dtype)).to(qkv.dtype), ctx.heads)

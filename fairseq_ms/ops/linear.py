@@ -48,7 +48,7 @@ class Linear(nn.Linear):
         """fairseq's hook, called once before evaluation and generation."""
         self.packed = pack(self.weight)
 
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+    def _apply(self, fn, recurse: bool = True):
         self.packed = None
         return super()._apply(fn, recurse)
 
@@ -117,9 +117,7 @@ class _NormLinear(torch.autograd.Function):
     """Layer norm and projection, perhaps with the normalised input as a second result."""
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, and_normed: bool, eps: float, x: Tensor, scale_D: Tensor, shift_D: Tensor, weight_OD, bias_O
-    ):
+    def forward(ctx, and_normed: bool, eps: float, x: Tensor, scale_D: Tensor, shift_D: Tensor, weight_OD, bias_O):
         normed = F.layer_norm(x, x.shape[-1:], scale_D, shift_D, eps)
         ctx.eps, ctx.has_bias, ctx.dtype = eps, bias_O is not None, normed.dtype
         ctx.save_for_backward(x, scale_D, shift_D, weight_OD)
@@ -128,7 +126,7 @@ class _NormLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):
         *inputs, weight_OD = ctx.saved_tensors
         grad_normed = grad @ weight_OD.to(grad.dtype)
         if grad_elsewhere is not None:
@@ -146,7 +144,7 @@ class _ActivationLinear(torch.autograd.Function):
     """Activation, dropout and projection."""
 
     @staticmethod
-    def forward(ctx, name: str, dropout: float, x: Tensor, weight_OI, bias_O):  # type: ignore[no-untyped-def]
+    def forward(ctx, name: str, dropout: float, x: Tensor, weight_OI, bias_O):
         ctx.name, ctx.has_bias = name, bias_O is not None
         ctx.save_for_backward(x, weight_OI)
         hidden, ctx.masks = ACTIVATIONS[name](x), None
@@ -156,7 +154,7 @@ class _ActivationLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor):
         x, weight_OI = ctx.saved_tensors
         # Written into below: nobody reads it afterwards.
         grad_hidden = (grad @ weight_OI.to(grad.dtype)).to(x.dtype)

@@ -28,7 +28,7 @@ class TiedOutput(nn.Module):
         """fairseq's hook, called once before evaluation and generation."""
         self.packed = pack(self._words[0].weight)
 
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+    def _apply(self, fn, recurse: bool = True):
         self.packed = None
         return super()._apply(fn, recurse)
 

@@ -98,13 +98,13 @@ def drop(x: Tensor, p: float) -> tuple[Tensor, DropoutMasks]:
 
 class _SeededDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, p: float) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, x: Tensor, p: float) -> Tensor:
         y, ctx.masks = drop(x, p)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor):
         return grad * ctx.masks.scaled(grad), None
 
 
@@ -145,7 +145,7 @@ def autocast_to(device_type: str, dtype: torch.dtype | None) -> AbstractContextM
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, function, *inputs: Tensor) -> Tensor:
         ctx.function = function
         ctx.device_type = inputs[0].device.type
         ctx.autocast_dtype = autocast_dtype(ctx.device_type)
@@ -154,7 +154,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor):
         with autocast_to(ctx.device_type, ctx.autocast_dtype), torch.enable_grad():
             inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
             return None, *torch.autograd.grad(ctx.function(*inputs), inputs, grad)

@@ -142,14 +142,14 @@ class _WindowAttentionLinear(torch.autograd.Function):
     """``WindowAttention`` and the projection behind it, keeping the projections in front of it alone."""
 
     @staticmethod
-    def forward(ctx, attention: WindowAttention, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor):  # type: ignore[no-untyped-def]
+    def forward(ctx, attention: WindowAttention, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor):
         ctx.attention, ctx.has_bias = attention, bias_O is not None
         ctx.save_for_backward(weight_OI, *inputs)
         return F.linear(attention.forward(*inputs), weight_OI, bias_O)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor):
         weight_OI, *inputs = ctx.saved_tensors
         attended, grad_inputs = ctx.attention.backward(grad @ weight_OI.to(grad.dtype), *inputs)
         return None, *weight_gradients(grad, attended, ctx.has_bias), *grad_inputs

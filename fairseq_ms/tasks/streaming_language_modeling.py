@@ -21,7 +21,7 @@ from torch import nn
 from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.streaming import StreamingLanguageModel
+from fairseq_ms.lm.streaming import StreamingLanguageModel, with_a_memory
 from fairseq_ms.ops.device import autocast_of
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         name = getattr(args, "_name", None) or getattr(args, "arch", None)
         if not issubclass(ARCH_MODEL_REGISTRY.get(name, nn.Module), StreamingLanguageModel):
             raise UsageError(
-                "--arch must be a model with a memory for --task streaming_language_modeling (transformer_xl, "
-                f"compressive_transformer or transformer_ql): got {name}"
+                "--arch must be a model with a memory for --task streaming_language_modeling "
+                f"({', '.join(with_a_memory())}): got {name}"
             )
         model = super().build_model(args, from_checkpoint)
         assert isinstance(model, StreamingLanguageModel)
@@ -144,7 +144,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         by_document = str(self.args.reset_memory) == "document"
         self.datasets[split] = Corpus(lines, lines.sizes, self.dictionary.eos(), by_document)
 
-    def get_batch_iterator(  # type: ignore[no-untyped-def, override]
+    def get_batch_iterator(
         self,
         dataset,
         max_tokens=None,
@@ -236,9 +236,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             streams = min(streams, max(1, len(corpus) // (2 * warm_up * segment * shards)))
         return StreamBatches(corpus, segment, streams, shards, warm_up, row // segment, self.dictionary.pad())
 
-    def train_step(  # type: ignore[no-untyped-def]
-        self, sample, model, criterion, optimizer, update_num, ignore_grad=False
-    ):
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """As fairseq's, with the streams' memory and the loss that the model may add."""
         model.train()
         model.set_num_updates(update_num)
@@ -257,15 +255,13 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             optimizer.backward(loss)
         return loss, sample_size, logging_output
 
-    def valid_step(self, sample, model, criterion):  # type: ignore[no-untyped-def]
+    def valid_step(self, sample, model, criterion):
         """As fairseq's, with the streams' memory."""
         model.eval()
         with self._carry(False, sample, model), torch.no_grad():
             return criterion(model, sample)
 
-    def inference_step(  # type: ignore[no-untyped-def]
-        self, generator, models, sample, prefix_tokens=None, constraints=None
-    ):
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
         """As fairseq's; raises UsageError for batches of a corpus, whose rows are no prompts."""
         if "stream" in sample:
             raise UsageError(
@@ -280,9 +276,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             return extra_of(model)
         return self.carried[training].around(sample, model, self.model)
 
-    def eval_lm_dataloader(  # type: ignore[no-untyped-def, override]
-        self, dataset, max_tokens=36000, batch_size=None, context_window=0, **kwargs
-    ) -> Any:
+    def eval_lm_dataloader(self, dataset, max_tokens=36000, batch_size=None, context_window=0, **kwargs) -> Any:
         """Batches for ``fairseq-eval-lm``, which calls the model itself; raises UsageError on a context window."""
         if context_window > 0:
             raise UsageError(

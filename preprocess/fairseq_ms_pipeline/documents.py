@@ -69,7 +69,7 @@ class Reader:
     def _marked(self, file: TextFile) -> Iterator[tuple[bool, str]]:
         if matches(file.name, self.dataset.json_names):
             for article in json_documents(file, self.dataset.json_fields):
-                yield from ((number == 0, line) for number, line in enumerate(article))
+                yield from ((index == 0, line) for index, line in enumerate(article))
             return
         yield from document_starts(text_lines(file), self.dataset.documents)
 
@@ -78,17 +78,17 @@ def document_starts(lines: Iterable[str], documents: str) -> Iterator[tuple[bool
     """Each line with whether it starts a document; a file's first line always does."""
     run = int(documents.partition(":")[2] or 1)
     after_blank, has_text = True, False
-    for number, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if documents == "wikitext":
             # The empty line before a heading stays with the article before it: order is all that matters.
             starts = has_text and after_blank and HEADING.fullmatch(line) is not None
         elif documents == "blank":
             starts = has_text and after_blank and bool(line.strip())
         else:
-            starts = documents.startswith("line") and number % run == 0
+            starts = documents.startswith("line") and index % run == 0
         after_blank = not line.strip()
         has_text = has_text or not after_blank
-        yield number == 0 or starts, line
+        yield index == 0 or starts, line
 
 
 class Draw:
@@ -97,7 +97,7 @@ class Draw:
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.fractions = {"valid": dataset.valid_fraction, "test": dataset.test_fraction}
         self.seed = seed
-        self.number = 0
+        self.documents = 0
         self.shared: dict[str, str] = {}
 
     def _uniform(self, key: str) -> float:
@@ -116,10 +116,10 @@ class Draw:
 
     def split_of(self, file_name: str) -> str:
         """The split of the document that begins here."""
-        self.number += 1
+        self.documents += 1
         if self.shared:
             return self.shared.get(file_name, "train")
-        draw = self._uniform(f"document {self.number}")
+        draw = self._uniform(f"document {self.documents}")
         for split, fraction in self.fractions.items():
             if draw < fraction:
                 return split

@@ -22,11 +22,11 @@ class Progress:
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str = "B") -> Iterator[tqdm]:
         """Show the bar of one stage; `total` counts bytes, or things named by `unit`."""
-        number = len(self.seconds) + 1
+        stage = len(self.seconds) + 1
         start = time.monotonic()
         with tqdm(
             total=total,
-            desc=f"{number}/{self.stages} {name}",
+            desc=f"{stage}/{self.stages} {name}",
             unit=unit,
             unit_scale=True,
             file=sys.stderr,

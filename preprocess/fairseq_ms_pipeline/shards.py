@@ -12,9 +12,9 @@ from fairseq_ms_pipeline.files import complete_text, read_json, write_json
 INDEX = "read.json"
 
 
-def shard_name(split: str, number: int) -> str:
+def shard_name(split: str, index: int) -> str:
     """The name of a split's shard, without an ending; names sort in the order of the text."""
-    return f"{split}-{number:06d}"
+    return f"{split}-{index:06d}"
 
 
 class _SplitWriter:

@@ -182,13 +182,13 @@ def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str
         texts: Iterator[str] = iter(["\n".join(decoded(_raw_lines(file), file.name))])
     else:
         texts = decoded(_raw_lines(file), file.name)
-    for number, text in enumerate(texts, start=1):
+    for line_number, text in enumerate(texts, start=1):
         if not text.strip():
             continue
         try:
             article = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{file.name}, line {number + error.lineno - 1}: not JSON ({error.msg}).") from None
+            raise ValueError(f"{file.name}, line {line_number + error.lineno - 1}: not JSON ({error.msg}).") from None
         values = [article.get(name) for name in fields] if isinstance(article, dict) else []
         lines = [line for value in values if isinstance(value, str) for line in value.splitlines()]
         if lines:

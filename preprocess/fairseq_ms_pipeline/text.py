@@ -20,14 +20,14 @@ def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
     UTF-8.
     """
     offset = 0
-    for number, raw in enumerate(lines, start=1):
+    for line_number, raw in enumerate(lines, start=1):
         try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            line = raw.decode("utf-8-sig" if line_number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             # utf-8-sig counts from behind the mark.
-            at = offset + error.start + (3 if number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0)
+            at = offset + error.start + (3 if line_number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0)
             raise ValueError(
-                f"{name}, line {number}, byte offset {at}: byte 0x{raw[at - offset]:02x} is not UTF-8; "
+                f"{name}, line {line_number}, byte offset {at}: byte 0x{raw[at - offset]:02x} is not UTF-8; "
                 "convert the file to UTF-8 first."
             ) from None
         offset += len(raw)

@@ -35,9 +35,9 @@ class Documentation:
         texts = corpus(library_folder())
         splits = split_by_module(texts, self.seed, DATASET.valid_fraction)
         for name, lines in texts.items():
-            for number, line in enumerate(lines):
+            for index, line in enumerate(lines):
                 advance(len(line.encode()) + 1)
-                yield Line(splits[name], number == 0, line)
+                yield Line(splits[name], index == 0, line)
 
 
 def make_job(args: argparse.Namespace) -> Job:

@@ -92,5 +92,5 @@ def test_cutoffs_that_are_no_ascending_numbers_are_refused(
 @pytest.mark.parametrize("name", ["transformer_ql_wt103", "compressive_transformer_simplebooks92"])
 def test_an_adaptive_preset_is_built_over_as_many_symbols_as_its_last_cutoff(name: str) -> None:
     cfg = untrained.parse(["--arch", name])
-    symbols = max(int(number) for number in cfg.model.adaptive_softmax_cutoff.split(","))
+    symbols = max(int(cutoff) for cutoff in cfg.model.adaptive_softmax_cutoff.split(","))
     untrained.build_model(cfg, symbols, on_meta=True)

@@ -14,7 +14,7 @@ from fairseq_ms.analysis.context_window import curve
 from fairseq_ms.analysis.nll_by_frequency.bins import frequency_bins, nll_by_bin
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from tests.helpers.trained import TINY, make_unigram, random_lines, write_checkpoint, write_corpus
+from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -37,18 +37,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(place: Path, name: str) -> checkpoints.Checkpoint:
-    return checkpoints.load(str(place / name / "model.pt"))
-
-
 @pytest.mark.parametrize("bins", [1, 2, 5, 10])
 def test_bins_have_equal_shares_of_the_text_up_to_the_one_symbol_that_straddles_them(bins):
     counts = torch.randint(0, 50, (400,), generator=torch.Generator().manual_seed(bins)).numpy()
     assigned = frequency_bins(counts, bins)
     order = sorted(range(400), key=lambda symbol: (counts[symbol], symbol))
     assert [assigned[symbol] for symbol in order] == sorted(assigned)
-    for number in range(bins):
-        assert abs(counts[assigned == number].sum() - counts.sum() / bins) <= counts.max()
+    for index in range(bins):
+        assert abs(counts[assigned == index].sum() - counts.sum() / bins) <= counts.max()
 
 
 def test_a_symbol_is_in_the_bin_of_the_middle_of_its_occurrences():
@@ -61,10 +57,10 @@ def test_mean_nll_of_bins_equals_a_loop_over_tokens():
     generator = np.random.default_rng(5)
     tokens, nll, bins = generator.integers(0, 30, 500), generator.random(500), generator.integers(0, 6, 30)
     scored, means = nll_by_bin(tokens, nll, bins, 7)
-    for number in range(7):
-        inside = [value for token, value in zip(tokens, nll) if bins[token] == number]
-        assert scored[number] == len(inside)
-        assert means[number] == pytest.approx(np.mean(inside)) if inside else np.isnan(means[number])
+    for index in range(7):
+        inside = [value for token, value in zip(tokens, nll) if bins[token] == index]
+        assert scored[index] == len(inside)
+        assert means[index] == pytest.approx(np.mean(inside)) if inside else np.isnan(means[index])
 
 
 def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tmp_path, capsys):
@@ -78,8 +74,8 @@ def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tm
     test = torch.cat(checkpoints.documents(checkpoint, "test")).tolist()
     symbols = len(checkpoint.dictionary)
     bins = frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
-    for number, row in enumerate(found["results"]):
-        expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == number]
+    for index, row in enumerate(found["results"]):
+        expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == index]
         assert row["tokens"] == len(expected)
         assert row["nll"]["unigram"] == pytest.approx(np.mean(expected), abs=1e-4)
     assert sum(row["tokens"] for row in found["results"]) == len(test)

@@ -15,8 +15,8 @@ def test_context_grows_faster_than_what_is_kept_for_it_with_more_scales(tmp_path
     )
     curves = json.loads((tmp_path / "curves.json").read_text())["curves"]
     xl, two_scales, three_scales = curves.values()
-    for number, segment in enumerate((4, 16)):
-        points = [curve[number] for curve in (xl, two_scales, three_scales)]
+    for index, segment in enumerate((4, 16)):
+        points = [curve[index] for curve in (xl, two_scales, three_scales)]
         assert [point["segment"] for point in points] == [segment] * 3
         contexts = [point["context"] for point in points]
         per_megabyte = [point["context"] / point["megabytes"] for point in points]

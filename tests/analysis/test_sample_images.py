@@ -22,9 +22,9 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dict.txt").write_text("".join(f"{value} 1\n" for value in range(256)))
     for split in ("train", "valid"):
         builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), impl="mmap", vocab_size=260)
-        for number in range(6):
+        for index in range(6):
             # Each image has a colour of its own, with a ramp in it.
-            ramp = (np.arange(sample_images.TOKENS) // 96 + 40 * number) % 256
+            ramp = (np.arange(sample_images.TOKENS) // 96 + 40 * index) % 256
             builder.add_item(torch.from_numpy(ramp) + 4)
         builder.finalize(str(folder / f"{split}.idx"))
     return folder
@@ -54,10 +54,10 @@ def test_images_are_drawn_and_completed_into_a_grid(pixels: Path, checkpoint: Pa
     # Three rows of two cells: original and completion, twice, and the drawn one; a line of one pixel around each.
     assert picture.shape == (2 * (3 * 33 + 1), 2 * (2 * 33 + 1), 3)
     small = picture[::2, ::2]
-    for number in range(2):
-        original = small[33 * number + 1 : 33 * number + 33, 1:33]
-        completed = small[33 * number + 1 : 33 * number + 33, 34:66]
-        ramp = (np.arange(sample_images.TOKENS) // 96 + 40 * number) % 256
+    for index in range(2):
+        original = small[33 * index + 1 : 33 * index + 33, 1:33]
+        completed = small[33 * index + 1 : 33 * index + 33, 34:66]
+        ramp = (np.arange(sample_images.TOKENS) // 96 + 40 * index) % 256
         assert np.array_equal(original.reshape(-1), ramp)
         assert np.array_equal(completed[:24], original[:24])
         assert not np.array_equal(completed[24:], original[24:])

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,43 +16,16 @@ from fairseq_ms.analysis.sample_metrics import ngram_lm, samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.analysis.test_sample_judges import ARPA, needs_kenlm
-from tests.helpers.trained import NARROW, TINY, make_unigram, random_lines, write_checkpoint, write_corpus
-
-
-def scales(model: str) -> list[str]:
-    return {
-        "retina": ["retina_lm", *TINY, "--scale-windows", "1x=0:4,4x=4:32"],
-        "vanilla": ["vanilla_lm", *TINY],
-        "topdown": ["multiscale_topdown", *NARROW, "--scale-layers", "16x=1,4x=1,1x=1"],
-        "bottomup": ["multiscale_bottomup", *NARROW, "--scale-layers", "16x=1,4x=1,1x=1"],
-        "coarse": ["coarse_lm", *NARROW, "--scale-layers", "4x=1"],
-    }[model]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("samples")
-    train = random_lines(1, 40)
-    # Lines have 17 words and an end: segments of 18 tokens are lines. Line 31 is line 5 again.
-    train[31] = train[5]
-    data = write_corpus(folder / "bin", {"train": train, "test": random_lines(2, 31)})
-    for name in ("retina", "vanilla", "topdown", "bottomup", "coarse"):
-        write_checkpoint(folder / name / "model.pt", data, *scales(name), "--tokens-per-sample", "64")
-    write_checkpoint(folder / "haed/model.pt", data, "haed", "--tokens-per-sample", "64")
-    return folder
-
-
-def load(place: Path, name: str) -> checkpoints.Checkpoint:
-    return checkpoints.load(str(place / name / "model.pt"))
+from tests.helpers.trained import TINY, load, make_unigram, write_checkpoint
 
 
 @pytest.mark.parametrize("package", ["kenlm", "transformers", "sacrebleu"])
-def test_a_missing_package_is_named_with_what_to_run(place, package, monkeypatch, tmp_path, capsys):
+def test_a_missing_package_is_named_with_what_to_run(models, package, monkeypatch, tmp_path, capsys):
     (tmp_path / "x.arpa").write_text(ARPA)
     real = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == package else real(name, *rest))
     flags = {"kenlm": ["--ngram-lm", str(tmp_path / "x.arpa")], "transformers": ["--hf-lm", str(tmp_path)]}
-    command = ["sample-metrics", str(place / "vanilla/model.pt"), "--context", "9", "--length", "7"]
+    command = ["sample-metrics", str(models / "vanilla/model.pt"), "--context", "9", "--length", "7"]
     assert main([*command, *flags.get(package, [])]) == 2
     assert f"needs the package {package}: run pip install {package}" in capsys.readouterr().err
 
@@ -76,7 +48,7 @@ def test_repeated_fraction_equals_a_loop_that_looks_back():
     tokens = torch.randint(0, 6, (256,)).tolist()
     for order in (1, 2, 3, 4):
         grams = [tokens[start : start + order] for start in range(256 - order + 1)]
-        seen_before = sum(gram in grams[:number] for number, gram in enumerate(grams))
+        seen_before = sum(gram in grams[:position] for position, gram in enumerate(grams))
         assert samples.repeated_fraction(tokens, order) == pytest.approx(seen_before / len(grams))
 
 
@@ -86,14 +58,14 @@ def test_reference_bleu_is_100_for_a_truth_among_the_completions_and_0_for_stran
     assert samples.reference_bleu([truth], [["x y z u v w q"] * 3]) < 5.0
 
 
-def test_samples_of_a_model_that_always_says_one_word_are_that_word(place):
+def test_samples_of_a_model_that_always_says_one_word_are_that_word(models):
     def constant(model: FairseqLanguageModel) -> None:
         log_probs = torch.full((model.decoder.project.weight.size(0),), -30.0)
         log_probs[9] = 0.0
         make_unigram(model, log_probs)
 
     path = write_checkpoint(
-        place / "constant/model.pt", place / "bin", *scales("vanilla"), "--tokens-per-sample", "64", change=constant
+        models / "constant/model.pt", models / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "64", change=constant
     )
     sampler = samples.Sampler(checkpoints.load(str(path)), 7, 10, 0.7, completions=3)
     drawn = sampler.sample(torch.randint(4, 20, (2, 5)), seed=1)
@@ -101,7 +73,7 @@ def test_samples_of_a_model_that_always_says_one_word_are_that_word(place):
     assert drawn.eq(9).all()
 
 
-def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(place):
+def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(models):
     probabilities = torch.zeros(28)
     probabilities[[2, 5, 6, 7]] = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
@@ -109,7 +81,7 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(p
         make_unigram(model, probabilities[: model.decoder.project.weight.size(0)].clamp(min=1e-9).log())
 
     path = write_checkpoint(
-        place / "four/model.pt", place / "bin", *scales("vanilla"), "--tokens-per-sample", "64", change=four_words
+        models / "four/model.pt", models / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "64", change=four_words
     )
     sampler = samples.Sampler(checkpoints.load(str(path)), 50, 3, 0.5, completions=4)
     drawn = sampler.sample(torch.randint(4, 20, (30, 5)), seed=2)
@@ -122,8 +94,8 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(p
 
 
 @pytest.mark.parametrize("name", ["topdown", "haed"])
-def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(place, name):
-    checkpoint = load(place, name)
+def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(models, name):
+    checkpoint = load(models, name)
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=40)
     prompts, _ = samples.cut_prompts(tokens, 6, 11, 2)
     drawn = samples.Sampler(checkpoint, 11, 1, 0.7).sample(prompts, seed=1)
@@ -144,7 +116,7 @@ def test_prompts_are_followed_by_the_truth_and_do_not_overlap():
         samples.cut_prompts(torch.arange(19), 7, 13, 3)
 
 
-def test_pieces_of_words_are_joined_across_the_samples_words(place):
+def test_pieces_of_words_are_joined_across_the_samples_words(models):
     dictionary = {1: "un@@", 2: "heard", 3: "of", 4: "</s>", 5: "cut@@"}
     task = SimpleNamespace(source_dictionary=dictionary)
     checkpoint = checkpoints.Checkpoint("here", "model.pt", None, task, OmegaConf.create())
@@ -152,10 +124,10 @@ def test_pieces_of_words_are_joined_across_the_samples_words(place):
     assert samples.words_of(checkpoint, torch.tensor([1, 2, 3]), None) == ["un@@", "heard", "of"]
 
 
-def test_sample_metrics_prints_every_column_for_every_checkpoint(place, tmp_path, capsys):
+def test_sample_metrics_prints_every_column_for_every_checkpoint(models, tmp_path, capsys):
     needs_kenlm()
     (tmp_path / "tiny.arpa").write_text(re.sub(r"\b[abc]\b", lambda m: f"w{'abc'.index(m[0])}", ARPA))
-    paths = [str(place / "vanilla/model.pt"), f"other={place / 'retina/model.pt'}"]
+    paths = [str(models / "vanilla/model.pt"), f"other={models / 'retina/model.pt'}"]
     sizes = ["--prompts", "3", "--context", "5", "--length", "9", "--completions", "2", "--timed", "1"]
     files = ["--ngram-lm", str(tmp_path / "tiny.arpa"), "--json", str(tmp_path / "out.json")]
     assert main(["sample-metrics", *paths, *sizes, *files]) == 0
@@ -183,10 +155,10 @@ def test_sample_metrics_prints_every_column_for_every_checkpoint(place, tmp_path
         (["--length", "9", "--context", "9", "--hf-lm", "nowhere"], "needs the package transformers"),
     ],
 )
-def test_sample_metrics_refuses_in_one_sentence(place, flags, sentence, monkeypatch, capsys):
+def test_sample_metrics_refuses_in_one_sentence(models, flags, sentence, monkeypatch, capsys):
     real = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *r: None if name == "transformers" else real(name, *r))
-    assert main(["sample-metrics", str(place / "vanilla/model.pt"), *flags]) == 2
+    assert main(["sample-metrics", str(models / "vanilla/model.pt"), *flags]) == 2
     printed = capsys.readouterr().err
     assert sentence in printed
     assert printed.count("\n") == 1

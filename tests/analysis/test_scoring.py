@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(place: Path, **options: object) -> checkpoints.Checkpoint:
-    return checkpoints.load(str(place / "retina/model.pt"), **options)  # type: ignore[arg-type]
+def load(place: Path, **options: Any) -> checkpoints.Checkpoint:
+    return checkpoints.load(str(place / "retina/model.pt"), **options)
 
 
 def naive_nll(checkpoint: checkpoints.Checkpoint, tokens: torch.Tensor, window: int, context: int) -> np.ndarray:

@@ -105,7 +105,7 @@ def test_a_training_step_is_measured_with_a_full_memory(place):
 
 def test_streaming_models_say_what_they_cannot_answer(place, capsys):
     checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
-    with pytest.raises(UsageError, match="transformer_xl, whose states belong to streams or chunks"):
+    with pytest.raises(UsageError, match="transformer_xl, which does not"):
         search.scales_of(checkpoint)
     assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
     assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err

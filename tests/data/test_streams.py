@@ -116,10 +116,10 @@ def test_a_document_begins_with_an_empty_memory_and_the_symbol_before_all_text(s
         sample = batches[item]
         step, restart = sample["stream"]["step"], sample["stream"]["restart"]
         for row, stream in enumerate(sample["id"].tolist()):
-            number = batches.begins[stream] + step
-            if number >= batches.bounds[stream + 1]:
+            index = batches.begins[stream] + step
+            if index >= batches.bounds[stream + 1]:
                 continue
-            segment = batches.segments[number]
+            segment = batches.segments[index]
             assert segment.first == (segment.start in corpus.documents)
             assert (restart is not None and bool(restart[row])) == (segment.first and step > 0)
             first = sample["net_input"]["src_tokens"][row, 0].item()

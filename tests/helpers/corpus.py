@@ -15,7 +15,7 @@ SPLITS = {"train": 120, "valid": 23, "test": 31}
 def write_corpus(folder: Path) -> Path:
     """Sentences of a small language in which words repeat what came before; returns fairseq's data folder."""
     rng = random.Random(5)
-    words = [f"word{number}" for number in range(18)]
+    words = [f"word{index}" for index in range(18)]
     for split, lines in SPLITS.items():
         sentences = []
         for _ in range(lines):

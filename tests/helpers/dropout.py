@@ -11,4 +11,4 @@ def drop_nothing(model: nn.Module) -> None:
         if isinstance(module, Dropout):
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
+            vars(module)["dropout"] = 0.0

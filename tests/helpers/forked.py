@@ -64,7 +64,7 @@ def _work(arguments: Sequence[str], log: str, kill: tuple[int, bool] | None) -> 
         update, finished = kill
         step = Trainer.train_step
 
-        def dying(self, *args, **settings):  # type: ignore[no-untyped-def]
+        def dying(self, *args, **settings):
             if not finished and self.get_num_updates() == update - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             logged = step(self, *args, **settings)

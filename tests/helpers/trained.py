@@ -13,6 +13,8 @@ from fairseq.data.indexed_dataset import make_builder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
+from fairseq_ms.analysis import checkpoints
+
 # Sizes of a model that runs in no time.
 SIZES = {"decoder-embed-dim": 16, "decoder-ffn-embed-dim": 24, "decoder-attention-heads": 2, "dropout": 0}
 NARROW = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))] + ["--attention-dropout", "0"]
@@ -71,6 +73,11 @@ def write_checkpoint(
     }
     checkpoint_utils.torch_persistent_save(state, str(path))
     return path
+
+
+def load(folder: Path, name: str) -> checkpoints.Checkpoint:
+    """The checkpoint ``folder/name/model.pt`` as the analyses read it."""
+    return checkpoints.load(str(folder / name / "model.pt"))
 
 
 def make_unigram(model: Any, log_probs_V: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory):
     """Checkpoints by architecture, trained when first asked for."""
     checkpoints: dict[str, Path] = {}
 
@@ -56,14 +57,14 @@ class _Counted:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:  # type: ignore[no-untyped-def]
+def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:
     state = torch.load(trained(arch), map_location="cpu", weights_only=True)
     assert state["cfg"]["model"]["_name"] == arch
     assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
 @pytest.mark.parametrize("arch", GENERATORS)
-def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:
     results = set()
     window = setting(arch, "CONTEXT_WINDOW", 9)
     for batch_size, workers, shards in ((1, 0, 1), (5, 2, 1), (2, 0, 3)):
@@ -93,7 +94,7 @@ def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trai
 
 
 @pytest.mark.parametrize("arch", GENERATORS)
-def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) -> None:
     common = ("--user-dir", str(USER_DIR), "--path", str(trained(arch)), "--cpu")
     task = ("--task", setting(arch, "TASK", "language_modeling"))
     window = min(12, setting(arch, "CONTEXT_WINDOW", 12))
@@ -101,15 +102,16 @@ def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) ->
         *("fairseq-eval-lm", data, *common, *task, "--tokens-per-sample", "24", "--context-window", str(window))
     )
     printed = evaluated.stdout + evaluated.stderr
-    assert 1.0 < float(re.search(r"Perplexity: ([\d.]+)", printed)[1]) < 60.0  # type: ignore[index]
+    (perplexity,) = re.findall(r"Perplexity: ([\d.]+)", printed)
+    assert 1.0 < float(perplexity) < 60.0
     sampled = run_cli(
         *("fairseq-interactive", data, *common, *task, "--sampling", "--beam", "2", "--nbest", "2"),
         *("--max-len-b", "16", "--batch-size", "3", "--buffer-size", "3"),
         input="word1 word2\nword3\nword4 word5 word4 word5\n",
     )
     assert len(re.findall(r"^H-[012]\t", sampled.stdout, re.MULTILINE)) == 6
-    for number, prompt in enumerate(("word1 word2", "word3", "word4 word5 word4 word5")):
-        assert re.search(rf"^H-{number}\t\S+\t{prompt}", sampled.stdout, re.MULTILINE)
+    for row, prompt in enumerate(("word1 word2", "word3", "word4 word5 word4 word5")):
+        assert re.search(rf"^H-{row}\t\S+\t{prompt}", sampled.stdout, re.MULTILINE)
     generated = run_cli(
         *("fairseq-generate", data, *common, *task, "--gen-subset", "test", "--beam", "2"),
         *("--max-len-a", "1", "--max-len-b", "3", "--batch-size", "4", "--sample-break-mode", "eos"),
@@ -118,7 +120,7 @@ def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path) ->
 
 
 @pytest.mark.parametrize("arch", GENERATORS)
-def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) -> None:
     from fairseq.models import MODEL_REGISTRY
 
     checkpoint = trained(arch)
@@ -130,7 +132,7 @@ def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) ->
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: Path) -> None:
     run_cli(
         *("fairseq-validate", data, "--user-dir", USER_DIR, "--path", trained(arch), "--cpu"),
         *("--task", setting(arch, "TASK", "language_modeling"), "--valid-subset", "valid", "--batch-size", "3"),
@@ -201,8 +203,8 @@ def test_two_processes_train_together(arch: str, data: Path, tmp_path: Path) -> 
     program += ["--ddp-backend", "legacy_ddp"]
     program += ["--distributed-init-method", f"file://{tmp_path}/rendezvous", "--distributed-rank"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen([*program, str(rank)], env=environment, **output) for rank in range(2)]  # type: ignore[call-overload]
+    start = partial(subprocess.Popen, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ranks = [start([*program, str(rank)]) for rank in range(2)]
     printed = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], printed
     assert (tmp_path / "save" / "checkpoint_last.pt").is_file()

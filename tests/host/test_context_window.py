@@ -108,8 +108,8 @@ def test_every_token_is_scored_once_whatever_stride_break_mode_batches_and_worke
     task = task_of(data, stride, break_mode)
     model = build("vanilla_lm", {**SMALL, "init_std": 0.4}, task.dictionary, positions=16).eval()
     lines = data_utils.load_indexed_dataset(str(data / "test"), task.dictionary, None)
-    lengths = [lines[number].numel() for number in range(len(lines))]
-    tokens = torch.cat([lines[number].long() for number in range(len(lines))])
+    lengths = [lines[index].numel() for index in range(len(lines))]
+    tokens = torch.cat([lines[index].long() for index in range(len(lines))])
     blocks = block_lengths(lengths, stride, break_mode)
     expected = naive_log_probs(model, tokens, blocks, stride, context, bos=None)
     assert expected.numel() == sum(lengths)

@@ -29,7 +29,7 @@ class _MeanOfModels(torch.nn.Module):
 
     def __init__(self, models: Sequence[Any]) -> None:
         super().__init__()
-        self.models = torch.nn.ModuleList(models)
+        self.models = list(models)
         self.decoder = models[0].decoder
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -39,7 +39,7 @@ class _MeanOfModels(torch.nn.Module):
     def max_positions(self) -> int:
         return 64
 
-    def get_normalized_probs(self, output, log_probs, sample=None):  # type: ignore[no-untyped-def]
+    def get_normalized_probs(self, output, log_probs, sample=None):
         return output[0]
 
 

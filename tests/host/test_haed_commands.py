@@ -36,7 +36,9 @@ def hydra_train(config: str, data: Path, save: Path, *overrides: str) -> dict[in
     assert cli.main(["config", config, "--out", str(save / "configs" / f"{config}.yaml")]) == 0
     small = [f"++model.{name}={value}" for name, value in SMALL.items()]
     done = run_cli(
-        *("fairseq-hydra-train", "--config-dir", save / "configs", "--config-name", config, *small, *overrides),
+        *("fairseq-hydra-train", "--config-dir", save / "configs", "--config-name", config),
+        *small,
+        *overrides,
         *(f"task.data={data}", "task.tokens_per_sample=24", f"common.user_dir={USER_DIR}", "common.cpu=true"),
         *("common.log_format=json", "common.log_interval=1", "dataset.batch_size=4", "dataset.num_workers=0"),
         *(f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/hydra"),
@@ -83,7 +85,7 @@ def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_pa
     assert re.search(r"from the first phase: encoder \(5 tensors\), main .* loaded; new: ", log)
     assert re.search(r"new: chunk_decoder.embed \(1 tensors\), chunk_decoder.lstm .*, project", log)
     before, after = saved(first), saved(second)
-    moved = {}
+    moved: dict[str, float] = {}
     for name, value in before.items():
         if not name.startswith("query."):
             change = float((after[f"decoder.{name}"] - value).abs().max())
@@ -115,7 +117,8 @@ def test_a_first_phase_that_is_stopped_and_resumed_repeats_itself_bit_by_bit(dat
     def train(folder: Path, updates: int) -> str:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
         done = run_cli(
-            *("fairseq-train", data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "haed", *flags),
+            *("fairseq-train", data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "haed"),
+            *flags,
             *("--criterion", "in_batch_sampled_softmax", "--negative-batches", "2", "--log-q-correction", "unigram"),
             *("--log-q-blocks", "40", "--dropout", "0.1", "--tokens-per-sample", "24", "--batch-size", "4", "--cpu"),
             *("--optimizer", "adam", "--lr", "0.01", "--max-update", str(updates), "--save-dir", folder),
@@ -134,7 +137,7 @@ def test_a_first_phase_that_is_stopped_and_resumed_repeats_itself_bit_by_bit(dat
     assert set(losses[1]) <= set(losses[0])
 
 
-def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(caplog) -> None:  # type: ignore[no-untyped-def]
+def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(caplog) -> None:
     flags = {**SMALL, "criterion": "cross_entropy"}
     first = build("haed", {**flags, "criterion": "in_batch_sampled_softmax"}, dictionary(4))
     model = build("haed", flags, dictionary(4))

@@ -39,11 +39,11 @@ TASKS = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two parts of a corpus, of lines of 5 and of 6 words, with one dictionary."""
     words = ["w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9"]
-    parts = [random_lines(number, 9 - number, words=10, length=5 + number) for number in range(2)]
+    parts = [random_lines(index, 9 - index, words=10, length=5 + index) for index in range(2)]
     folder = tmp_path_factory.mktemp("corpus")
     return [
-        write_corpus(folder / str(number), {"train": [*lines, *words], "valid": words})
-        for number, lines in enumerate(parts)
+        write_corpus(folder / str(index), {"train": [*lines, *words], "valid": words})
+        for index, lines in enumerate(parts)
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_has_the_batches_of_the_uninterrupted_one(
             tokens = sorted(int(token) for line in dataset.sentences for token in line)
         else:
             tokens = sorted(int(token) for sample in range(len(dataset)) for token in dataset[sample]["target"])
-            seen = [int(number) for at, batch in batches if at == epoch for number in batch["id"]]
+            seen = [int(index) for at, batch in batches if at == epoch for index in batch["id"]]
             assert sorted(seen) == list(range(len(dataset))), "a sample is seen twice or never"
         assert targets_of(batches, epoch) == tokens
 
@@ -190,7 +190,7 @@ def test_flags_that_change_the_order_are_resumed_with(flags: tuple[str, ...], fo
 def test_a_dataset_that_changes_with_the_epoch_is_read_in_the_current_one(
     workers: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def collater(self, samples):  # type: ignore[no-untyped-def]
+    def collater(self, samples):
         return {**collate(self, samples), "epoch": self.epoch}
 
     collate = MonolingualDataset.collater
@@ -303,7 +303,7 @@ def test_the_same_command_with_a_later_end_prints_the_same_losses(
     train(command(case, folders, tmp_path / "whole", *more, "--max-epoch", "2"), tmp_path / "whole.log", ranks)
     expected = curve(tmp_path / "whole.log")
     first = min(int(step) for kind, step in expected if kind == "train")
-    printed = {}
+    printed: dict[tuple[str, str], dict[str, str]] = {}
     for end in (("--max-epoch", "1"), ("--max-update", str(first + 3)), ("--max-epoch", "2")):
         log = tmp_path / f"{end[1]}{end[0]}.log"
         train(command(case, folders, tmp_path / "resumed", *more, *end), log, ranks)
@@ -327,13 +327,13 @@ def test_a_training_killed_in_every_epoch_ends_as_if_nothing_had_happened(
     assert ends[0] >= 3, "an epoch is too short to be killed in its middle"
     kills = [rng.randint(start + 1, end) for start, end in zip([0, *ends], ends)]
     kills = sorted([*kills, rng.choice([update for update in range(1, ends[-1]) if update not in kills])])
-    printed = {}
-    for number, update in enumerate([*kills, None]):
-        log = tmp_path / f"{number}.log"
+    printed: dict[tuple[str, str], dict[str, str]] = {}
+    for start, update in enumerate([*kills, None]):
+        log = tmp_path / f"{start}.log"
         kill = (update, rng.random() < 0.5) if update is not None else None
         train(command(case, folders, tmp_path / "killed", *more), log, ranks, kill)
         again = curve(log)
-        assert all(expected[place] == record for place, record in again.items()), f"killed at {kills}, start {number}"
+        assert all(expected[place] == record for place, record in again.items()), f"killed at {kills}, start {start}"
         printed |= again
     assert printed == expected
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")

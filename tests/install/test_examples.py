@@ -51,7 +51,7 @@ def test_the_hydra_command_reads_the_ready_configuration_of_every_paper(path, tm
 def comment_lines(path: Path) -> list[str]:
     """The lines of a shell script's first block of comments."""
     lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    end = next(index for index, line in enumerate(lines) if not line.startswith("#"))
     return [line.removeprefix("#") for line in lines[:end]]
 
 
@@ -163,6 +163,8 @@ def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path):
 
 def demo_analysis():
     spec = importlib.util.spec_from_file_location("demo_analysis", EXAMPLES / "demo" / "analysis.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

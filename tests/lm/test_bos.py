@@ -14,6 +14,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from fairseq_ms.analysis import checkpoints, sample_images, scoring
@@ -50,7 +51,7 @@ def setup(arch: str, data: Path, *flags: str) -> tuple[Any, Any, Any]:
 
 def corpus_tokens(data: Path, subset: str, words: Any) -> torch.Tensor:
     lines = data_utils.load_indexed_dataset(str(data / subset), words, None)
-    return torch.cat([lines[number].long() for number in range(len(lines))])
+    return torch.cat([lines[index].long() for index in range(len(lines))])
 
 
 def tables(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
@@ -154,7 +155,7 @@ def test_completions_are_read_behind_bos(seed: int) -> None:
     words = dictionary(9)
     model = build("coarse_lm", {**flags, "add_bos_token": True}, words, 16).eval()
     task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
-    loaded = checkpoints.Checkpoint("here", "model.pt", model, task, SimpleNamespace())
+    loaded = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
     tokens = torch.randint(4, 13, (30,))
     found = completions.complete(loaded, tokens)
     assert found.read == 16 // found.scale * found.scale

@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.decoding.incremental import Decoding
+from fairseq_ms.lm.base import LanguageModel
 from tests.registry import GENERATORS, Case, random_case, setting
 
 MAX_NEW_TOKENS = 12
@@ -18,21 +20,21 @@ MAX_NEW_TOKENS = 12
 class _NaiveDecoder(FairseqDecoder):
     """The same model without any state: fairseq then runs over the whole prefix at every step."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model.decoder.dictionary)
         self.model = model
 
-    def forward(self, tokens, encoder_out=None):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, encoder_out=None):
         return self.model(tokens)[0], None
 
     def max_positions(self) -> int:
         return self.model.max_positions()
 
-    def get_normalized_probs(self, output, log_probs, sample=None):  # type: ignore[no-untyped-def]
+    def get_normalized_probs(self, output, log_probs, sample=None):
         return self.model.get_normalized_probs(output, log_probs, sample)
 
 
-def naive_twin(model: torch.nn.Module) -> FairseqLanguageModel:
+def naive_twin(model: LanguageModel) -> FairseqLanguageModel:
     return FairseqLanguageModel(_NaiveDecoder(model))
 
 
@@ -98,7 +100,7 @@ def test_the_shared_part_of_the_prompts_is_run_over_once_and_not_once_a_sample(a
     state = type(case.model.decoder.new_state(1, 1))
     prefill = state.prefill
 
-    def spy(self, tokens):  # type: ignore[no-untyped-def]
+    def spy(self, tokens):
         shapes.append(tuple(tokens.shape))
         return prefill(self, tokens)
 

@@ -79,7 +79,7 @@ def test_no_flag_is_refused_at_its_default(arch: str) -> None:
     build(arch, {"tokens_per_sample": 16}, dictionary(9))
 
 
-def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, monkeypatch) -> None:
     data = write_corpus(tmp_path / "data", {split: random_lines(3, 20) for split in ("train", "test")})
     # As a release before the rule wrote it.
     written = pytest.MonkeyPatch()
@@ -146,7 +146,7 @@ CUTOFF = ("--adaptive-softmax-cutoff", "5,9")
         ),
     ],
 )
-def test_a_criterion_that_cannot_train_the_output_is_refused(arch, flags, sentence, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_criterion_that_cannot_train_the_output_is_refused(arch, flags, sentence, tmp_path) -> None:
     data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
     cfg = training(arch, data, *flags)
     task = tasks.setup_task(cfg.task)

@@ -76,4 +76,4 @@ def test_the_windows_of_every_preset_are_accepted_and_leave_no_hole() -> None:
     assert len(presets) == 8
     for arch, values in {**presets, "retina_lm": {"scale_windows": RetinaConfig.scale_windows}}.items():
         overlap = values.get("window_overlap") == "allow"
-        assert unseen(parse_windows(FLAG, values["scale_windows"], overlap)) == 0, arch
+        assert unseen(parse_windows(FLAG, str(values["scale_windows"]), overlap)) == 0, arch

@@ -62,4 +62,4 @@ def test_a_model_parses_its_scales_once() -> None:
 
 def test_a_scale_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        single_scale("4x=12").layers = 3  # type: ignore[misc]
+        single_scale("4x=12").layers = 3

@@ -156,7 +156,7 @@ def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
         torch.manual_seed(0)
         lstm = LSTM(1, 0, 4, capped)
         with torch.no_grad():
-            lstm.cell.weight_ih_l0.fill_(1.0)
+            lstm.cell.all_weights[0][0].fill_(1.0)
             _, cell = lstm.with_last_cells(table, None, steps)
         largest[capped] = float(cell.abs().max())
     assert largest[False] > 5.0

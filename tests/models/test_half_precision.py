@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.modules.streaming.compression import reconstruction_loss
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.registry import build, dictionary
@@ -27,14 +28,18 @@ class Scaled:
         (loss * SCALE).backward()
 
 
-def gradients(model: nn.Module, words: Any, sample: dict[str, Any]) -> dict[str, Tensor]:
+def gradients(model: StreamingLanguageModel, words: Any, sample: dict[str, Any]) -> dict[str, Tensor]:
     """Those of a training step of the streaming task, (by parameter), without the scale."""
     task = StreamingLanguageModelingTask(
         SimpleNamespace(sample_break_mode="eos", reset_memory="corpus", tokens_per_sample=None, data=""), words
     )
     task.model = model
     task.train_step(sample, model, CrossEntropyCriterion(task, False), Scaled(), 0)
-    return {name: p.grad.double() / SCALE for name, p in model.named_parameters()}
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad.double() / SCALE
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -112,10 +112,10 @@ def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corre
         keys = [tuple(t for t in chunk if t != 1) for chunk in distinct.tolist()]
         of_distinct = torch.tensor([log_q[key] for key in keys], dtype=torch.double)
     found = model(tokens, distinct, counts, of_distinct)
-    loss, ranks, counts = naive_loss(model, tokens, further, log_q)
+    loss, ranks, negatives = naive_loss(model, tokens, further, log_q)
     torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=1e-12)
     assert found.rank_N.tolist() == ranks
-    assert found.negatives_N.tolist() == counts
+    assert found.negatives_N.tolist() == negatives
     parameters = list(model.parameters())
     ours = torch.autograd.grad(found.loss, parameters, allow_unused=True)
     theirs = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -139,7 +139,7 @@ def test_the_scores_of_all_pairs_are_written_out_three_times() -> None:
     class Tables(TorchDispatchMode):
         storages: ClassVar[dict[int, torch.Tensor]] = {}
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.shape == (7, 11):
                 self.storages[result.untyped_storage().data_ptr()] = result
@@ -196,8 +196,8 @@ def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleN
     return SimpleNamespace(source_dictionary=words, target_dictionary=words, datasets={"train": train})
 
 
-def criterion(task: SimpleNamespace, **flags: object) -> InBatchSampledSoftmax:
-    known = {
+def criterion(task: SimpleNamespace, **flags: Any) -> InBatchSampledSoftmax:
+    known: dict[str, Any] = {
         "negative_batches": 0,
         "log_q_correction": "none",
         "log_q_blocks": 1000 if flags.get("log_q_correction", "none") == "none" else 9,
@@ -312,7 +312,7 @@ def _one_process(rank: int, folder: str) -> None:
         inner = first_phase(2)
         model = DistributedDataParallel(inner)
         # fairseq's wrapper hands attributes of the module through.
-        model.segmentation, model.update = inner.segmentation, 0
+        vars(model).update(segmentation=inner.segmentation, update=0)
         # The processes have different numbers of candidates.
         sample = batch(task, [[1, 2, 3], [4]][rank])
         loss, _, logged = criterion(task, gather_negatives=gather)(model, sample)

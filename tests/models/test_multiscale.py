@@ -1,10 +1,12 @@
 """The multi-scale models against their definition, and the rules of their flags."""
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
@@ -78,7 +80,12 @@ def test_joining_two_scales_keeps_the_two_inputs_and_nothing_else_for_backward(p
     tokens, coarse = torch.randn(2, 30, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
     own = {parameter.data_ptr() for parameter in join.parameters()}
     kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         join(tokens, Downsample(pool, 8, 3), coarse)
     assert {tensor.data_ptr() for tensor in kept} - own == {tokens.data_ptr(), coarse.data_ptr()}
 
@@ -87,12 +94,10 @@ def test_recomputed_gives_gradients_of_every_input_under_autocast() -> None:
     x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     results = []
     for compute in (lambda *a: recomputed(lambda x, w: (x @ w.t()).tanh(), *a), lambda x, w: (x @ w.t()).tanh()):
-        x.grad = weight.grad = None
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = compute(x, weight)
         assert y.dtype == torch.bfloat16
-        y.float().sum().backward()
-        results.append((x.grad.clone(), weight.grad.clone()))
+        results.append(torch.autograd.grad(y.float().sum(), (x, weight)))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
 
@@ -140,15 +145,15 @@ def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arc
     scales = decoder.scales if arch == "multiscale_topdown" else [*decoder.coarse[::-1], decoder]
     runs = [0, 0, 0]
 
-    def counted(number, forward):  # type: ignore[no-untyped-def]
-        def run(*args):  # type: ignore[no-untyped-def]
-            runs[number] += 1
+    def counted(level: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*args: Tensor) -> Tensor:
+            runs[level] += 1
             return forward(*args)
 
         return run
 
-    for number, scale in enumerate(scales):
-        monkeypatch.setattr(scale.stack, "forward", counted(number, scale.stack.forward))
+    for level, scale in enumerate(scales):
+        monkeypatch.setattr(scale.stack, "forward", counted(level, scale.stack.forward))
     state: dict = {}
     tokens = torch.randint(4, 13, (2, 33))
     with torch.no_grad():
@@ -161,7 +166,7 @@ class _Task(SimpleNamespace):
     """What a criterion asks of a task."""
 
 
-def bag_criterion(words) -> BagOfWordsCriterion:  # type: ignore[no-untyped-def]
+def bag_criterion(words: Dictionary) -> BagOfWordsCriterion:
     return BagOfWordsCriterion(_Task(target_dictionary=words), sentence_avg=False)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,8 @@ def test_logits_and_gradients_equal_the_per_token_loops(arch: str, seed: int) ->
 def test_a_stream_may_be_cut_anywhere(arch: str, seed: int) -> None:
     case = exact_case(arch, seed)
     tokens = case.tokens(2, random_length(case))
-    memory, pieces, start = None, [], 0
+    memory: Any = None
+    pieces, start = [], 0
     while start < tokens.size(1):
         count = case.rng.randint(1, tokens.size(1) - start)
         logits, extra = case.model(tokens[:, start : start + count], memory=memory)
@@ -112,7 +114,7 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.sines = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.sines += function is torch.ops.aten.sin.default
         return function(*args, **(kwargs or {}))
 
@@ -120,7 +122,7 @@ class _Count(TorchDispatchMode):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_sinusoids_are_computed_once_for_a_row_and_again_only_for_another_type(arch: str) -> None:
     words = dictionary(9)
-    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
+    flags: dict[str, Any] = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
     model = build(arch, {**flags, "tokens_per_sample": 4, "mem_len": 12}, words).eval()
     tokens = torch.randint(4, len(words), (1, 64))
     with torch.inference_mode(), _Count() as count:
@@ -187,7 +189,7 @@ def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alo
 
 def test_the_language_model_loss_does_not_touch_the_compression_and_moves_everything_else() -> None:
     words = dictionary(9)
-    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
+    flags: dict[str, Any] = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
     flags |= {"decoder_layers": 2, "tokens_per_sample": 4, "mem_len": 3, "compressed_mem_len": 2}
     model = build("compressive_transformer", {**flags, "init_std": 0.4}, words).double().train()
     tokens = torch.randint(4, len(words), (2, 24))
@@ -203,7 +205,7 @@ def test_the_language_model_loss_does_not_touch_the_compression_and_moves_everyt
 @pytest.mark.parametrize("before", [False, True])
 def test_one_scale_without_output_layers_is_transformer_xl_and_the_norm_of_its_scale(before: bool) -> None:
     words, rng = dictionary(9), random.Random(0)
-    flags = {"decoder_embed_dim": 6, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
+    flags: dict[str, Any] = {"decoder_embed_dim": 6, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
     flags |= {"tokens_per_sample": 5, "mem_len": 7, "init_std": 0.4, "decoder_normalize_before": before}
     torch.manual_seed(0)
     xl = build("transformer_xl", {**flags, "decoder_layers": 3}, words).eval()
@@ -222,7 +224,12 @@ def test_one_scale_without_output_layers_is_transformer_xl_and_the_norm_of_its_s
 @pytest.mark.parametrize("before", [False, True])
 def test_what_is_pooled_and_averaged_is_normalised(before: bool) -> None:
     words = dictionary(9)
-    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2, "init_std": 0.4}
+    flags: dict[str, Any] = {
+        "decoder_embed_dim": 8,
+        "decoder_ffn_embed_dim": 12,
+        "decoder_attention_heads": 2,
+        "init_std": 0.4,
+    }
     flags |= {"tokens_per_sample": 4, "mem_len": 4, "scale_layers": "1x=1,2x=2,4x=1", "output_layers": 1}
     model = build("transformer_ql", {**flags, "decoder_normalize_before": before}, words).eval()
     states = model(torch.randint(4, len(words), (2, 40)))[1]["memory"].states
@@ -241,7 +248,7 @@ def test_what_is_pooled_and_averaged_is_normalised(before: bool) -> None:
 def test_droppath_keeps_the_coarser_scales_as_often_as_section_2_3_says(scales: int, droppath: float) -> None:
     words = dictionary(5)
     layers = ",".join(f"{2**n}x=1" for n in range(scales))
-    flags = {"decoder_embed_dim": 4, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1}
+    flags: dict[str, Any] = {"decoder_embed_dim": 4, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1}
     flags |= {"tokens_per_sample": 8, "mem_len": 4, "scale_layers": layers, "droppath": droppath}
     decoder = build("transformer_ql", flags, words).decoder.train()
     draws = 4000
@@ -275,7 +282,7 @@ def test_a_flag_that_breaks_a_rule_is_named_in_one_sentence(arch: str, flags: di
         build(arch, {"tokens_per_sample": 8, **flags}, dictionary(5))
 
 
-def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:  # type: ignore[no-untyped-def]
+def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:
     sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 8, "mem_len": 8}
     said, largest = {}, {}
     for before in (False, True):

@@ -1,6 +1,7 @@
 """The cache of keys and values against a list of what was put in."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(func.overloadpacket._qualified_op_name)
         return func(*args, **(kwargs or {}))
 
@@ -61,7 +62,8 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_reordering_looks_at_the_order_once_and_copies_nothing_when_it_is_the_identity(arch: str) -> None:
     case = random_case(arch, 2)
-    tokens, state = case.tokens(3, 5), {}
+    tokens = case.tokens(3, 5)
+    state: dict[str, Any] = {}
     with torch.no_grad():
         case.model.decoder(tokens, incremental_state=state)
         for order, copies in (([0, 1, 2], False), ([2, 0, 0], True)):

@@ -11,6 +11,8 @@ from fairseq_ms.modules.pooling import Downsample, Upsample
 def test_the_convolutional_downsampler_is_a_strided_convolution(factor: int) -> None:
     ours = Downsample("conv", 5, factor).double()
     theirs = nn.Conv1d(5, 5, factor, stride=factor).double()
+    assert ours.conv is not None
+    assert theirs.bias is not None
     x = torch.randn(2, 6 * factor, 5, dtype=torch.float64)
     with torch.no_grad():
         # (O, k * I) with the positions of a block one after the other -> (O, I, k)
@@ -31,6 +33,7 @@ def test_the_other_downsamplers_are_torchs_pooling(kind: str, pool: type[nn.Modu
 def test_the_upsampler_is_a_transposed_convolution(factor: int) -> None:
     ours = Upsample(5, factor).double()
     theirs = nn.ConvTranspose1d(5, 5, factor, stride=factor).double()
+    assert theirs.bias is not None
     x = torch.randn(2, 7, 5, dtype=torch.float64)
     with torch.no_grad():
         nn.init.normal_(ours.bias)

@@ -48,25 +48,25 @@ def visible(group: HeadGroup, length: int) -> torch.Tensor:
     return (start + group.factor - 1 <= t) & (group.near <= t - start) & (t - start < group.far)
 
 
-def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:
     """What ``RetinaAttention`` computes, with T x C tables of scores; ``masks`` (B, N, T, C) a group for dropout."""
     dim = x.size(-1)
     x = layer.norm(x)
     fine = layer.fine(x)
     queries = fine[..., :dim].split([group.heads * layer.head_dim for group in layer.groups], dim=-1)
     results = []
-    for number, group in enumerate(layer.groups):
-        if number == 0:
+    for level, group in enumerate(layer.groups):
+        if level == 0:
             pair = fine[..., dim:]
         else:
             whole = x.size(1) - x.size(1) % group.factor
-            pair = layer.coarse[number - 1](layer.pools[number - 1](x[:, :whole]))
+            pair = layer.coarse[level - 1](layer.pools[level - 1](x[:, :whole]))
         k, v = pair.unflatten(-1, (2, group.heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
-        q = queries[number].unflatten(-1, (group.heads, layer.head_dim)).transpose(1, 2)
+        q = queries[level].unflatten(-1, (group.heads, layer.head_dim)).transpose(1, 2)
         weights = (q @ k.transpose(-1, -2) / math.sqrt(layer.head_dim)).exp() * visible(group, x.size(1))
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         if masks is not None:
-            weights = weights * masks[number].clone() / keep_prob(layer.dropout)
+            weights = weights * masks[level].clone() / keep_prob(layer.dropout)
         results.append((weights @ v).transpose(1, 2).flatten(2))
     return layer.out(torch.cat(results, dim=-1))
 
@@ -126,12 +126,13 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     layer = attention(dim, groups, dropout=0.3)
     layouts = Layouts(groups, length, torch.device("cpu"))
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
-    keep, drawn = DropoutMasks.keep, {}
+    keep = DropoutMasks.keep
+    drawn: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
 
-    def spy(self, weights, number, place):  # type: ignore[no-untyped-def]
-        mask = keep(self, weights, number, place)
+    def spy(self: DropoutMasks, weights: torch.Tensor, index: int, place: tuple[int, ...]) -> torch.Tensor:
+        mask = keep(self, weights, index, place)
         # In backward, the mask of the same piece and chunk once more.
-        assert torch.equal(drawn.setdefault((place, number), mask.clone()), mask)
+        assert torch.equal(drawn.setdefault((place, index), mask.clone()), mask)
         return mask
 
     monkeypatch.setattr(DropoutMasks, "keep", spy)
@@ -200,7 +201,8 @@ def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
     *_, state = layers_and_state(torch.float32)
 
     def held() -> int:
-        tensors = [part.buffer for cache in state.caches for part in (*cache.windows, *cache.unfinished)]
+        tensors = [window.buffer for cache in state.caches for window in cache.windows]
+        tensors += [block.buffer for cache in state.caches for block in cache.unfinished]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
     with torch.no_grad():
@@ -230,8 +232,13 @@ def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) ->
 def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
     groups = [HeadGroup(1, 0, rng.randint(1, 40), 1), *random_groups(rng)]
-    looked = []
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: looked.append(self) or self.item() != 0)
+    looked: list[torch.Tensor] = []
+
+    def look(tensor: torch.Tensor) -> bool:
+        looked.append(tensor)
+        return tensor.item() != 0
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", look)
     for length in (1, 2, rng.randint(3, 300), 64, 128):
         for layout in Layouts(groups, length, torch.device("cpu")).layouts:
             assert not looked
@@ -253,7 +260,7 @@ class LayerNorms(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.overloadpacket is torch.ops.aten.native_layer_norm
         return func(*args, **(kwargs or {}))
 

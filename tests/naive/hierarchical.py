@@ -25,10 +25,11 @@ def segment(tokens: list[int], kind: str, longest: int, separators: set[int]) ->
 
 def lstm_outputs(cell: nn.LSTM, inputs: list[Tensor], capped: bool) -> list[Tensor]:
     """Hidden states of an LSTM written out, from a zero state; ``capped`` holds i at most at 1 - f."""
-    hidden = memory = torch.zeros(cell.hidden_size, dtype=cell.weight_hh_l0.dtype)
+    (weight_ih, weight_hh, bias_ih, bias_hh) = cell.all_weights[0]
+    hidden = memory = torch.zeros(cell.hidden_size, dtype=weight_hh.dtype)
     outputs = []
     for x in inputs:
-        gates = cell.weight_ih_l0 @ x + cell.bias_ih_l0 + cell.weight_hh_l0 @ hidden + cell.bias_hh_l0
+        gates = weight_ih @ x + bias_ih + weight_hh @ hidden + bias_hh
         i, f, g, o = gates.chunk(4)
         i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
         if capped:
@@ -89,5 +90,6 @@ def logits(decoder, tokens: list[int]) -> Tensor:
             context = main_output(decoder.main, encodings)
             read = []
         read.append(tokens[position])
+        assert context is not None, "the first symbol is a chunk of its own"
         features.append(decode(decoder.chunk_decoder, read, context)[-1])
     return decoder.project(torch.stack(features))

@@ -122,9 +122,9 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
         query = linear(layer_norm(x, attention.norm), attention.query)
         queries = list(query.split(attention.head_dim))
         outputs = []
-        for number, (factor, heads) in enumerate(attention.heads.items()):
+        for level, (factor, heads) in enumerate(attention.heads.items()):
             finished = [block for i, block in enumerate(by_factor[factor]) if (i + 1) * factor - 1 <= t]
-            pairs = [linear(block, attention.coarse[number]).split(attention.head_dim) for block in finished]
+            pairs = [linear(block, attention.coarse[level]).split(attention.head_dim) for block in finished]
             for head in range(heads):
                 keys, values = [pair[head] for pair in pairs], [pair[heads + head] for pair in pairs]
                 outputs.append(attention_head(queries.pop(0), keys, values))

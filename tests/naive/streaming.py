@@ -133,7 +133,7 @@ def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]
         outputs += states
         if part.size(1) < length:
             continue
-        loss = 0.0
+        loss = torch.zeros((), dtype=torch.float64)
         for index, layer in enumerate(decoder.layers):
             old = [x.detach() for x in (memories[index] + inputs[index])[:length]]
             conv = decoder.compress[index].conv

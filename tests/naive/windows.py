@@ -59,9 +59,9 @@ def scored_log_probs(model: Any, task: Any, subset: str, context: int, bos: bool
     for batch in batches:
         if "net_input" not in batch:
             continue
-        for number, (best,) in zip(batch["id"].tolist(), scorer.generate([model], batch), strict=True):
-            assert number not in by_block
+        for block, (best,) in zip(batch["id"].tolist(), scorer.generate([model], batch), strict=True):
+            assert block not in by_block
             if bos:
                 assert best["tokens"][0] == task.target_dictionary.bos()
-            by_block[number] = best["positional_scores"][int(bos) :]
-    return torch.cat([by_block[number] for number in sorted(by_block)])
+            by_block[block] = best["positional_scores"][int(bos) :]
+    return torch.cat([by_block[block] for block in sorted(by_block)])

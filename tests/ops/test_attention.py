@@ -19,7 +19,7 @@ from fairseq_ms.ops.attention import (
 from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
 
 
-def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):  # type: ignore[no-untyped-def]
+def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):
     """softmax(q k^T / sqrt(H) + bias) * mask v, query by query."""
     rows = []
     for t in range(q.size(2)):
@@ -48,12 +48,12 @@ def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: l
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def masks_of(monkeypatch) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+def masks_of(monkeypatch) -> list[torch.Tensor]:
     """The dropout masks as they are drawn, in forward and again in backward."""
     drawn: list[torch.Tensor] = []
     keep_mask = recompute.keep_mask
 
-    def spy(*args):  # type: ignore[no-untyped-def]
+    def spy(*args):
         drawn.append(keep_mask(*args))
         return drawn[-1].clone()
 

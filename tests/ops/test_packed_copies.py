@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,16 +18,16 @@ from fairseq_ms.ops.packing import PackedWeight
 from tests.registry import ARCHITECTURES, GENERATORS, random_case
 
 
-def reread(linear: nn.Module) -> nn.Module:
+def reread(linear: Linear) -> Linear:
     """What ``torch.load`` makes of ``torch.save``."""
     file = io.BytesIO()
     torch.save(linear, file)
     file.seek(0)
     with torch.serialization.safe_globals([Linear, PackedWeight, set]):
-        return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+        return torch.load(file, weights_only=True)
 
 
-COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+COPIES: dict[str, Callable[[Linear], Linear]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
     "save": reread,
@@ -121,11 +122,13 @@ def test_a_deep_copy_is_packed_when_it_is_first_used() -> None:
     copied = copy.deepcopy(linear)
     with torch.no_grad():
         if PackedWeight.supports(linear.weight):
+            assert linear.packed is not None
+            assert copied.packed is not None
             assert linear.packed.serves(x, linear.weight)
             assert copied.packed.serves(x, copied.weight)
         # The same products in the same order.
         assert torch.equal(copied(x), linear(x))
-        if PackedWeight.supports(linear.weight):
+        if copied.packed is not None:
             assert not copied.packed.serves(x, linear.weight)
 
 
@@ -143,7 +146,8 @@ def test_generation_leaves_every_packed_weight_in_use(arch: str) -> None:
     case = random_case(arch, 1)
     case.model.make_generation_fast_()
     length = max(4, case.lengths())
-    tokens, state = case.tokens(2, length), {}
+    tokens = case.tokens(2, length)
+    state: dict[str, Any] = {}
     with torch.no_grad():
         case.model(tokens)
         for end in range(1, length + 1):

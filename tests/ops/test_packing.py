@@ -36,6 +36,7 @@ def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_typ
     linear(x).sum().backward()
     torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, 6))
     assert "packed" not in "".join(linear.state_dict())
+    assert linear.packed is not None
     with torch.no_grad():
         assert not linear.packed.serves(x.double(), linear.weight)
         assert not linear.packed.serves(x, nn.Parameter(linear.weight.clone()))

@@ -27,9 +27,9 @@ def write_sample(path: Path, lines: int = 160, seed: int = 3) -> Path:
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(1, 9))) for _ in range(150)] + ODD
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for number in range(lines):
+        for index in range(lines):
             file.write(" ".join(draw.choices(words, k=draw.randint(1, 12))) + ".\n")
-            if number % 3 == 0:
+            if index % 3 == 0:
                 file.write("\n")
     return path
 

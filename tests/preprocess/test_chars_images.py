@@ -144,37 +144,37 @@ def png(image_HWC, mode="RGB"):
 def test_folders_and_zips_of_png_are_read_and_named_splits_kept(tmp_path):
     found = some_images(60)
     with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
-        for number, image in enumerate(found):
-            split = ("train", "valid", "test")[number % 3]
-            archive.writestr(f"{split}/frog/{number:03d}.png", png(image))
+        for index, image in enumerate(found):
+            split = ("train", "valid", "test")[index % 3]
+            archive.writestr(f"{split}/frog/{index:03d}.png", png(image))
     run(image_job(tmp_path, tmp_path / "pictures.zip"))
-    for number, split in enumerate(("train", "valid", "test")):
-        assert (decoded(tmp_path / "out", split) == found[number::3].reshape(20, -1)).all()
+    for index, split in enumerate(("train", "valid", "test")):
+        assert (decoded(tmp_path / "out", split) == found[index::3].reshape(20, -1)).all()
 
 
 def test_an_image_is_one_block_of_fairseq_and_sees_nothing_of_the_one_before(tmp_path):
     from fairseq.data import TokenBlockDataset
 
     (tmp_path / "in").mkdir()
-    for number, image in enumerate(some_images(40)):
-        (tmp_path / "in" / f"{number:02d}.png").write_bytes(png(image))
+    for index, image in enumerate(some_images(40)):
+        (tmp_path / "in" / f"{index:02d}.png").write_bytes(png(image))
     run(image_job(tmp_path, tmp_path / "in", valid_fraction=0.2, test_fraction=0.2))
     _, data = read_back(tmp_path / "out", "train")
     blocks = TokenBlockDataset(data, data.sizes, TOKENS, pad=1, eos=2, break_mode="none", include_targets=True)
     assert len(blocks) == len(data) > 10
-    for number in range(len(data)):
-        source, target, _ = blocks[number]
-        assert (target == data[number]).all()
+    for index in range(len(data)):
+        source, target, _ = blocks[index]
+        assert (target == data[index]).all()
         assert source[0] == 2
-        assert (source[1:] == data[number][:-1]).all()
+        assert (source[1:] == data[index][:-1]).all()
 
 
 def test_shards_do_not_change_what_is_read(tmp_path):
     found = some_images(SHARD_IMAGES + 700)
     (tmp_path / "in").mkdir()
-    for number in range(3):
-        part = found[number::3]
-        np.savez(tmp_path / "in" / f"train_data_batch_{number}.npz", data=planes(part))
+    for index in range(3):
+        part = found[index::3]
+        np.savez(tmp_path / "in" / f"train_data_batch_{index}.npz", data=planes(part))
     manifest = run(image_job(tmp_path, tmp_path / "in", valid_fraction=0.01, test_fraction=0.01))
     assert sum(counts["images"] for counts in manifest["splits"].values()) == len(found)
     assert manifest["splits"]["train"]["images"] > SHARD_IMAGES

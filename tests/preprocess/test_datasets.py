@@ -32,9 +32,9 @@ def sentences(count: int, seed: int, words=WORDS) -> list[str]:
 def wiki(articles: int, seed: int) -> str:
     """Text as in WikiText: a space at both ends of a line, lines of a single space, headings between equal signs."""
     lines = []
-    for number in range(articles):
-        lines += ["", f"= Article {number} =", "", *sentences(3, seed + number), "", "= = Part = =", ""]
-        lines += sentences(2, seed + number + 100)
+    for index in range(articles):
+        lines += ["", f"= Article {index} =", "", *sentences(3, seed + index), "", "= = Part = =", ""]
+        lines += sentences(2, seed + index + 100)
     return "".join(f" {line} \n" if line else " \n" for line in [*lines, ""])
 
 
@@ -88,8 +88,8 @@ def test_wikitext103_keeps_the_split_and_counts_every_line_end(wikitext, tmp_pat
 def test_simplebooks_takes_the_folder_of_the_asked_size_and_not_its_raw_twin(tmp_path):
     files = {}
     for size, count in (("2", 40), ("92", 60)):
-        for number, split in enumerate(("train", "valid", "test")):
-            text = "".join(line + "\n" for line in ["CHAPTER I", "", *sentences(count - 10 * number, number)])
+        for index, split in enumerate(("train", "valid", "test")):
+            text = "".join(line + "\n" for line in ["CHAPTER I", "", *sentences(count - 10 * index, index)])
             files[f"simplebooks/simplebooks-{size}/{split}.txt"] = text
             files[f"simplebooks/simplebooks-{size}-raw/{split}.txt"] = "Raw text.\n" * 500
             files[f"__MACOSX/simplebooks/simplebooks-{size}/._{split}.txt"] = "\x00\x05\x16\x07"
@@ -124,9 +124,9 @@ def test_bookcorpus_reads_both_parts_of_the_tar_and_splits_runs_of_sentences(tmp
 def test_bookcorpus_as_one_file_a_book_is_tokenised_and_keeps_books_together(tmp_path):
     archive = tmp_path / "books1.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        for number in range(10):
-            text = f"Book {number} begins.\n\n" + 'She said, "no"; he didn\'t.\n' * 3
-            add_to_tar(tar, f"books1/epubtxt/{number:02d}-a-title.epub.txt", text.encode())
+        for index in range(10):
+            text = f"Book {index} begins.\n\n" + 'She said, "no"; he didn\'t.\n' * 3
+            add_to_tar(tar, f"books1/epubtxt/{index:02d}-a-title.epub.txt", text.encode())
     out = tmp_path / "out"
     flags = ["--layout", "books", "--bpe-merges", "20"]
     prepare("bookcorpus", "--input", archive, "--out", out, *flags)
@@ -139,15 +139,15 @@ def test_bookcorpus_as_one_file_a_book_is_tokenised_and_keeps_books_together(tmp
 def test_cc_news_reads_articles_of_json_jsonl_and_text(tmp_path):
     source = tmp_path / "cc_download_articles"
     titles = []
-    for number in range(60):
-        folder = source / f"www.example{number % 5}.com"
+    for index in range(60):
+        folder = source / f"www.example{index % 5}.com"
         folder.mkdir(parents=True, exist_ok=True)
-        titles.append(f"Headline {number}")
+        titles.append(f"Headline {index}")
         article = {"title": titles[-1], "maintext": "First paragraph .\n\nSecond one .", "language": "en", "url": "u"}
-        (folder / f"{number}.json").write_text(json.dumps(article, indent=1))
+        (folder / f"{index}.json").write_text(json.dumps(article, indent=1))
     with gzip.open(source / "more.jsonl.gz", "wt") as file:
-        for number in range(60, 90):
-            titles.append(f"Headline {number}")
+        for index in range(60, 90):
+            titles.append(f"Headline {index}")
             file.write(json.dumps({"title": titles[-1], "text": "Body .", "maintext": None}) + "\n")
     (source / "plain.txt").write_text("Headline 90\nBody .\n\nHeadline 91\nBody .\n")
     titles += ["Headline 90", "Headline 91"]

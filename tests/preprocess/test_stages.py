@@ -66,8 +66,8 @@ def test_documents_start_where_the_declaration_says(documents, starts):
 
 def test_the_bpe_sample_is_bounded_and_spread_over_the_corpus(tmp_path):
     shards = []
-    for number in range(40):
-        shards.append(tmp_path / f"{number:02d}")
+    for index in range(40):
+        shards.append(tmp_path / f"{index:02d}")
         shards[-1].write_text("x" * 100)
     chosen = bpe.sample(shards, limit_bytes=1000)
     assert sum(shard.stat().st_size for shard in chosen) <= 1000
@@ -107,9 +107,9 @@ def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch)
         return counts
 
     monkeypatch.setattr(binarise, "read_json", spy)
-    files = [tmp_path / f"{number}.json" for number in range(9)]
-    for number, file in enumerate(files):
-        file.write_text(json.dumps({"the": 3, f"word{number}": 1}))
+    files = [tmp_path / f"{index}.json" for index in range(9)]
+    for index, file in enumerate(files):
+        file.write_text(json.dumps({"the": 3, f"word{index}": 1}))
     dictionary = tmp_path / "dict.txt"
     binarise.build_dictionary(files, 0, dictionary)
     assert binarise.vocabulary_counts(files, dictionary)["types"] == 11

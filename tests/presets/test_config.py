@@ -9,7 +9,7 @@ from fairseq_ms import cli
 from fairseq_ms.analysis.config import config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from tests.helpers.cli import ROOT
-from tests.helpers.hydra import build_everything, composed
+from tests.helpers.hydra import assert_the_file_carries_the_values_of, build_everything, composed
 
 READY = sorted((ROOT / "user_dir_examples").glob("*/config/*.yaml"))
 
@@ -24,6 +24,11 @@ def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(name:
     assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
     cutoffs = written.model.get("adaptive_softmax_cutoff", "300")
     build_everything(cfg, int(cutoffs.split(",")[-1]) + 1000)
+
+
+@pytest.mark.parametrize("arch", sorted(PRESETS))
+def test_the_file_of_a_preset_says_what_its_arch_says(arch: str) -> None:
+    assert_the_file_carries_the_values_of(arch)
 
 
 def test_every_preset_has_a_configuration() -> None:

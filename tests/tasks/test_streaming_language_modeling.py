@@ -82,7 +82,7 @@ def test_the_score_of_a_corpus_is_that_of_reading_it_in_one_go(arch: str, seed: 
             source = torch.cat([torch.tensor([case.dictionary.eos()]), text[:-1]])[None]
             expected -= float(F.cross_entropy(case.model(source)[0][0], text, reduction="sum"))
     for settings in ({"streams": 1}, {"streams": 3, "max_tokens": 60}, {"streams": 40}):
-        assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)  # type: ignore[arg-type]
+        assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)
 
 
 class _Criterion:
@@ -121,13 +121,13 @@ def test_training_carries_its_memory_and_validation_in_between_does_not_touch_it
     plain = [train(task, sample) for sample in batches_of(task, "train", 3)]
     assert plain == [train(task, sample) for sample in batches_of(task, "train", 3)], "an epoch begins empty"
     mixed = []
-    for number, sample in enumerate(batches_of(task, "train", 3)):
+    for step, sample in enumerate(batches_of(task, "train", 3)):
         mixed.append(train(task, sample))
-        if number % 2:
+        if step % 2:
             for other in batches_of(task, "valid", 2):
                 task.valid_step(other, task.model, _Criterion())
             # As fairseq does before training goes on.
-            task.model.train()
+            case.model.train()
     assert mixed == plain
     # What one stream alone is scored over its whole length is what its rows were scored.
     whole = [train(task, sample) for sample in batches_of(task, "train", 1)]
@@ -251,14 +251,15 @@ def test_resuming_in_the_middle_of_an_epoch_goes_on_with_the_next_batch() -> Non
 def test_another_memory_within_an_epoch_is_refused_by_the_flag_that_changed_it(
     arch: str, changes: dict[str, Any], sentence: str
 ) -> None:
-    flags = {
+    flags_by_arch: dict[str, dict[str, Any]] = {
         "transformer_xl": {},
         "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
         "transformer_ql": {"scale_layers": "1x=1,2x=1", "output_layers": 1, "decoder_normalize_before": True},
-    }[arch]
+    }
     task, _ = make("transformer_xl", 1)
     task.args.tokens_per_sample = 4
-    sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 4, "mem_len": 3, **flags}
+    sizes: dict[str, Any] = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "tokens_per_sample": 4, "mem_len": 3}
+    sizes |= flags_by_arch[arch]
 
     def begin(**changes: Any) -> Any:
         task._iterators.clear()

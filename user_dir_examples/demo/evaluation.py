@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from commands import ROOT, program, records, run
 from fairseq import checkpoint_utils
-from models import CONTEXT
 
+from commands import ROOT, program, records, run
 from fairseq_ms.analysis.training_step import step_bytes
+from models import CONTEXT
 
 # A rate over the first updates would count the start of the program.
 _WARM_UP_RECORDS = 5
@@ -45,9 +45,9 @@ def evaluate(name: str, data: Path, folder: Path, counts: dict[str, int], split:
         ],
         folder / f"eval-{split}.log",
     )
-    scored = int(re.search(r"Evaluated ([\d,]+) tokens", printed)[1].replace(",", ""))
+    scored = int(found(r"Evaluated ([\d,]+) tokens", printed).replace(",", ""))
     assert scored == counts["targets"], f"{scored} targets were scored, and the split has {counts['targets']}"
-    bits = float(re.search(r"Loss \(base 2\): ([\d.]+)", printed)[1])
+    bits = float(found(r"Loss \(base 2\): ([\d.]+)", printed))
     models, _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], arg_overrides={"data": str(data)})
     rates = [float(record["wps"]) for record in records((folder / "train.log").read_text())]
     with torch.random.fork_rng():
@@ -62,6 +62,13 @@ def evaluate(name: str, data: Path, folder: Path, counts: dict[str, int], split:
         tokens_per_second=median(rates[_WARM_UP_RECORDS:] or rates),
         saved_bytes_per_token=saved,
     )
+
+
+def found(pattern: str, printed: str) -> str:
+    """The group of a pattern that a command must have printed."""
+    match = re.search(pattern, printed)
+    assert match is not None, printed
+    return match[1]
 
 
 def table(rows: list[Evaluation], split: str) -> str:

@@ -11,9 +11,6 @@ import time
 from pathlib import Path
 
 import fairseq_ms  # noqa: F401  (registers the models and keeps other packages' messages off the screen)
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from commands import ROOT, program, run, train
 from evaluation import evaluate, shown, table
 from figure import draw_curves
@@ -45,7 +42,7 @@ def sample(data: Path, checkpoint: Path, log: Path) -> list[tuple[str, str]]:
         text="\n".join(PROMPTS) + "\n",
     )
     texts = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE))
-    return [(prompt, texts[str(number)]) for number, prompt in enumerate(PROMPTS)]
+    return [(prompt, texts[str(row)]) for row, prompt in enumerate(PROMPTS)]
 
 
 def main() -> None:

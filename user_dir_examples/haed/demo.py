@@ -22,7 +22,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "fairseq_ms"
-sys.path.insert(0, str(ROOT))
 
 # Tells folders of earlier demos, which may be trained over, from a user's own.
 MARK = ".made-by-haed-demo"
@@ -42,7 +41,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 def command(name: str, *arguments: str | Path, show: str | None = None, stdin: str | None = None) -> str:
     """Run one of fairseq's commands and return what it printed; lines that match ``show`` are passed on."""
     program = [sys.executable, str(Path(sys.executable).parent / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         program,
         env=environment,
@@ -100,8 +99,10 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
     """Train one model for that long and return its checkpoint."""
     title, model = RUNS[run]
     pixels = ["--segmentation", "fixed", "--sample-break-mode", "eos"] if arguments.pixels else []
-    flags = [
-        *(data, "--user-dir", USER_DIR, "--task", "language_modeling", *model, *pixels),
+    flags: list[str | Path] = [
+        *(data, "--user-dir", USER_DIR, "--task", "language_modeling"),
+        *model,
+        *pixels,
         *("--tokens-per-sample", str(3072 if arguments.pixels else arguments.tokens), "--seed", str(arguments.seed)),
         *("--batch-size", str(arguments.batch_size), "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)"),
         *("--clip-norm", "1.0", "--no-epoch-checkpoints", "--log-format", "simple", "--log-interval", "50"),

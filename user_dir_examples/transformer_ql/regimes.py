@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -61,11 +60,11 @@ def shorten(data: Path, out: Path) -> None:
             raise SystemExit(f"DATA must be a folder that fairseq-preprocess wrote: {data / split}.bin is missing")
         builder = indexed_dataset.make_builder(str(out / f"{split}.bin"), "mmap")
         tokens = 0
-        for number in range(len(lines)):
+        for line in range(len(lines)):
             if tokens >= wanted:
                 break
-            builder.add_item(torch.as_tensor(lines[number]))
-            tokens += len(lines[number])
+            builder.add_item(torch.as_tensor(lines[line]))
+            tokens += len(lines[line])
         # The index comes last, and is what says that the split is whole.
         builder.finalize(str(out / f"{split}.idx"))
 
@@ -113,7 +112,6 @@ def main() -> None:
     parser.add_argument("--regime", choices=list(REGIMES), help="one of the two (default: both)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="a run of each (default: 1 2)")
     args, more = parser.parse_known_args()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for regime in [args.regime] if args.regime else REGIMES:
         data = args.data
         if regime == "overfitting":
@@ -121,9 +119,9 @@ def main() -> None:
             if not (data / "valid.idx").is_file():
                 shorten(args.data, data)
         best = ("best valid | ", "--- | ") if regime == "overfitting" else ("", "")
-        print(f"\n{regime}\n\n| model | seed | {best[0]}last valid |\n| --- | --- | {best[1]}--- |")
+        print(f"\n{regime}\n\n| model | seed | {best[0]}last valid |\n| --- | --- | {best[1]}--- |", flush=True)
         for row in rows(regime, data, args.out, args.seeds, more):
-            print(row)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,10 @@ def transformer_ql(segment: int, memory: int, scale_layers: dict[int, int], outp
     factors = list(scale_layers)
     # n_s / cur_slen is what a state of the scale stands for.
     minimum, states, per_state = 0, memory, 1
-    for number, factor in enumerate(factors):
+    for level, factor in enumerate(factors):
         minimum += scale_layers[factor] * states * per_state
-        if number + 1 < len(factors):
-            ratio = factors[number + 1] // factor
+        if level + 1 < len(factors):
+            ratio = factors[level + 1] // factor
             minimum += min(states, segment) * per_state
             states = memory + segment - min((memory + segment) // ratio, segment)
             per_state *= ratio

@@ -190,7 +190,7 @@ def _fit(args: argparse.Namespace, cfg: DictConfig, vocabulary: int) -> int:
     sizes = _sizes(args, cfg, vocabulary, args.batch_size or 1)
     footprint, scales = formula.footprint(cfg, sizes, args.accounting)
     found = allocation.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.show)
-    rows = [[number, str(best), best.bytes / 2**30] for number, best in enumerate(found, 1)]
+    rows = [[rank, str(best), best.bytes / 2**30] for rank, best in enumerate(found, 1)]
     print(f"{cfg.model._name}, {sizes.batch} x {sizes.tokens} tokens: allocations in {args.fit:g} GiB, best first")
     print(report.format_table(["rank", "layers", "GiB"], rows))
     if args.json:

@@ -14,7 +14,7 @@ from fairseq_ms.analysis.memory.layers import Sizes, aggregation, full_layers, l
 from fairseq_ms.analysis.memory.rows import Row
 from fairseq_ms.analysis.untrained import architecture
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.scales import parse_counts
+from fairseq_ms.lm.scales import Scales, layer_scales
 from fairseq_ms.ops.window_layout import HeadGroup
 
 
@@ -35,11 +35,11 @@ def single_stack(sizes: Sizes, layers: int, groups: Sequence[HeadGroup] | None) 
     return [_row(1, layers, inside, pointwise=stack_end(sizes, sizes.tokens), **_logits(sizes))]
 
 
-def top_down(sizes: Sizes, layers: dict[int, int]) -> list[Row]:
+def top_down(sizes: Sizes, scales: Scales) -> list[Row]:
     """``multiscale_topdown``, finest scale first."""
-    coarsest = max(layers)
+    coarsest = scales.factors[-1]
     rows = []
-    for scale, count in sorted(layers.items()):
+    for scale, count in ((scale.factor, scale.layers) for scale in scales):
         positions = -(-sizes.tokens // scale)
         conv = sizes.downsampler == "conv" and scale > 1
         pooled_from = sizes.unit(sizes.tokens) if sizes.downsampler != "avg" and scale > 1 else 0.0
@@ -64,11 +64,12 @@ def top_down(sizes: Sizes, layers: dict[int, int]) -> list[Row]:
     return rows
 
 
-def bottom_up(sizes: Sizes, layers: dict[int, int], heads: dict[int, int]) -> list[Row]:
+def bottom_up(sizes: Sizes, scales: Scales) -> list[Row]:
     """``multiscale_bottomup``, finest scale first; the aggregation layer counts as hierarchy at 1x."""
+    heads = {scale.factor: scale.heads for scale in scales.coarse}
     rows = []
     finer = 1
-    for scale, count in sorted(layers.items()):
+    for scale, count in ((scale.factor, scale.layers) for scale in scales):
         positions = sizes.tokens // scale
         pooled_from = sizes.unit(positions * scale // finer) if sizes.downsampler == "max" else 0.0
         inside = full_layers(sizes, scale, count, positions)
@@ -92,12 +93,11 @@ def rows_of(cfg: FairseqDataclass, sizes: Sizes) -> list[Row]:
 
         return single_stack(sizes, cfg.decoder_layers, head_groups(cfg) if cfg.scale_windows else None)
     if arch == "multiscale_topdown":
-        return top_down(sizes, parse_counts("--scale-layers", cfg.scale_layers))
+        return top_down(sizes, layer_scales(cfg.scale_layers))
     if arch == "multiscale_bottomup":
         from fairseq_ms.models.bottomup import fine_to_coarse
 
-        heads = {scale.factor: scale.heads for scale in fine_to_coarse(cfg).coarse}
-        return bottom_up(sizes, parse_counts("--scale-layers", cfg.scale_layers), heads)
+        return bottom_up(sizes, fine_to_coarse(cfg))
     raise UsageError(f"there is no formula for {arch}, only the measured bytes")
 
 
@@ -124,7 +124,7 @@ def footprint(cfg: DictConfig, sizes: Sizes, accounting: str) -> tuple[Callable[
     arch = architecture(cfg.model)
     several = arch.startswith("multiscale")
     rows_of(cfg.model, sizes)
-    scales = list(parse_counts("--scale-layers", cfg.model.scale_layers)) if several else [1]
+    scales = layer_scales(cfg.model.scale_layers).factors if several else [1]
     if accounting == "paper":
         return _paper_footprint(arch, sizes), scales
 

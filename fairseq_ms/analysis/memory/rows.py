@@ -98,14 +98,14 @@ def draw(figure: Figure, bars: Sequence[tuple[str, Row]]) -> None:
     axes = figure.add_subplot()
     shown = [name for name in COLUMNS if any(getattr(row, name) for _, row in bars)]
     bottoms = [0.0] * len(bars)
-    for number, name in enumerate(shown):
+    for index, name in enumerate(shown):
         heights = [getattr(row, name) / GB for _, row in bars]
         axes.bar(
             range(len(bars)),
             heights,
             bottom=bottoms,
             label=COLUMNS[name],
-            hatch=report.HATCHES[number % len(report.HATCHES)],
+            hatch=report.HATCHES[index % len(report.HATCHES)],
             edgecolor="black",
             linewidth=0.5,
             alpha=0.75,

@@ -39,8 +39,8 @@ def scales_of(checkpoint: Checkpoint) -> list[int]:
     represent = getattr(checkpoint.model.decoder, "representations", None)
     if represent is None:
         raise UsageError(
-            f"neighbors needs a model with representations of segments: {checkpoint.label} is a "
-            f"{checkpoint.cfg.model._name}, whose states belong to streams or chunks, not to segments"
+            f"neighbors needs a model that represents segments at its scales: {checkpoint.label} is a "
+            f"{checkpoint.cfg.model._name}, which does not"
         )
     probe = torch.full((1, checkpoint.longest or checkpoint.segment), checkpoint.dictionary.unk())
     with torch.no_grad():

@@ -41,11 +41,11 @@ def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins
 def describe_bins(counts_V: np.ndarray, bins_V: np.ndarray, bins: int) -> list[dict[str, int]]:
     """Per bin: symbols, training occurrences, and the counts of its rarest and most frequent symbol."""
     described = []
-    for number in range(bins):
-        inside = counts_V[(bins_V == number) & (counts_V > 0)]
+    for index in range(bins):
+        inside = counts_V[(bins_V == index) & (counts_V > 0)]
         described.append(
             {
-                "bin": number + 1,
+                "bin": index + 1,
                 "symbols": int(inside.size),
                 "train_tokens": int(inside.sum()),
                 "least_frequent": int(inside.min()) if inside.size else 0,

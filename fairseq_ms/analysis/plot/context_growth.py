@@ -53,11 +53,11 @@ def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dic
     for segment in segments:
         built = {name: _Step(flags, segment, dim, streams) for name, flags in MODELS.items()}
         seconds: dict[str, list[float]] = {name: [] for name in built}
-        for number in range(rounds + 1):
+        for turn in range(rounds + 1):
             for name, step in built.items():
                 began = time.perf_counter()
                 step.run()
-                if number:
+                if turn:
                     seconds[name].append(time.perf_counter() - began)
         for name, step in built.items():
             milliseconds = 1e3 * statistics.median(seconds[name]) / streams

@@ -124,7 +124,7 @@ def _measure(args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str,
     prompts, truths = samples.cut_prompts(tokens, args.context, args.length, args.prompts)
     sampler = samples.Sampler(checkpoint, args.length, args.sampling_topk, args.temperature, args.completions)
     batches = prompts.split(args.batch_size)
-    drawn = torch.cat([sampler.sample(batch, args.seed + number) for number, batch in enumerate(batches)])
+    drawn = torch.cat([sampler.sample(batch, args.seed + index) for index, batch in enumerate(batches)])
     # (R, completions, length) -> R * completions rows, each with the words of its prompt
     rows = drawn.flatten(0, 1)
     texts = [samples.words_of(checkpoint, row, args.remove_bpe) for row in rows]
@@ -141,7 +141,7 @@ def _measure(args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str,
     single = samples.Sampler(checkpoint, args.length, args.sampling_topk, args.temperature)
     numbers["s/seq"] = samples.seconds_a_sequence(single, prompts[: args.timed], args.seed)
     shown: list[dict[str, object]] = [
-        {"context": " ".join(contexts[number * args.completions]), "completions": [" ".join(text) for text in group]}
-        for number, group in enumerate(grouped)
+        {"context": " ".join(contexts[index * args.completions]), "completions": [" ".join(text) for text in group]}
+        for index, group in enumerate(grouped)
     ]
     return Result(checkpoint.label, numbers, shown)

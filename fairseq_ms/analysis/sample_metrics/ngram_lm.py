@@ -53,9 +53,9 @@ class NGramModel:
         state, new = self._state(), self._state()
         self.model.BeginSentenceWrite(state)
         scores = []
-        for number, word in enumerate([*context, *words]):
+        for position, word in enumerate([*context, *words]):
             value = self.model.BaseScore(state, "</s>" if word == eos else word, new)
-            if number >= len(context):
+            if position >= len(context):
                 scores.append(value * _LN10)
             if word == eos:
                 self.model.BeginSentenceWrite(new)

@@ -102,9 +102,9 @@ def check_lengths(checkpoint: Checkpoint, context: int, length: int) -> None:
 def seconds_a_sequence(sampler: Sampler, prompts_RT: Tensor, seed: int) -> float:
     """Median time of sampling one prompt's completions at a time, after one to warm up."""
     seconds = []
-    for number in range(prompts_RT.size(0) + 1):
+    for row in range(prompts_RT.size(0) + 1):
         began = time.perf_counter()
-        sampler.sample(prompts_RT[max(0, number - 1)][None], seed)
+        sampler.sample(prompts_RT[max(0, row - 1)][None], seed)
         wait_for(sampler.checkpoint.device)
         seconds.append(time.perf_counter() - began)
     return float(np.median(seconds[1:]))

@@ -15,6 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq_ms.analysis import checkpoints, report, scoring, training_step, untrained
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.scales import layer_scales
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,8 +53,7 @@ def layers_of(cfg: FairseqDataclass) -> str:
     text = getattr(cfg, "scale_layers", None)
     if text is None:
         return str(getattr(cfg, "decoder_layers", ""))
-    counts = dict(item.strip().split("x=") for item in text.split(","))
-    return ",".join(counts[scale] for scale in sorted(counts, key=int, reverse=True))
+    return ",".join(str(scale.layers) for scale in layer_scales(text, need_finest=False).coarsest_first)
 
 
 def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> Run:

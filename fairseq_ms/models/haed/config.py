@@ -10,8 +10,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import II
 
+from fairseq_ms.lm.choices import Activation, Recompute
 from fairseq_ms.lm.config import require, validate_positions
-from fairseq_ms.ops.linear import ACTIVATIONS
 
 SPACE = "▁"
 """The symbol for a space in character data, as in sentencepiece."""
@@ -81,7 +81,7 @@ class HAEDConfig(FairseqDataclass):
     local_ffn_embed_dim: Optional[int] = _optional(
         "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
+    activation_fn: Activation = field(
         default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
     )
     dropout: float = field(default=0.0, metadata={"help": "dropout probability"})
@@ -95,7 +95,7 @@ class HAEDConfig(FairseqDataclass):
         default=False,
         metadata={"help": "keep only the input of every transformer layer, and run the layer again in backward"},
     )
-    recompute: ChoiceEnum(["pointwise", "none"]) = field(  # type: ignore[valid-type]
+    recompute: Recompute = field(
         default="pointwise",
         metadata={"help": "what transformer layers compute again in backward instead of keeping it"},
     )

@@ -53,9 +53,9 @@ def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[t
             yield split, images_BT
             continue
         drawn_B = np.array([SPLITS.index(draw.split_of(name)) for _ in range(len(images_BT))])
-        for number, drawn in enumerate(SPLITS):
-            if (drawn_B == number).any():
-                yield drawn, images_BT[drawn_B == number]
+        for index, drawn in enumerate(SPLITS):
+            if (drawn_B == index).any():
+                yield drawn, images_BT[drawn_B == index]
 
 
 def run(job: ImageJob) -> Json:

@@ -1,0 +1,18 @@
+"""Flags that take one word of a few and that several models have, as the types of fields in their configurations."""
+
+from typing import TYPE_CHECKING
+
+from fairseq.dataclass import ChoiceEnum
+
+from fairseq_ms.modules.pooling import DOWNSAMPLERS
+from fairseq_ms.ops.linear import ACTIVATIONS
+
+if TYPE_CHECKING:
+    # fairseq makes these types when it is called. Their members equal their words, and to mypy they are the words.
+    Activation = str
+    Downsampler = str
+    Recompute = str
+else:
+    Activation = ChoiceEnum(list(ACTIVATIONS))
+    Downsampler = ChoiceEnum(list(DOWNSAMPLERS))
+    Recompute = ChoiceEnum(["pointwise", "none"])

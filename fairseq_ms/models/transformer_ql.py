@@ -21,6 +21,7 @@ from fairseq_ms.modules.streaming.layer import shift_all
 from fairseq_ms.modules.streaming.memory import Memory, Mems
 from fairseq_ms.modules.streaming.scales import accumulate, compress, scale_lengths
 from fairseq_ms.modules.typed_list import TypedList
+from fairseq_ms.ops.recompute import draw_uniform
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class TransformerQLDecoder(StreamingDecoder):
         scales = len(self.lengths)
         if not self.training or self.droppath == 0.0 or scales == 1:
             return 0
-        drawn = torch.rand(()).item()
+        drawn = draw_uniform()
         # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
         return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
 

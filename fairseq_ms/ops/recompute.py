@@ -6,6 +6,7 @@ are kept anyway.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,6 +27,11 @@ def draw_seed() -> int:
     return int(torch.randint(0, 2**62, ()))
 
 
+def draw_uniform() -> float:
+    """A number in [0, 1) from torch's default CPU generator."""
+    return float(torch.rand(()))
+
+
 def mixed_seed(seed: int, *counters: int) -> int:
     """The seed of one of many masks, told apart by counters: 32 bits, in which every bit of all arguments counts.
 
@@ -42,6 +48,22 @@ def mixed_seed(seed: int, *counters: int) -> int:
     return state >> 32
 
 
+class _Generators(threading.local):
+    """One generator a device for each thread: a fresh one for every mask would allocate its state every time."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, torch.Generator] = {}
+
+    def seeded(self, device: torch.device, seed: int) -> torch.Generator:
+        """The generator of a device, at the beginning of a seed's stream."""
+        if device not in self.by_device:
+            self.by_device[device] = torch.Generator(device)
+        return self.by_device[device].manual_seed(seed)
+
+
+_GENERATORS = _Generators()
+
+
 def keep_prob(p: float) -> float:
     """The probability with which dropout of probability 0 < p < 1 keeps a number: 1 - p in steps of 2**-16."""
     return min(max(1, round((1.0 - p) * _LEVELS)), _LEVELS - 1) / _LEVELS
@@ -52,8 +74,7 @@ def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Te
     mask = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.is_meta:
         return mask
-    generator = torch.Generator(like.device)
-    generator.manual_seed(seed)
+    generator = _GENERATORS.seeded(like.device, seed)
     if like.device.type != "cpu":
         return mask.bernoulli_(keep_prob(p), generator=generator)
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.

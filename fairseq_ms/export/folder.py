@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +111,7 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
     }
     asked_for = [*_ASKED_FOR, *(flags.get("separators") or "").split()]
     name = class_name(type(decoder))
+    tied = {f"decoder.{name}": f"decoder.{first}" for name, first in tied_names(decoder).items()}
     return {
         "architectures": [name],
         "auto_map": {
@@ -121,13 +121,14 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         "model_type": "fairseq_ms",
         "arch": str(checkpoint.cfg.model._name),
         "flags": flags,
+        "tied": tied,
         "symbols": {symbol: words.index(symbol) for symbol in asked_for if symbol in words},
         "vocab_size": len(words),
         "max_position_embeddings": None if checkpoint.streaming else decoder.positions + bos,
         "bos_token_id": words.bos() if bos else words.eos(),
         "eos_token_id": words.eos(),
         "pad_token_id": words.pad(),
-        "tie_word_embeddings": bool(tied_names(decoder)),
+        "tie_word_embeddings": bool(tied),
         "dtype": str(next(decoder.parameters()).dtype).removeprefix("torch."),
     }
 
@@ -141,7 +142,7 @@ def generation_configuration(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check(checkpoint: Checkpoint, packages: Sequence[str] = ()) -> None:
+def check(checkpoint: Checkpoint) -> None:
     """Raise UsageError for a model that cannot be exported."""
     if len(checkpoint.task.source_dictionary) != len(checkpoint.task.target_dictionary):
         raise UsageError(

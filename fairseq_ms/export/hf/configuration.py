@@ -13,6 +13,7 @@ class FairseqMsConfig(PretrainedConfig):
     Args:
         arch: the architecture, as fairseq's ``--arch`` names it
         flags: the flags of the model by name, with underscores
+        tied: every further name of a parameter that has several, and its first
         symbols: the index of every symbol that the model asks for by name
         vocab_size: number of symbols, fairseq's four special ones included
         max_position_embeddings: the longest input in tokens, the first symbol included; None for a stream, which has
@@ -25,6 +26,7 @@ class FairseqMsConfig(PretrainedConfig):
         self,
         arch: str = "",
         flags: dict[str, Any] | None = None,
+        tied: dict[str, str] | None = None,
         symbols: dict[str, int] | None = None,
         vocab_size: int = 4,
         max_position_embeddings: int | None = None,
@@ -32,6 +34,7 @@ class FairseqMsConfig(PretrainedConfig):
     ) -> None:
         self.arch = arch
         self.flags = flags or {}
+        self.tied = tied or {}
         self.symbols = symbols or {}
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings

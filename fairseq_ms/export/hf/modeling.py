@@ -7,6 +7,7 @@ keeps a state for every length.
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from fairseq_ms.export.hf.cache import Group, GroupedCache
 from fairseq_ms.export.hf.configuration import FairseqMsConfig
 from fairseq_ms.export.hf.fairseq_free import Vocabulary
-from fairseq_ms.export.hf.weights import keep_derived_buffers, tied_names
+from fairseq_ms.export.hf.weights import keep_derived_buffers
 
 
 class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
@@ -33,7 +34,9 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         words = Vocabulary(config.vocab_size, config.symbols)
         self.decoder = self.decoder_class.build(SimpleNamespace(**config.flags), words, words)
         keep_derived_buffers(self)
-        self._tied_weights_keys = tied_names(self)
+        # Their identity is lost while a model is loaded.
+        self._tied_weights_keys = config.tied
+        self._keys_to_ignore_on_load_missing = [re.escape(name) for name in self._tied_weights_keys]
         self.post_init()
 
     @classmethod
@@ -136,13 +139,13 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             return self.decoder.features(tokens_BT)
         starts_B, lengths_B = spans(mask_BT)
         self._check_length(int(lengths_B.max()))
-        column_T = torch.arange(tokens_BT.size(1), device=tokens_BT.device)
-        left_BT = (column_T + starts_B.unsqueeze(1)) % column_T.numel()
-        moved_BT = tokens_BT.gather(1, left_BT).masked_fill(column_T >= lengths_B.unsqueeze(1), self.config.pad_token_id)
-        x_BTD = self.decoder.features(moved_BT[:, : int(lengths_B.max())])
-        back_BT = (column_T - starts_B.unsqueeze(1)) % column_T.numel()
+        columns, longest = tokens_BT.size(1), int(lengths_B.max())
+        column_T = torch.arange(columns, device=tokens_BT.device)
+        moved_BT = tokens_BT.gather(1, (column_T + starts_B.unsqueeze(1)) % columns)
+        moved_BT = moved_BT.masked_fill(column_T >= lengths_B.unsqueeze(1), self.config.pad_token_id)
+        x_BTD = self.decoder.features(moved_BT[:, :longest])
         # What is at padding means nothing.
-        back_BT = back_BT.clamp(max=x_BTD.size(1) - 1)
+        back_BT = ((column_T - starts_B.unsqueeze(1)) % columns).clamp(max=longest - 1)
         return x_BTD.gather(1, back_BT.unsqueeze(-1).expand(-1, -1, x_BTD.size(-1)))
 
     def _begun(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, GroupedCache]:

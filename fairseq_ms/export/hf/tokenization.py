@@ -10,12 +10,13 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sacremoses import MosesDetokenizer
+from transformers import PreTrainedTokenizer
+
 from fairseq_ms_pipeline.bpe import Segmenter
 from fairseq_ms_pipeline.segment import byte_symbols, characters, undone
 from fairseq_ms_pipeline.text import SPACE, spelled
 from fairseq_ms_pipeline.tokenise import tokenised
-from sacremoses import MosesDetokenizer
-from transformers import PreTrainedTokenizer
 
 
 class LineTokenizer(PreTrainedTokenizer):

@@ -39,6 +39,7 @@ def text(checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts, config: Mappi
     needed = " ".join(["torch", "transformers", "safetensors", *pipeline.packages])
     flags = "\n".join(f"| `--{name.replace('_', '-')}` | `{value}` |" for name, value in config["flags"].items())
     steps = {"moses": "Moses, ", "none": ""}[pipeline.tokenise] + pipeline.level
+    begin = checkpoint.dictionary.symbols[config["bos_token_id"]]
     most = config["max_position_embeddings"]
     reads = f"at most {most} tokens, the first symbol included" if most else "streams of any length"
     return f"""---
@@ -67,14 +68,13 @@ inputs = tokenizer(["Once upon a time"], return_tensors="pt")
 print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50), skip_special_tokens=True))
 ```
 
-A text begins with `{checkpoint.dictionary.symbols[config["bos_token_id"]]}`, which the tokenizer adds, and a line ends
-in `</s>`.
+A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>`.
 
 ## Data
 
 | | |
 | --- | --- |
-| folder | `{Path(str(checkpoint.task.args.data)).resolve().name}` |
+| folder | `{"/".join(Path(str(checkpoint.task.args.data)).resolve().parts[-2:])}` |
 | symbols | {steps} |
 | vocabulary | {config["vocab_size"]:,} |
 | licence | {facts.data_licence} |

@@ -52,10 +52,8 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: 
     config = configuration(checkpoint)
     made = f"Written by fairseq-ms export {__version__} from the sources named below; change those and export again."
     files = {
-        f"{CONFIGURATION}.py": collected(
-            [Name(f"{_TEMPLATES}.configuration", "FairseqMsConfig")], f"The configuration.\n\n{made}\n", {}
-        ),
-        f"{MODELING}.py": modeling(type(decoder), f"The model.\n\n{made}\n"),
+        f"{CONFIGURATION}.py": configuration_source(type(decoder), made),
+        f"{MODELING}.py": modeling(type(decoder), made),
         "config.json": _json(config),
         "generation_config.json": _json(generation_configuration(config)),
         "README.md": card.text(checkpoint, pipeline, facts, config),
@@ -63,6 +61,8 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: 
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     save_file(weights(decoder), folder / "model.safetensors", metadata={"format": "pt"})
+    # safetensors writes for its user alone.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     words = checkpoint.dictionary
     begin = words.symbols[config["bos_token_id"]]
     positions = config["max_position_embeddings"]
@@ -78,7 +78,17 @@ def class_name(decoder: type[nn.Module]) -> str:
     return decoder.__name__.removesuffix("Decoder") + "ForCausalLM"
 
 
-def modeling(decoder: type[nn.Module], docstring: str) -> str:
+def configuration_source(decoder: type[nn.Module], made: str) -> str:
+    """The Python file of the configuration.
+
+    It names the model: ``transformers`` tells classes apart by the text of their files, and takes one configuration's
+    model to be that of every folder with the same.
+    """
+    docstring = f"The configuration of ``{class_name(decoder)}``.\n\n{made}\n"
+    return collected([Name(f"{_TEMPLATES}.configuration", "FairseqMsConfig")], docstring, {})
+
+
+def modeling(decoder: type[nn.Module], made: str) -> str:
     """The Python file of a model with this decoder."""
     ending = (
         f"class {class_name(decoder)}(FairseqMsForCausalLM):\n"
@@ -86,7 +96,7 @@ def modeling(decoder: type[nn.Module], docstring: str) -> str:
         f"    decoder_class = {decoder.__name__}"
     )
     roots = [Name(decoder.__module__, decoder.__name__), Name(f"{_TEMPLATES}.modeling", "FairseqMsForCausalLM")]
-    return collected(roots, docstring, _BESIDE, ending)
+    return collected(roots, f"``{class_name(decoder)}``.\n\n{made}\n", _BESIDE, ending)
 
 
 def weights(decoder: nn.Module) -> dict[str, Tensor]:

@@ -67,24 +67,21 @@ class Source:
     for_types: dict[str, External]
 
 
-def collected(
-    roots: Sequence[Name], docstring: str, beside: Mapping[str, str], ending: str = "", uses: Sequence[Name] = ()
-) -> str:
+def collected(roots: Sequence[Name], docstring: str, beside: Mapping[str, str], ending: str = "") -> str:
     """The text of one module that defines the roots and all they need.
 
     Args:
-        roots: what to define, in this order of importance: a root's module comes behind those it imports
+        roots: what to define; every module comes behind those that it imports
         docstring: of the new module
         beside: modules that become files beside this one, and the names of these files, without ``.py``
-        ending: text behind the definitions, which may name ``uses`` and the roots
-        uses: further definitions to include, for the ending
+        ending: text behind the definitions, which may name the roots
 
     Two definitions of one name are told apart by that of their modules. Raises CannotCollect where something of
     fairseq's is needed that ``FAIRSEQ_FREE`` does not define, and where imports would have one name.
     """
-    needed, externals = _closure([*roots, *uses], beside)
+    needed, externals = _closure(roots, beside)
     renamed = _renamed(needed, externals)
-    sections = [_section(module, needed, renamed, beside) for module in _in_order(needed)]
+    sections = [_section(module, needed, renamed, beside) for module in _in_order(needed, roots)]
     imports = _import_lines(externals, beside)
     head = f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{imports}'
     return "\n\n\n".join([head, *sections, *([ending] if ending else [])]) + "\n"
@@ -283,8 +280,8 @@ def _with_new_names(text: str, module: str, renamed: Mapping[Name, str], beside:
     return "\n".join(lines)
 
 
-def _in_order(needed: Iterable[Name]) -> list[str]:
-    """The modules of the definitions, each behind those that it imports."""
+def _in_order(needed: Iterable[Name], roots: Sequence[Name]) -> list[str]:
+    """The modules of the definitions, each behind those that it imports, the last root's as late as can be."""
     wanted, order, seen = {own.module for own in needed}, [], set()
 
     def visit(module: str) -> None:
@@ -300,7 +297,7 @@ def _in_order(needed: Iterable[Name]) -> list[str]:
         if module in wanted:
             order.append(module)
 
-    for module in sorted(wanted):
+    for module in [*(root.module for root in roots), *sorted(wanted)]:
         visit(module)
     return order
 

@@ -110,8 +110,8 @@ def weights(decoder: nn.Module) -> dict[str, Tensor]:
 def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
     """``config.json``."""
     decoder, words = checkpoint.model.decoder, checkpoint.dictionary
-    flags = OmegaConf.to_container(checkpoint.cfg.model, resolve=True, enum_to_str=True)
-    flags = {name: value for name, value in flags.items() if not name.startswith("_") and name != "criterion"}
+    known: Any = OmegaConf.to_container(checkpoint.cfg.model, resolve=True, enum_to_str=True)
+    flags = {name: value for name, value in known.items() if not name.startswith("_") and name != "criterion"}
     bos = int(checkpoint.adds_bos)
     # As the model was built, wherever the numbers came from.
     flags |= {

@@ -240,8 +240,10 @@ def _refuse_host(externals: Iterable[External]) -> None:
 def _renamed(needed: Iterable[Name], externals: Iterable[External]) -> dict[Name, str]:
     """New names for definitions whose names several modules use."""
     places: dict[str, list[Name | External]] = {}
-    for found in {*needed, *externals}:
-        places.setdefault(found.name if isinstance(found, Name) else found.bound, []).append(found)
+    for own in needed:
+        places.setdefault(own.name, []).append(own)
+    for external in externals:
+        places.setdefault(external.bound, []).append(external)
     renamed = {}
     for name, several in places.items():
         if len(several) > 1 and sum(isinstance(found, External) for found in several) > 1:

@@ -32,4 +32,4 @@ STREAMING = ("transformer_xl", "compressive", "transformer_ql")
 PROMPTS = ["w0 w1 w2", "w5", "w1 w2 w3 w4 w5 w6 w0 w1"]
 MAX_LENGTH = 22
 LEVELS = ("bpe", "char", "byte", "word")
-TEXT = "He said: \"it's <5> & done\", didn't he?\nNaïve  word\n"
+TEXT = "He said: \"it's done\", didn't he?\nNaïve  word\n"

@@ -5,6 +5,8 @@ Parameters and buffers have the names that fairseq's have. Nothing here is used 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,14 +71,14 @@ class AdaptiveInput(nn.Module):
             self.embeddings.append(nn.Sequential(words, nn.Linear(dim, output_dim, bias=False)))
         self.register_buffer("_float_tensor", torch.zeros(1))
 
-    def weights_for_band(self, band: int) -> tuple[Tensor, Tensor]:
+    def weights_for_band(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
         """The embedding and the projection of a band."""
-        words, projection = self.embeddings[band]
-        return words.weight, projection.weight
+        embedding: Any = self.embeddings[band]
+        return embedding[0].weight, embedding[1].weight
 
     def forward(self, input: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
-        result = self.embeddings[0][1].weight.new_zeros(*input.shape, self.embedding_dim)
+        result = self.weights_for_band(0)[1].new_zeros(*input.shape, self.embedding_dim)
         for start, end, embedding in zip([0, *self.cutoff], self.cutoff, self.embeddings):
             inside = (input >= start) & (input < end)
             result[inside] = embedding(input[inside] - start)

@@ -54,6 +54,14 @@ $(PEER)/.installed: $(PINS) requirements/transfo-xl.txt
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(PEER) -r requirements/transfo-xl.txt
 	@touch $@
 
+# Exported models are tested with two versions of transformers.
+HUB := $(VENV)/transformers-4/.installed $(VENV)/transformers-5/.installed
+
+$(HUB): $(VENV)/%/.installed: $(PINS) requirements/%.txt
+	@rm -rf $(VENV)/$*
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(VENV)/$* -r requirements/$*.txt
+	@touch $@
+
 env: $(PLUGIN)
 	@:
 
@@ -66,7 +74,7 @@ demo-analysis: env
 demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py
 
-test: env $(NGRAM) $(PEER)/.installed
+test: env $(NGRAM) $(PEER)/.installed $(HUB)
 	@$(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 lint: env

@@ -49,6 +49,7 @@ setup(
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "analysis": ["matplotlib>=3.8", "scikit-learn>=1.4", "sacrebleu>=2.3"],
+        "export": ["safetensors>=0.4"],
         "ngram": ["kenlm>=0.3"],
         "preprocess": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "pillow>=10"],
         "dev": ["pytest>=8", "pytest-xdist>=3.5", "ruff>=0.6", "mypy>=1.10"],

@@ -33,6 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "fairseq_ms.analysis.context_window.command",
         "perplexity against the number of context tokens a model is given",
     ),
+    "export": (
+        "fairseq_ms.export.command",
+        "write a checkpoint as a folder that Hugging Face's transformers loads without fairseq",
+    ),
     "memory": (
         "fairseq_ms.analysis.memory.command",
         "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations",

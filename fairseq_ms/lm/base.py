@@ -43,6 +43,11 @@ class BaseDecoder(FairseqIncrementalDecoder):
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
         """The state of a cached decoding before the first token, with room for about ``capacity`` of them."""
 
+    @classmethod
+    @abstractmethod
+    def build(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> "BaseDecoder":
+        """The decoder of validated flags, whose positions are filled in."""
+
     def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, dict[str, Any]]:
         """Features (B, T, D), and for ``extra`` the "memory" after them; only streaming models have one."""
         if memory is not None:
@@ -120,6 +125,9 @@ class Decoder(BaseDecoder):
         embed: word and position embeddings
     """
 
+    has_position_embedding: ClassVar[bool] = True
+    """Whether learned positions are added to the word embeddings."""
+
     def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(dictionary, fill_in_positions(cfg))
         self.embed = embed
@@ -128,6 +136,17 @@ class Decoder(BaseDecoder):
             self.project = TiedOutput(embed.words)  # type: ignore[arg-type]
         elif self.adaptive_softmax is None:
             self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
+
+    @classmethod
+    def build(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> "Decoder":
+        embed = TokenEmbedding(
+            word_embedding(cfg, source_dictionary),
+            int(cfg.max_target_positions) if cls.has_position_embedding else None,
+            cfg.decoder_embed_dim,
+            cfg.dropout,
+            str(cfg.recompute) == "pointwise",
+        )
+        return cls(cfg, target_dictionary, embed)
 
 
 class LanguageModel(CopyableModel, FairseqLanguageModel):
@@ -165,14 +184,7 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         cls.validate(cfg, task)
         if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)
-        embed = TokenEmbedding(
-            word_embedding(cfg, task.source_dictionary),
-            int(cfg.max_target_positions) if cls.has_position_embedding(cfg) else None,
-            cfg.decoder_embed_dim,
-            cfg.dropout,
-            str(cfg.recompute) == "pointwise",
-        )
-        decoder = cls.decoder_for(cfg)(cfg, task.target_dictionary, embed)
+        decoder = cls.decoder_for(cfg).build(cfg, task.source_dictionary, task.target_dictionary)
         initialise(decoder, cfg.init_std)
         return cls(decoder)
 
@@ -180,11 +192,6 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
     def decoder_for(cls, cfg: Any) -> type[Decoder]:
         """The decoder that the flags ask for."""
         return cls.decoder_class
-
-    @classmethod
-    def has_position_embedding(cls, cfg: Any) -> bool:
-        """Whether learned positions are added to the word embeddings."""
-        return True
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
         """As fairseq's, with one sentence for a checkpoint that another architecture wrote."""

@@ -63,6 +63,8 @@ class StreamingDecoder(Decoder):
     (``memory_lengths``, ``memory_reach``), and names the state that decodes token by token.
     """
 
+    has_position_embedding = False
+
     def __init__(self, cfg: StreamingConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.segment_len = int(cfg.tokens_per_sample or 0)
@@ -235,10 +237,6 @@ class StreamingLanguageModel(LanguageModel):
         if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
             why = "without --adaptive-input or --adaptive-softmax-cutoff"
             refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)
-
-    @classmethod
-    def has_position_embedding(cls, cfg: StreamingConfig) -> bool:
-        return False
 
 
 def _initialise_adaptive(module: nn.Module, std: float, projection_std: float) -> None:

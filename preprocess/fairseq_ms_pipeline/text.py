@@ -51,3 +51,14 @@ def readable_words(line: str) -> list[str]:
         safe.append(word)
         safe.extend(reversed(tail))
     return safe
+
+
+def spelled(line: str, level: str) -> str:
+    """A tokenised line as a model of this level (see `Dataset`) reads it: separated by single spaces.
+
+    Where a model reads characters or bytes, the sign that stands for a space is none of the text's: it
+    becomes `_`.
+    """
+    if level in ("char", "byte"):
+        return " ".join(line.split()).replace(SPACE, "_")
+    return " ".join(readable_words(line))

@@ -8,7 +8,7 @@ from pathlib import Path
 from sacremoses import MosesTokenizer
 
 from fairseq_ms_pipeline.files import complete_text, write_json
-from fairseq_ms_pipeline.text import SPACE, readable_words
+from fairseq_ms_pipeline.text import spelled
 
 
 @lru_cache(maxsize=4)
@@ -17,16 +17,10 @@ def _moses(language: str) -> MosesTokenizer:
 
 
 def tokenised(line: str, how: str, language: str, level: str = "bpe") -> str:
-    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides).
-
-    Where a model reads characters or bytes, the sign that stands for a space is none of the text's: it
-    becomes `_`.
-    """
+    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides)."""
     if how == "moses":
         line = _moses(language).tokenize(line, escape=False, return_str=True)
-    if level in ("char", "byte"):
-        return " ".join(line.split()).replace(SPACE, "_")
-    return " ".join(readable_words(line))
+    return spelled(line, level)
 
 
 def tokenise_shard(raw: Path, out: Path, how: str, language: str, level: str) -> int:

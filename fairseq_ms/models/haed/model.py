@@ -54,6 +54,14 @@ class HierarchicalDecoder(BaseDecoder):
         self.project = Linear(chunk_decoder.out_dim, len(dictionary))
         in_group("decoder", self.project)
 
+    @classmethod
+    def build(
+        cls, cfg: HAEDConfig, source_dictionary: Dictionary, target_dictionary: Dictionary
+    ) -> HierarchicalDecoder:
+        hierarchy = build_hierarchy(cfg, source_dictionary)
+        chunk_decoder = build_chunk_decoder(cfg, source_dictionary)
+        return cls(hierarchy, chunk_decoder, fill_in_positions(cfg), target_dictionary)
+
     def features(self, tokens_BT: Tensor) -> Tensor:
         """Features (B, T, U) of all positions at once, zero at padding (HAED, Section 3.1)."""
         chunks = self.segmentation(tokens_BT)
@@ -84,9 +92,7 @@ class HAED(LanguageModel):
         validate(cfg, task)
         if is_first_phase(cfg):
             return build_first_phase(cfg, task.source_dictionary, positions)
-        hierarchy = build_hierarchy(cfg, task.source_dictionary)
-        chunk_decoder = build_chunk_decoder(cfg, task.source_dictionary)
-        decoder = HierarchicalDecoder(hierarchy, chunk_decoder, positions, task.target_dictionary)
+        decoder = HierarchicalDecoder.build(cfg, task.source_dictionary, task.target_dictionary)
         initialise(decoder, cfg.init_std)
         return cls(decoder)
 

@@ -1,0 +1,1 @@
+"""`fairseq-ms export`: a checkpoint as a folder that `transformers` loads where no fairseq is installed."""

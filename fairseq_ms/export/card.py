@@ -1,0 +1,106 @@
+"""The model card: what was trained on what, how well it does, how it is loaded, and under which licence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from fairseq_ms.analysis.checkpoints import Checkpoint
+    from fairseq_ms.export.tokenizer import Pipeline
+
+# Numbers of `fairseq-ms perplexity --json` that the card repeats.
+_NUMBERS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte", "bits_per_source_byte")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What no checkpoint says about itself.
+
+    Attributes:
+        licence: of the model, an identifier of the Hub's such as ``mit``; ``unknown`` if not given
+        data_licence: of the training data, in words
+        results: files that ``fairseq-ms perplexity --json`` wrote
+    """
+
+    licence: str = "unknown"
+    data_licence: str = "unknown"
+    results: Sequence[Path] = ()
+
+
+def text(checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts, config: Mapping[str, Any]) -> str:
+    """``README.md`` in the Hub's form."""
+    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    needed = " ".join(["torch", "transformers", "safetensors", *pipeline.packages])
+    flags = "\n".join(f"| `--{name.replace('_', '-')}` | `{value}` |" for name, value in config["flags"].items())
+    steps = {"moses": "Moses, ", "none": ""}[pipeline.tokenise] + pipeline.level
+    begin = checkpoint.dictionary.symbols[config["bos_token_id"]]
+    most = config["max_position_embeddings"]
+    reads = f"at most {most} tokens, the first symbol included" if most else "streams of any length"
+    return f"""---
+license: {facts.licence}
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- fairseq_ms
+- {config["arch"]}
+---
+
+# {checkpoint.label}
+
+A language model of fairseq_ms, `{config["arch"]}`, with {parameters:,} parameters. It reads {reads}.
+
+```
+pip install {needed}
+```
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+inputs = tokenizer(["Once upon a time"], return_tensors="pt")
+print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50), skip_special_tokens=True))
+```
+
+A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>`.
+
+## Data
+
+| | |
+| --- | --- |
+| folder | `{"/".join(Path(str(checkpoint.task.args.data)).resolve().parts[-2:])}` |
+| symbols | {steps} |
+| vocabulary | {config["vocab_size"]:,} |
+| licence | {facts.data_licence} |
+
+## Perplexity
+
+{_perplexities(facts.results)}
+
+## Flags
+
+| flag | value |
+| --- | --- |
+{flags}
+"""
+
+
+def _perplexities(files: Sequence[Path]) -> str:
+    if not files:
+        return "Not measured."
+    rows = ["| data | split | window, stride | measure | value |", "| --- | --- | --- | --- | --- |"]
+    for file in files:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            place = f"{Path(found['data']).name} | {found['subset']} | {found['window']}, {found['stride']}"
+            measured = [(name, float(found[name])) for name in _NUMBERS if name in found]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"--perplexity must name files of fairseq-ms perplexity --json: got {file}") from error
+        rows += [f"| {place} | {name.replace('_', ' ')} | {value:.4f} |" for name, value in measured]
+    return "\n".join(rows)

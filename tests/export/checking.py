@@ -1,0 +1,129 @@
+"""What transformers makes of the exported folders: python checking.py FOLDER NAME..., where no fairseq is.
+
+It prints a line of JSON for each, whose every value is a number that is to be small or a statement that is to be true.
+"""
+
+import importlib.abc
+import json
+import logging
+import pickle
+import sys
+import warnings
+from pathlib import Path
+
+
+class NoFairseq(importlib.abc.MetaPathFinder):
+    """There is no fairseq, none of what it brings, and no plugin."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fairseq", "fairseq_ms", "fairseq_ms_pipeline", "omegaconf", "hydra"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, NoFairseq())
+warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)
+
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # noqa: E402
+
+
+def refuse(*args, **settings):
+    raise AssertionError("something is unpickled")
+
+
+def main(folder: Path, names: list) -> None:
+    torch.set_num_threads(1)
+    torch.load = pickle.load = pickle.loads = refuse
+    for name in names:
+        torch.manual_seed(0)
+        is_model = (folder / name / "reference.json").is_file()
+        results = found(folder / name, folder / name / name) if is_model else text_and_back(folder / name)
+        print(json.dumps({"name": name, **results}))
+
+
+def text_and_back(folder: Path) -> dict:
+    """A tokenizer without a model."""
+    expected = json.loads((folder / "expected.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    tokenizer.save_pretrained(folder / "saved")
+    again = AutoTokenizer.from_pretrained(folder / "saved", trust_remote_code=True)
+    ids = tokenizer(expected["text"]).input_ids
+    return {
+        "it begins": ids[0] == tokenizer.bos_token_id,
+        "symbols are the pipeline's": tokenizer.convert_ids_to_tokens(ids[1:]) == expected["symbols"],
+        "text comes back": " ".join(tokenizer.decode(ids[1:]).split()) == " ".join(expected["plain"].split()),
+        "a copy is the same": again(expected["text"]).input_ids == ids,
+    }
+
+
+@torch.no_grad()
+def found(folder: Path, exported: Path) -> dict:
+    model, loading = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, output_loading_info=True)
+    tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
+    reference = json.loads((folder / "reference.json").read_text())
+    expected = load_file(folder / "reference.safetensors")["log_probs"]
+    tokens = torch.tensor(reference["tokens"])
+    log_probs = model(tokens).logits.log_softmax(-1)
+    results = {
+        "nothing is missing": not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")),
+        "logits": float((log_probs - expected).abs().max() / expected.abs().max()),
+        "padded logits": padded_difference(model, tokens, log_probs),
+        "cached logits": cached_difference(model, tokens, log_probs),
+    }
+    prompts = reference["prompts"]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    columns = batch.input_ids.size(1)
+    same = []
+    for prompt, expected_tokens in zip(prompts, reference["continued"]):
+        alone = tokenizer([prompt], return_tensors="pt")
+        most = len(expected_tokens)
+        one = model.generate(**alone, do_sample=False, max_length=most + 1)[0, 1:].tolist()
+        # At the greatest length fairseq ends every sequence.
+        same.append(one[: most - 1] == expected_tokens[:-1])
+    results["greedy is fairseq's"] = all(same)
+    settings = {"max_new_tokens": 12}
+    greedy = model.generate(**batch, do_sample=False, **settings)[:, columns:]
+    singles = [model.generate(**tokenizer([p], return_tensors="pt"), do_sample=False, **settings)[0] for p in prompts]
+    ends = [single[tokenizer([p], return_tensors="pt").input_ids.size(1) :] for p, single in zip(prompts, singles)]
+    results["a row of a batch is what it is alone"] = all(
+        row[: end.numel()].equal(end) and bool((row[end.numel() :] == model.config.pad_token_id).all())
+        for row, end in zip(greedy, ends)
+    )
+    for kind, more in {"greedy": {}, "beam": {"num_beams": 3}, "sampled": {"do_sample": True, "top_k": 0}}.items():
+        both = []
+        for cached in (True, False):
+            set_seed(5)
+            both.append(model.generate(**batch, **{"do_sample": False, **more, **settings}, use_cache=cached))
+        results[f"{kind} is the same without a cache"] = both[0].equal(both[1])
+    ten = model.generate(**tokenizer(["w1 w2 w3"] * 10, return_tensors="pt"), do_sample=False, **settings)
+    results["ten equal prompts are continued equally"] = bool((ten == ten[0]).all())
+    return results
+
+
+def padded_difference(model, tokens, log_probs) -> float:
+    """Rows with padding before, behind, and on both sides."""
+    rows, length = tokens.shape
+    padded = torch.full((rows, length + 4), model.config.pad_token_id)
+    mask = torch.zeros_like(padded)
+    for row, start in enumerate((0, 2, 4)):
+        padded[row, start : start + length] = tokens[row]
+        mask[row, start : start + length] = 1
+    found = model(padded, attention_mask=mask).logits.log_softmax(-1)
+    own = torch.stack([found[row, start : start + length] for row, start in enumerate((0, 2, 4))])
+    return float((own - log_probs).abs().max())
+
+
+def cached_difference(model, tokens, log_probs) -> float:
+    """A prompt of nine tokens, two at once behind it, and the others one by one."""
+    parts, cache = [], None
+    for piece in tokens.split([9, 2, *[1] * (tokens.size(1) - 11)], dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    return float((torch.cat(parts, dim=1).log_softmax(-1) - log_probs).abs().max())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,111 @@
+"""What is exported is the model, in transformers and without fairseq."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_ms import cli
+from tests.export.cases import CASES, LEVELS
+from tests.helpers import trained
+from tests.helpers.cli import ROOT, environment
+
+VERSIONS = ("transformers-4", "transformers-5")
+
+
+@pytest.fixture(scope="session")
+def beside(tmp_path_factory: pytest.TempPathFactory):
+    """Where a version of transformers lies: the folder that `make test` fills, or one that is filled here."""
+
+    def folder(version: str) -> Path:
+        bundled = Path(sys.prefix) / version
+        if (bundled / ".installed").is_file():
+            return bundled
+        into = tmp_path_factory.getbasetemp() / version
+        if not into.exists():
+            command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(into)]
+            subprocess.run([*command, "-r", str(ROOT / "requirements" / f"{version}.txt")], check=True)
+        return into
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(beside, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of exported models, one of every case."""
+    folder = tmp_path_factory.mktemp("exported")
+    command = [sys.executable, "-m", "tests.export.making", str(folder)]
+    env = environment({"PYTHONPATH": str(beside(VERSIONS[-1]))})
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_exported_model_and_tokenizer_is_the_one_that_fairseq_has(version, beside, exported: Path, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(beside(version)), "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(ROOT / "tests" / "export" / "checking.py"), str(exported), *CASES, *LEVELS]
+    done = subprocess.run(
+        command, env={**env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [result["name"] for result in found] == [*CASES, *LEVELS]
+    for result in found[: len(CASES)]:
+        assert result.pop("logits") <= 1e-6, result
+        assert result.pop("padded logits") <= 1e-6, result
+        # Log-probabilities down to -30, of sums in another order.
+        assert result.pop("cached logits") <= 5e-5, result
+    assert all(all(result.values()) for result in found), found
+
+
+def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
+    folder = exported / "haed" / "haed"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_fairseq_ms.HierarchicalForCausalLM"
+    assert set(config["symbols"]) == {"w0", "w5"}
+    card = (folder / "README.md").read_text()
+    assert "license: mit" in card
+    assert "Not measured." in card
+    assert {file.name for file in folder.iterdir()} == {
+        *("README.md", "config.json", "configuration_fairseq_ms.py", "generation_config.json", "model.safetensors"),
+        *("modeling_fairseq_ms.py", "tokenization_fairseq_ms.py", "tokenizer_config.json", "vocab.json"),
+    }
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    lines = trained.random_lines(1, 10)
+    data = trained.write_corpus(tmp_path / "data" / "bin", {"train": lines, "valid": lines[:2]})
+    return trained.write_checkpoint(
+        tmp_path / "model.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "--symbols must be one of word, bpe, char, byte where no manifest.json"),
+        (["--symbols", "bpe"], "--bpe-codes must name the file of BPE operations"),
+        (["--symbols", "word", "--bpe-codes", "codes"], "--bpe-codes has no effect with --symbols word"),
+        (["--symbols", "word", "--language", "de"], "--language has no effect without --tokenise moses"),
+        (["--symbols", "word", "--perplexity", "none.json"], "--perplexity must name files"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint: Path, tmp_path: Path, beside, capsys):
+    sys.path.append(str(beside(VERSIONS[-1])))
+    try:
+        assert cli.main(["export", str(checkpoint), str(tmp_path / "out"), *flags]) == 2
+    finally:
+        sys.path.pop()
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_safetensors_the_sentence_says_what_to_install(checkpoint: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert cli.main(["export", str(checkpoint), str(tmp_path / "out")]) == 2
+    assert "pip install safetensors" in capsys.readouterr().err

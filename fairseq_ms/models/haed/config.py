@@ -81,6 +81,13 @@ class HAEDConfig(FairseqDataclass):
     local_ffn_embed_dim: Optional[int] = _optional(
         "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
+    query: ChoiceEnum(["none", "linear"]) = field(  # type: ignore[valid-type]
+        default="linear",
+        metadata={
+            "help": "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
+            "are wide (none), or behind a learned projection that the second phase drops (linear)"
+        },
+    )
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = field(  # type: ignore[valid-type]
         default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
     )

@@ -72,5 +72,9 @@ def table(manifest: Json) -> str:
         counts = manifest["splits"][split]
         rows.append(f"  {split:<6}" + "".join(f"{counts[column]:>16,}" for column in columns))
     vocabulary = manifest["vocabulary"]
-    rows.append(f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary")
+    average = manifest["splits"]["train"]["targets"] / vocabulary["types"]
+    rows.append(
+        f"  {vocabulary['types']:,} types, each {average:,.2f} times in train on average, "
+        f"{vocabulary['dictionary_size']:,} symbols in the dictionary"
+    )
     return "\n".join(rows)

@@ -76,6 +76,7 @@ def recorded(path: Path, arguments: list[str], folder: Path) -> list[list[str]]:
             f"#!{sys.executable}\nimport json, sys\n"
             f"if sys.argv[1:] == ['user-dir']:\n    print({str(USER_DIR)!r})\nelse:\n"
             f"    print(json.dumps([{program!r}, *sys.argv[1:]]), file=open({str(folder / 'log')!r}, 'a'))\n"
+            "    print('Perplexity: 20.00')\n"
         )
         recorder.chmod(0o755)
     log = folder / "log"

@@ -100,6 +100,8 @@ def empty_folders(out: Path, runs: list[str]) -> None:
 
 def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.Namespace) -> Path:
     """Train one model for that long and return its checkpoint."""
+    from fairseq_ms.cli import main as fairseq_ms
+
     title, smaller = RUNS[run]
     kind = "pixels" if arguments.pixels else "characters"
 
@@ -122,10 +124,9 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
             if run != "hred":
                 settings.append(f"{group}.lr_scheduler.warmup_updates=30")
         # So many that the cosine does not fall.
-        command(
-            *("fairseq-ms", "config", f"{kind}_{config}", "--data", data, "--updates", "100000000"),
-            *("--out", folder / "run.yaml"),
-        )
+        written = ("--data", str(data), "--updates", "100000000", "--out", str(folder / "run.yaml"))
+        if fairseq_ms(["config", f"{kind}_{config}", *written]):
+            raise SystemExit(2)
         command(
             "fairseq-hydra-train", "--config-dir", folder.absolute(), "--config-name", "run", *settings, show=" loss="
         )

@@ -126,10 +126,10 @@ def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     return count
 
 
-def config_text(preset: Preset, sections: dict[str, dict[str, object]] | None = None) -> str:
+def config_text(preset: Preset, given: dict[str, dict[str, object]] | None = None) -> str:
     """The YAML of a preset, with a comment that says where it comes from and how it is used.
 
-    ``sections`` are the settings to write, where they are not those of the preset alone.
+    ``given`` are the settings to write, where they are not those of the preset alone.
     """
     import yaml
 
@@ -148,7 +148,7 @@ def config_text(preset: Preset, sections: dict[str, dict[str, object]] | None = 
     comment = [*_comment(words), *commands, *_comment(preset.recipe.notes)]
     sections = [
         yaml.dump({name: section}, Dumper=Dumper, sort_keys=False, default_flow_style=False, width=1000)
-        for name, section in (sections or settings(preset)).items()
+        for name, section in (given or settings(preset)).items()
     ]
     return "\n".join(["\n".join(comment) + "\n", *sections])
 

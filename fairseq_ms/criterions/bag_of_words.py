@@ -64,7 +64,8 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         }
         if model.training:
             outputs = [(logits_BCV, {"scale": scale}) for scale, logits_BCV in net_output[1]["bags"].items()]
-            bags = sum(self.compute_loss(model, output, sample, reduce=reduce)[0] for output in outputs)
+            losses = [self.compute_loss(model, output, sample, reduce=reduce)[0] for output in outputs]
+            bags = torch.stack(losses).sum(0)
             loss = loss + weight * bags
             logged["bags"] = bags.data.sum()
         return loss, sample_size, logged

@@ -101,15 +101,16 @@ class TopDownLanguageModel(LanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        scales = list(layer_scales(cfg.scale_layers).coarsest_first)
-        weight, criterion = cfg.bag_of_words_weight, getattr(cfg.criterion, "_name", cfg.criterion)
+        scales, weight = layer_scales(cfg.scale_layers), cfg.bag_of_words_weight
         require(weight >= 0.0, f"--bag-of-words-weight must be at least 0: got {weight}")
         require(
             not weight or len(scales) > 1,
             f"--bag-of-words-weight has no effect with the single scale of --scale-layers {cfg.scale_layers}: "
             f"got {weight}",
         )
-        require(
-            not weight or criterion == "bag_of_words",
-            f"--bag-of-words-weight needs --criterion bag_of_words to be trained with: got {weight} and {criterion}",
-        )
+        if weight:
+            criterion = getattr(cfg.criterion, "_name", cfg.criterion)
+            require(
+                criterion == "bag_of_words",
+                f"--bag-of-words-weight needs --criterion bag_of_words to train with: got {weight} and {criterion}",
+            )

@@ -38,6 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "hred, hred_transformer, haed, iem, finetune or end_to_end",
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a file, such as configs/PRESET.yaml")
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        type=Path,
+        help="the folder bin/ that prepare.py wrote: goes into the file, of a phase of HAED as its half of the "
+        "training data, with one epoch's number of updates where the paper trains for one",
+    )
+    parser.add_argument("--updates", type=int, metavar="N", help="as many updates instead")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
     if args.preset not in CONFIGS:
         close = difflib.get_close_matches(args.preset, CONFIGS, 3) or ["retina_lm_wt103_16"]
         raise UsageError(f"PRESET must be one such as {' or '.join(close)}: got {args.preset!r}")
-    text = config_text(CONFIGS[args.preset])
+    if args.updates is not None and args.updates < 1:
+        raise UsageError(f"--updates must be at least 1: got {args.updates}")
+    preset = CONFIGS[args.preset]
+    text = config_text(preset, settings(preset, args.data, args.updates))
     if args.out is None:
         print(text, end="")
         return 0
@@ -59,8 +70,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settings(preset: Preset) -> dict[str, dict[str, object]]:
-    """All settings of a preset by section; the length of a segment belongs to the task, as fairseq has it."""
+def settings(preset: Preset, data: Path | None = None, updates: int | None = None) -> dict[str, dict[str, object]]:
+    """All settings of a preset by section; the length of a segment belongs to the task, as fairseq has it.
+
+    Args:
+        preset: whose.
+        data: fairseq's data folder, of which the preset may want one half.
+        updates: how many; as the preset has it when None, or one epoch of the data.
+    """
     sections = {name: {**preset.recipe.settings.get(name, {}), **shared} for name, shared in _SHARED.items()}
     assert preset.recipe.settings.keys() <= sections.keys(), preset.name
     sections["checkpoint"]["save_dir"] = f"checkpoints/{preset.name}"
@@ -68,11 +85,52 @@ def settings(preset: Preset) -> dict[str, dict[str, object]]:
     if "tokens_per_sample" in values:
         sections["task"]["tokens_per_sample"] = values.pop("tokens_per_sample")
     sections["model"] = {"_name": preset.model, **sections["model"], **values}
+    if data is not None:
+        folder = _half(data.absolute(), preset.recipe.half)
+        sections["task"]["data"] = str(folder)
+        if updates is None and sections["optimization"]["max_update"] == "???":
+            updates = _one_epoch(folder, sections)
+    if updates is not None:
+        sections["optimization"]["max_update"] = updates
     return {name: section for name, section in sections.items() if section}
 
 
-def config_text(preset: Preset) -> str:
-    """The YAML of a preset, with a comment that says where it comes from and how it is used."""
+def _half(data: Path, half: str) -> Path:
+    """The folder of a half of the training data, "first" or "second", or with "" that of all of it."""
+    folder = data.parent / "halves" / half if half else data
+    if not (folder / "train.idx").is_file():
+        wanted = f"have halves/{half} beside it, as prepare.py writes it" if half else "be a data folder of fairseq's"
+        raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing")
+    return folder
+
+
+def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
+    """How many updates one epoch takes."""
+    from fairseq_ms.data.epochs import updates_of_an_epoch
+
+    task, warmups = sections["task"], [0]
+    count = updates_of_an_epoch(
+        folder / "train",
+        int(str(task["tokens_per_sample"])),
+        str(task["sample_break_mode"]),
+        int(str(sections["dataset"]["batch_size"])),
+    )
+    groups = sections["optimizer"].get("groups", {})
+    assert isinstance(groups, dict)
+    warmups += [group["lr_scheduler"]["warmup_updates"] for group in groups.values()]
+    if count <= max(warmups):
+        raise UsageError(
+            f"--data must have more batches than the {max(warmups)} updates of warm-up, unless --updates says how many "
+            f"to make: got {count} in {folder}"
+        )
+    return count
+
+
+def config_text(preset: Preset, given: dict[str, dict[str, object]] | None = None) -> str:
+    """The YAML of a preset, with a comment that says where it comes from and how it is used.
+
+    ``given`` are the settings to write, where they are not those of the preset alone.
+    """
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -90,7 +148,7 @@ def config_text(preset: Preset) -> str:
     comment = [*_comment(words), *commands, *_comment(preset.recipe.notes)]
     sections = [
         yaml.dump({name: section}, Dumper=Dumper, sort_keys=False, default_flow_style=False, width=1000)
-        for name, section in settings(preset).items()
+        for name, section in (given or settings(preset)).items()
     ]
     return "\n".join(["\n".join(comment) + "\n", *sections])
 

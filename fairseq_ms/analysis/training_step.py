@@ -92,6 +92,12 @@ def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | Non
     return peak
 
 
+def mixed_precision_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | None:
+    """``cuda_peak`` of the model in half precision, as --fp16 runs it and in which it stays; None on a CPU."""
+    peak_bytes(next(model.parameters()).device, model.half)
+    return cuda_peak(model, batch, tokens)
+
+
 def seconds(model: FairseqLanguageModel, batch: int, tokens: int, repeats: int = 3) -> float:
     """The shortest of several forward and backward passes on random tokens (B, T), after one to warm up."""
     model.train()

@@ -1,4 +1,6 @@
-"""``bag_of_words``: how well ``coarse_lm`` predicts which words come next, in whatever order.
+"""``bag_of_words``: how well a coarse scale predicts which words come next, in whatever order.
+
+``coarse_lm`` is trained on it alone, ``multiscale_topdown`` with ``--bag-of-words-weight`` on it beside its own loss.
 
 Multi-scale Transformer LMs, Section 6.2.
 """
@@ -23,14 +25,19 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
     A block's cross-entropy is the mean of its k tokens' negative log-probabilities, so the loss is their sum
     over all tokens, as fairseq's own cross-entropy sums it, and "ppl" compares with that of any model. The last
     bag of a sample may have fewer tokens than k; it counts by how many it has.
+
+    Of ``multiscale_topdown`` the loss is the cross-entropy of its tokens, which is what is logged, and in training the
+    weighted sum of this over its coarse scales; at 1x the two would be the same.
     """
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """The loss in nats (summed over the batch, or (B * T,) with ``reduce=False``), its size, what to log.
 
-        Raises UsageError if the model is not ``coarse_lm``.
+        Raises UsageError if the model is neither ``coarse_lm`` nor a ``multiscale_topdown`` with a weight for bags.
         """
-        _check(model)
+        weight = _weight(model)
+        if weight is not None:
+            return self._beside_tokens(model, sample, weight, reduce)
         net_output = model(**sample["net_input"], per_block=True)
         loss, _ = self.compute_loss(model, net_output, sample, reduce=reduce)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
@@ -40,6 +47,27 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
             "nsentences": sample["target"].size(0),
             "sample_size": sample_size,
         }
+        return loss, sample_size, logged
+
+    def _beside_tokens(
+        self, model: Any, sample: dict[str, Any], weight: float, reduce: bool
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """The loss of the top-down model, in evaluation that of its tokens alone."""
+        net_output = model(**sample["net_input"], bags=model.training)
+        loss, _ = super().compute_loss(model, net_output, sample, reduce=reduce)
+        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        logged = {
+            "loss": loss.data,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": sample_size,
+        }
+        if model.training:
+            outputs = [(logits_BCV, {"scale": scale}) for scale, logits_BCV in net_output[1]["bags"].items()]
+            losses = [self.compute_loss(model, output, sample, reduce=reduce)[0] for output in outputs]
+            bags = torch.stack(losses).sum(0)
+            loss = loss + weight * bags
+            logged["bags"] = bags.data.sum()
         return loss, sample_size, logged
 
     def compute_loss(
@@ -56,13 +84,22 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         return loss, loss
 
 
-def _check(model: torch.nn.Module) -> None:
-    """Raise UsageError unless the model, perhaps wrapped for distributed training, predicts bags."""
-    from fairseq_ms.models.coarse import CoarseLanguageModel
+def _weight(model: torch.nn.Module) -> float | None:
+    """The weight of bags beside tokens, None if there is nothing else to train on.
 
-    inner = model
-    while not isinstance(inner, CoarseLanguageModel):
-        inner = getattr(inner, "module", None)  # type: ignore[assignment]
-        if inner is None:
-            name = type(model).__name__
-            raise UsageError(f"--criterion bag_of_words needs --arch coarse_lm: got a {name}")
+    Raises UsageError unless the model, perhaps wrapped for distributed training, predicts bags.
+    """
+    from fairseq_ms.models.coarse import CoarseLanguageModel
+    from fairseq_ms.models.topdown import TopDownLanguageModel
+
+    inner: object = model
+    while inner is not None:
+        if isinstance(inner, CoarseLanguageModel):
+            return None
+        if isinstance(inner, TopDownLanguageModel) and inner.decoder.bag_of_words_weight:
+            return float(inner.decoder.bag_of_words_weight)
+        inner = getattr(inner, "module", None)
+    raise UsageError(
+        "--criterion bag_of_words needs --arch coarse_lm, or multiscale_topdown with a --bag-of-words-weight above 0: "
+        f"got a {type(model).__name__}"
+    )

@@ -70,7 +70,7 @@ class CachedLayer:
 def _keys_values(attention: RelativeAttention, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values (B, N, M, H) of a memory."""
     m_BMD = attention.norm(m_BMD) if attention.norm is not None else m_BMD
-    kv = F.linear(m_BMD, attention.qkv.weight[attention.qkv.in_features :])
+    kv = F.linear(m_BMD, attention.qkv.weight[attention.qkv.out_features // 3 :])
     k, v = kv.unflatten(-1, (2, attention.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return k, v
 

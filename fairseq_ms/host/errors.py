@@ -70,6 +70,12 @@ _MISTAKES = (
         "a new epoch",
     ),
     (
+        "AssertionError",
+        re.compile(r"Either --max_update or --lr-period-updates must be set"),
+        "--max-update must say over how many updates a cosine falls: fairseq-ms config PRESET --data DATA writes one "
+        "epoch's",
+    ),
+    (
         "Exception",
         re.compile(r"AdaptiveLoss is not compatible with the PyTorch version of DistributedDataParallel"),
         "--ddp-backend must be legacy_ddp with --criterion adaptive_loss",

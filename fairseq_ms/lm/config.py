@@ -129,9 +129,13 @@ def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
     validate_positions(cfg)
     dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+    head_dim = getattr(cfg, "attention_head_dim", None)
+    require(head_dim is None or head_dim >= 1, f"--attention-head-dim must be at least 1: got {head_dim}")
     require(
-        heads > 0 and dim % heads == 0,
-        f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}",
+        heads > 0 and (head_dim is not None or dim % heads == 0),
+        f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}"
+        if head_dim is None
+        else f"--decoder-attention-heads must be at least 1: got {heads}",
     )
     require(cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
     for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):

@@ -22,13 +22,16 @@ class Recipe:
 
     Attributes:
         source: where the paper says so
-        settings: fairseq's settings by section; those under "model" are defaults that a file should spell out
+        settings: fairseq's settings by section; those under "model" are defaults that a file should spell out, and a
+            number of updates that is "???" is one epoch of the data
         notes: what whoever runs it should know
+        half: of the training data, "first" or "second"; "" for all of it
     """
 
     source: str
     settings: Settings
     notes: str = ""
+    half: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq.data import Dictionary
@@ -45,6 +45,9 @@ class StreamingConfig(LanguageModelConfig):
     decoder_normalize_before: bool = field(
         default=False, metadata={"help": "apply layernorm before each decoder block"}
     )
+    attention_head_dim: Optional[int] = field(
+        default=None, metadata={"help": "width of an attention head (default: --decoder-embed-dim / heads)"}
+    )
     mem_len: int = field(
         default=16, metadata={"help": "number of states before the segment that every layer remembers"}
     )
@@ -71,14 +74,16 @@ class StreamingDecoder(Decoder):
         self.mem_len = int(cfg.mem_len)
         # How many keys a whole segment's attention has, equally many at all scales: the memory's and its own.
         self.window = self.mem_len + self.segment_len
-        self.layers_cfg = layer_config(cfg, normalize_before=cfg.decoder_normalize_before)
+        self.layers_cfg = layer_config(
+            cfg, normalize_before=cfg.decoder_normalize_before, head_dim=cfg.attention_head_dim
+        )
         self.scale = math.sqrt(cfg.decoder_embed_dim)
         self.drop = Dropout(self.layers_cfg.dropout, self.layers_cfg.recompute)
         self.table = Sinusoids(cfg.decoder_embed_dim)
-        heads = cfg.decoder_attention_heads
+        shape = self.layers_cfg.heads, self.layers_cfg.width_of_head
         # Shared by the attention of all layers.
-        self.u = nn.Parameter(torch.empty(heads, cfg.decoder_embed_dim // heads))
-        self.v = nn.Parameter(torch.empty(heads, cfg.decoder_embed_dim // heads))
+        self.u = nn.Parameter(torch.empty(shape))
+        self.v = nn.Parameter(torch.empty(shape))
 
     def make_layer(self) -> TransformerXLLayer:
         """One Transformer-XL layer."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.models import register_model
+from omegaconf import II
 from torch import Tensor
 
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.topdown import TopDownState
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config
+from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
 from fairseq_ms.lm.scales import Scale, layer_scales
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.multiscale.topdown import TopDownScale
@@ -29,6 +30,12 @@ class TopDownConfig(LanguageModelConfig):
         default="64x=7,16x=7,4x=8,1x=8", metadata={"help": "number of layers at each scale as SCALEx=LAYERS"}
     )
     downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
+    bag_of_words_weight: float = field(
+        default=0.0,
+        metadata={"help": "weight of predicting the next bag of words at all coarse scales (--criterion bag_of_words)"},
+    )
+    # `fairseq-validate` puts the whole configuration of the criterion here instead of its name.
+    criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
 
 
 class TopDownDecoder(Decoder):
@@ -36,6 +43,7 @@ class TopDownDecoder(Decoder):
 
     def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
+        self.bag_of_words_weight = float(cfg.bag_of_words_weight)
         layers = layer_config(cfg)
         self.scales: TypedList[TopDownScale] = TypedList()
         coarser: Scale | None = None
@@ -69,7 +77,37 @@ class TopDownLanguageModel(LanguageModel):
 
     decoder_class = TopDownDecoder
 
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        memory: Any = None,
+        bags: bool = False,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """src_tokens (B, T) -> logits (B, T, V); with ``bags``, also those of all coarse blocks (Section 6.2).
+
+        ``extra["bags"]`` then has, by scale k, logits (B, ceil(T / k), V): block i predicts the bag of words of the
+        targets ik .. (i+1)k-1.
+        """
+        if not bags:
+            return super().forward(src_tokens, src_lengths, memory)
+        decoder = self.decoder
+        logits = {scale: decoder.output_layer(x) for scale, x in decoder.representations(src_tokens).items()}
+        return logits.pop(1), {"attn": None, "memory": None, "bags": logits}
+
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        layer_scales(cfg.scale_layers)
+        scales, weight = layer_scales(cfg.scale_layers), cfg.bag_of_words_weight
+        require(weight >= 0.0, f"--bag-of-words-weight must be at least 0: got {weight}")
+        require(
+            not weight or len(scales) > 1,
+            f"--bag-of-words-weight has no effect with the single scale of --scale-layers {cfg.scale_layers}: "
+            f"got {weight}",
+        )
+        if weight:
+            criterion = getattr(cfg.criterion, "_name", cfg.criterion)
+            require(
+                criterion == "bag_of_words",
+                f"--bag-of-words-weight needs --criterion bag_of_words to train with: got {weight} and {criterion}",
+            )

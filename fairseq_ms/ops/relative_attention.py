@@ -281,7 +281,7 @@ def _keeping_everything(
     """The same with torch's own backward, which keeps everything."""
     states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
     states_BSD = norm(states_BSD) if norm is not None else states_BSD
-    inner, heads = qkv_ED.size(1), r_PNH.size(1)
+    inner, heads = qkv_ED.size(0) // 3, r_PNH.size(1)
     queries, keys = x_BTD.size(1), states_BSD.size(1)
     k, v = F.linear(states_BSD, qkv_ED[inner:]).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     q = F.linear(states_BSD[:, keys - queries :], qkv_ED[:inner]).unflatten(-1, (heads, -1)).transpose(1, 2)

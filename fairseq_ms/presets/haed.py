@@ -26,9 +26,9 @@ class _Data:
 _DATA = {
     "wt103": _Data(
         "WikiText-103's characters",
-        {"tokens_per_sample": 1472, "sample_break_mode": "none"},
+        {"tokens_per_sample": 1344, "sample_break_mode": "none"},
         {},
-        "A row is about 256 words.",
+        "A row is about 256 words, as an image is 256 chunks.",
     ),
     "imagenet32": _Data(
         "the pixels of 32 x 32 images",
@@ -58,6 +58,9 @@ _CRITERION: dict[str, Values] = {
     "end_to_end": {"_name": "cross_entropy"},
     "iem": {"_name": "in_batch_sampled_softmax", "negative_batches": 3},
 }
+
+# Which half of the training data a phase sees (HAED, Section 4.2).
+_HALF = {"iem": "first", "finetune": "second"}
 
 _LARGE = {"decoder_attention_heads": 12, "decoder_units": 2000}
 _BASELINE = "the baseline, which is trained end to end throughout"
@@ -102,12 +105,17 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
     rates = {"encoder": _FAST, "main": _FAST if main == "lstm" else _SLOW, "decoder": _FAST}
     if phase == "iem":
         del rates["decoder"]
+    # "2000 steps of linear warm-up for the transformer based experiments" (Appendix A).
+    warmup = 0 if main == "lstm" else 2000
     notes = [
         data.note,
         "Each part has a learning rate of its own: fairseq's composite optimizer, by the parameters' groups, which "
-        "with common.fp16=true needs to see them one by one (fp16_no_flatten_grads). The paper trains for a time and "
-        "does not say how many updates that was: set optimization.max_update.",
+        "with common.fp16=true needs to see them one by one (fp16_no_flatten_grads). The paper trains for one epoch, "
+        "over which the rates fall: --data DATA writes as many updates as DATA has batches.",
     ]
+    half = _HALF.get(phase, "")
+    if half:
+        notes.append(f"The phases see different text: task.data is the {half} half of the training data.")
     checkpoint: dict[str, str] = {}
     if phase == "finetune":
         checkpoint = {"finetune_from_model": "???"}
@@ -123,8 +131,8 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
             "task": {"_name": "language_modeling", **data.rows},
             "dataset": {"batch_size": 32, "batch_size_valid": 8},
             "criterion": _CRITERION["iem" if phase == "iem" else "end_to_end"],
-            "optimization": {"max_update": 100_000, "clip_norm": 0.01, "lr": [_FAST[0]]},
-            "optimizer": {"_name": "composite", "groups": {part: _adam(*rate) for part, rate in rates.items()}},
+            "optimization": {"max_update": "???", "clip_norm": 0.01, "lr": [_FAST[0]]},
+            "optimizer": {"_name": "composite", "groups": {part: _adam(*rate, warmup) for part, rate in rates.items()}},
             "lr_scheduler": {"_name": "pass_through"},
             "model": {
                 "segmentation": "words",
@@ -139,15 +147,16 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
             },
         },
         " ".join(notes),
+        half,
     )
 
 
-def _adam(lr: float, min_lr: float) -> Values:
+def _adam(lr: float, min_lr: float, warmup: int) -> Values:
     """Settings of one group of parameters."""
     return {
         "lr_float": lr,
         "optimizer": {"_name": "adam", "lr": [lr], "adam_betas": "(0.9, 0.999)", "weight_decay": 0.01},
-        "lr_scheduler": {"_name": "cosine", "warmup_updates": 2000, "min_lr": min_lr},
+        "lr_scheduler": {"_name": "cosine", "warmup_updates": warmup, "min_lr": min_lr},
     }
 
 

@@ -28,7 +28,7 @@ class _Training:
     clip: float
 
 
-def _sizes(dim: int, heads: int, dropout: float) -> Values:
+def _sizes(dim: int, heads: int, ffn_dim: int, dropout: float) -> Values:
     """Appendix E's dropout is also that between the two projections of a feed-forward block."""
     return {
         "decoder_normalize_before": True,
@@ -38,9 +38,15 @@ def _sizes(dim: int, heads: int, dropout: float) -> Values:
         "attention_dropout": dropout,
         "activation_dropout": dropout,
         "decoder_embed_dim": dim,
-        "decoder_ffn_embed_dim": 4 * dim,
+        "decoder_ffn_embed_dim": ffn_dim,
         "decoder_attention_heads": heads,
     }
+
+
+def _large(dim: int) -> Values:
+    """SimpleBooks-92 and WikiText-103; Table 2's narrow models keep "the rest of the hyper-parameters same"."""
+    sizes = _sizes(dim, 16, 6144, 0.15)
+    return sizes if dim == 1536 else {**sizes, "attention_head_dim": 96}
 
 
 def _adaptive(cutoffs: str) -> Values:
@@ -57,14 +63,12 @@ def _adaptive(cutoffs: str) -> Values:
 _WT103 = _adaptive("20000,40000,200000")
 _TIED = {"share_decoder_input_output_embed": True}
 _TRAINING = {
-    "simplebooks2": _Training({**_sizes(256, 4, 0.1), **_TIED}, 128 * 8, 60_000, 0.00025, 1e-6, 0.25),
-    "simplebooks92": _Training(
-        {**_sizes(1536, 16, 0.15), **_adaptive("20000,40000")}, 512 * 8, 250_000, 0.0001, 4e-7, 0.1
-    ),
-    "wt103": _Training({**_sizes(1536, 16, 0.15), **_WT103}, 512 * 16, 350_000, 0.0001, 4e-7, 0.1),
+    "simplebooks2": _Training({**_sizes(256, 4, 1024, 0.1), **_TIED}, 128 * 8, 60_000, 0.00025, 1e-6, 0.25),
+    "simplebooks92": _Training({**_large(1536), **_adaptive("20000,40000")}, 512 * 8, 250_000, 0.0001, 4e-7, 0.1),
+    "wt103": _Training({**_large(1536), **_WT103}, 512 * 16, 350_000, 0.0001, 4e-7, 0.1),
     # Table 2's smaller models.
-    "wt103_d512": _Training({**_sizes(512, 16, 0.15), **_WT103}, 512 * 16, 350_000, 0.0005, 2e-6, 0.1),
-    "wt103_d1024": _Training({**_sizes(1024, 16, 0.15), **_WT103}, 512 * 16, 350_000, 0.00025, 1e-6, 0.1),
+    "wt103_d512": _Training({**_large(512), **_WT103}, 512 * 16, 350_000, 0.0005, 2e-6, 0.1),
+    "wt103_d1024": _Training({**_large(1024), **_WT103}, 512 * 16, 350_000, 0.00025, 1e-6, 0.1),
 }
 
 

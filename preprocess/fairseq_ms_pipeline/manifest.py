@@ -42,8 +42,8 @@ def split_counts(shards: list[str], documents: int, text: Path, binary: Path) ->
 
 
 def checksums(folder: Path) -> dict[str, Json]:
-    """Size and SHA-256 of every file below `folder`, by its relative name."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    """Size and SHA-256 of every file below `folder`, by its relative name; links are of files that are listed."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
     return {
         file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
     }
@@ -72,5 +72,9 @@ def table(manifest: Json) -> str:
         counts = manifest["splits"][split]
         rows.append(f"  {split:<6}" + "".join(f"{counts[column]:>16,}" for column in columns))
     vocabulary = manifest["vocabulary"]
-    rows.append(f"  {vocabulary['types']:,} types, {vocabulary['dictionary_size']:,} symbols in the dictionary")
+    average = manifest["splits"]["train"]["targets"] / vocabulary["types"]
+    rows.append(
+        f"  {vocabulary['types']:,} types, each {average:,.2f} times in train on average, "
+        f"{vocabulary['dictionary_size']:,} symbols in the dictionary"
+    )
     return "\n".join(rows)

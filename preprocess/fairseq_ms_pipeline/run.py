@@ -211,7 +211,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
         run_all(segment_shard, jobs, job.workers, bar)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
-    from fairseq_ms_pipeline import binarise
+    from fairseq_ms_pipeline import binarise, halves
 
     counts = [pieces / f"{name}.json" for name in shards["train"]]
     with progress.stage("dictionary", len(counts), " shards") as bar:
@@ -235,6 +235,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
                 for name in _ticking(shards[split], bar):
                     with open(text / f"{name}.txt", encoding="utf-8", newline="\n") as shard:
                         shutil.copyfileobj(shard, file, 1 << 16)
+        halves.write_halves(ready)
         manifest = {
             "dataset": dataset.name,
             "settings": job.settings(),

@@ -21,11 +21,12 @@ def streams(name: str) -> bool:
     return setting(PRESETS[name].model if name in PRESETS else name, "TASK", "") == "streaming_language_modeling"
 
 
-def test_two_commands_take_an_architecture() -> None:
+def test_three_commands_take_an_architecture() -> None:
     modules = {name: importlib.import_module(module) for name, (module, _) in COMMANDS.items()}
     assert {name for name in modules if getattr(modules[name], "TAKES_FAIRSEQ_FLAGS", False)} == {
         "context-length",
         "memory",
+        "plot",
     }
 
 

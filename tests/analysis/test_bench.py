@@ -172,6 +172,7 @@ def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: 
     "name",
     [
         "layer-scaling",
+        "haed-parts",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("generate", "retina-attention", "train-memory")),
     ],
 )

@@ -69,7 +69,7 @@ def test_the_command_writes_panels_and_a_figure(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         ((), "--arch must name an architecture"),
-        (("--arch", "transformer_xl", "--tokens-per-sample", "8", "--mem-len", "8"), "draws the multi-scale models"),
+        (("--arch", "transformer_xl", "--tokens-per-sample", "8", "--mem-len", "8"), "must be a multi-scale model"),
         (("--arch", "retina_lm", "--length", "0"), "must be a whole number of at least 1"),
     ],
 )

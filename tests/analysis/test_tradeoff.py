@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairseq_ms.analysis import checkpoints, scoring
+from fairseq_ms.analysis import checkpoints, scoring, training_step
 from fairseq_ms.analysis.memory.formula import rows_of
 from fairseq_ms.analysis.memory.layers import sizes_of
 from fairseq_ms.analysis.tradeoff.runs import layers_of
@@ -53,8 +53,23 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_formul
         assert run["total_bytes"] == run["kept_bytes"] + 16 * parameters
         assert run["kept_bytes_per_target"] == run["kept_bytes"] / (3 * 64)
         assert run["seconds"] > 0
+        assert run["max_memory_allocated"] is None
     assert (tmp_path / "out.png").stat().st_size > 5000
-    assert "multiscale_topdown" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "multiscale_topdown" in printed
+    assert "GB: kept for backward, weights, gradients and Adam" in printed
+
+
+def test_a_gpus_peak_in_mixed_precision_is_what_is_shown_where_there_is_one(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_step, "mixed_precision_peak", lambda model, batch, tokens: 7_250_000_000)
+    command = ["tradeoff", str(runs / "vanilla"), "--json", str(tmp_path / "out.json"), "--limit", "60"]
+    assert main([*command, "--png", str(tmp_path / "out.png")]) == 0
+    assert all(
+        run["max_memory_allocated"] == 7.25e9 for run in json.loads((tmp_path / "out.json").read_text())["results"]
+    )
+    printed = capsys.readouterr().out
+    assert "7.25" in printed
+    assert "GB: max_memory_allocated of a step in mixed precision" in printed
 
 
 def test_cost_in_time_is_drawn_too(runs, tmp_path):

@@ -10,6 +10,8 @@ def stack_flags(rng: random.Random) -> dict:
         "decoder_embed_dim": heads * rng.choice([2, 4]),
         "decoder_ffn_embed_dim": rng.choice([5, 12]),
         "decoder_attention_heads": heads,
+        # As wide as the heads are many, or not.
+        "attention_head_dim": rng.choice([None, 3]),
         "decoder_normalize_before": rng.random() < 0.5,
         "share_decoder_input_output_embed": rng.random() < 0.5,
         "recompute": rng.choice(["pointwise", "none"]),

@@ -6,6 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fairseq_ms_pipeline.binarise import HEADER, Index
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.registry import config_module, setting
 
@@ -27,6 +30,18 @@ def write_corpus(folder: Path) -> Path:
     prefixes = [flag for split in SPLITS for flag in (f"--{split}pref", folder / f"{split}.txt")]
     run_cli("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder / "bin")
     return folder / "bin"
+
+
+def large_data(prepared: Path, targets: int, sentences: int) -> Path:
+    """A data folder and its halves, of which there are the indices alone: lengths that add up to so many targets."""
+    lengths = np.full(sentences, targets // sentences, np.int32)
+    for folder, share in (("bin", lengths), ("halves/first", lengths[::2]), ("halves/second", lengths[1::2])):
+        (prepared / folder).mkdir(parents=True)
+        with open(prepared / folder / "train.idx", "wb") as file:
+            file.write(HEADER.pack(Index._HDR_MAGIC, 1, 8, len(share)))
+            file.write(share.tobytes() + np.zeros(len(share), np.int64).tobytes())
+        (prepared / folder / "train.bin").write_bytes(b"\0\0")
+    return prepared / "bin"
 
 
 def random_flags(arch: str, seed: int = 0) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from tests.registry import dictionary
 def composed(written: Any) -> Any:
     """What fairseq-hydra-train makes of the settings in a file."""
     cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), written)
+    # What "???" leaves is fairseq's default, none, without which there is no schedule.
+    cfg.optimization.max_update = cfg.optimization.max_update or 3000
     add_defaults(cfg)
     return cfg
 
@@ -66,5 +68,4 @@ def build_everything(cfg: Any, symbols: int) -> None:
     optimizer = optim.build_optimizer(cfg.optimizer, parameters)
     if cfg.optimizer._name == "composite":
         FP16Optimizer.build_optimizer(cfg, parameters)
-    cfg.optimization.max_update = cfg.optimization.max_update or 1000
     lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)

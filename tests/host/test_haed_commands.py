@@ -72,7 +72,7 @@ def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_pa
     assert "lr_decoder" not in last
     assert 0.0 <= float(last["top1"]) <= float(last["top5"]) <= 100.0
     assert float(last["negatives"]) > 20.0
-    assert {name.split(".")[0] for name in saved(first)} == {"encoder", "main", "query"}
+    assert {name.split(".")[0] for name in saved(first)} == {"encoder", "main"}
 
     logged = hydra_train(
         *("characters_finetune", data, second, "optimization.max_update=4"),
@@ -137,9 +137,10 @@ def test_a_first_phase_that_is_stopped_and_resumed_repeats_itself_bit_by_bit(dat
     assert set(losses[1]) <= set(losses[0])
 
 
-def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(caplog) -> None:
+@pytest.mark.parametrize("query", ["none", "linear"])
+def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(query: str, caplog) -> None:
     flags = {**SMALL, "criterion": "cross_entropy"}
-    first = build("haed", {**flags, "criterion": "in_batch_sampled_softmax"}, dictionary(4))
+    first = build("haed", {**flags, "criterion": "in_batch_sampled_softmax", "query": query}, dictionary(4))
     model = build("haed", flags, dictionary(4))
     decoder = {
         name: value.clone()
@@ -152,8 +153,21 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
         if not name.startswith("query."):
             assert torch.equal(model.state_dict()[f"decoder.{name}"], value)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in decoder.items())
-    assert "query.weight (1 tensors), query.bias (1 tensors)" in caplog.text
+    dropped = {"none": "nothing", "linear": "query.weight (1 tensors), query.bias (1 tensors)"}[query]
+    assert f"not needed any more: {dropped}" in caplog.text
     # A checkpoint of the second phase is loaded as it is.
     again = build("haed", flags, dictionary(4))
     again.load_state_dict(model.state_dict(), strict=True)
     assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_run_without_a_number_of_updates_is_one_sentence(data: Path, tmp_path: Path) -> None:
+    assert cli.main(["config", "characters_haed", "--out", str(tmp_path / "characters_haed.yaml")]) == 0
+    done = run_cli(
+        *("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "characters_haed", f"task.data={data}"),
+        *(f"common.user_dir={USER_DIR}", "common.cpu=true", "++model.separators=word0", f"hydra.run.dir={tmp_path}"),
+        *("task.tokens_per_sample=24", f"checkpoint.save_dir={tmp_path}"),
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith("fairseq-hydra-train: error: --max-update must say over how many")
+    assert "Traceback" not in done.stderr

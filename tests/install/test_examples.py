@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from fairseq_ms.analysis import untrained
 from fairseq_ms.cli import COMMANDS, main
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
+from tests.helpers.corpus import large_data
 from tests.helpers.hydra import build_everything, composed
 
 EXAMPLES = ROOT / "user_dir_examples"
@@ -75,6 +76,7 @@ def recorded(path: Path, arguments: list[str], folder: Path) -> list[list[str]]:
             f"#!{sys.executable}\nimport json, sys\n"
             f"if sys.argv[1:] == ['user-dir']:\n    print({str(USER_DIR)!r})\nelse:\n"
             f"    print(json.dumps([{program!r}, *sys.argv[1:]]), file=open({str(folder / 'log')!r}, 'a'))\n"
+            "    print('Perplexity: 20.00')\n"
         )
         recorder.chmod(0o755)
     log = folder / "log"
@@ -101,6 +103,9 @@ def parse(command: list[str]) -> None:
         assert program == "fairseq-ms", program
         parse_ours(arguments)
         if arguments[0] == "config":  # which a later command reads
+            data = Path(arguments[arguments.index("--data") + 1])
+            if not data.exists():
+                large_data(data.parent, targets=4_300_000_000, sentences=140_000)
             assert main(arguments) == 0
 
 

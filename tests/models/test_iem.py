@@ -10,6 +10,7 @@ import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import MonolingualDataset
 from torch import multiprocessing
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,7 +61,9 @@ def naive_loss(
     longest = model.segmentation.max_length
 
     def score(query: torch.Tensor, chunk: list[int]) -> torch.Tensor:
-        found = query @ naive.encode(model.encoder, chunk, longest)
+        encoding = naive.encode(model.encoder, chunk, longest)
+        # Appendix A: "we pad the encoder output with 0's when it is smaller".
+        found = query @ F.pad(encoding, (0, query.numel() - encoding.numel()))
         return found - log_q[tuple(chunk)] if log_q is not None else found
 
     loss = torch.zeros((), dtype=torch.double)
@@ -68,7 +71,8 @@ def naive_loss(
     for chunks in rows:
         encodings = [naive.encode(model.encoder, chunk, longest) for chunk in chunks]
         for index in range(1, len(chunks)):
-            query = model.query(naive.main_output(model.main, encodings[:index]))
+            query = naive.main_output(model.main, encodings[:index])
+            query = query if model.query is None else model.query(query)
             own = score(query, chunks[index])
             total, better = own.exp(), set()
             others = 0
@@ -90,6 +94,15 @@ def padded(chunks: list[list[int]], longest: int) -> torch.Tensor:
     return torch.tensor([chunk + [1] * (longest - len(chunk)) for chunk in chunks]).view(-1, longest)
 
 
+def test_equation_4_is_the_default_and_a_projection_is_asked_for_by_name() -> None:
+    sizes = {"decoder_embed_dim": 16, "position_embed_dim": 6, "criterion": IEM_CRITERION}
+    assert build("haed", sizes, dictionary(5)).query is None
+    projected = build("haed", {**sizes, "query": "linear"}, dictionary(5)).query
+    assert tuple(projected.weight.shape) == (10, 16)
+    with pytest.raises(ValueError, match=r"^--query has no effect without --criterion in_batch_sampled_softmax: got l"):
+        build("haed", {**sizes, "query": "linear", "criterion": "cross_entropy"}, dictionary(5))
+
+
 def test_the_criterion_is_ours() -> None:
     assert CRITERION_REGISTRY[IEM_CRITERION] is InBatchSampledSoftmax
 
@@ -97,7 +110,7 @@ def test_the_criterion_is_ours() -> None:
 @pytest.mark.parametrize("corrected", [False, True], ids=["plain", "log-q"])
 @pytest.mark.parametrize("seed", range(6))
 def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corrected: bool) -> None:
-    model = first_phase(seed)
+    model = first_phase(seed, query=("none", "linear")[seed % 2])
     tokens = tokens_with_repetitions(3, 11)
     tokens[1, 7:] = 1
     further = [chunk for row in tokens_with_repetitions(4, 9) for chunk in chunks_of(model, row)[1:]]
@@ -162,7 +175,7 @@ def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
 def test_the_first_phase_has_no_decoder() -> None:
     model = first_phase(0)
     names = {name.split(".")[0] for name in model.state_dict()}
-    assert names == {"encoder", "main", "query"}
+    assert names == {"encoder", "main"}
     assert {parameter.param_group for parameter in model.parameters()} == {"encoder", "main"}
     with pytest.raises(UsageError, match="has none yet"):
         model.prepare_for_inference_(None)

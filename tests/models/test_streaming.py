@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_ms.modules.streaming.layer import RelativeAttention
 from fairseq_ms.modules.streaming.memory import Memory
 from tests.helpers.dropout import drop_nothing
 from tests.naive import streaming as naive_streaming
@@ -295,3 +296,16 @@ def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:
     # Why: without a single token in them, the coarse scales' rows are zeros. Post-LN, one layer norm after another
     # multiplies their gradient by 316, pre-LN the only one on their way, behind the scale.
     assert largest[False] > 1e9 > 1e3 > largest[True]
+
+
+@pytest.mark.parametrize("arch", ["transformer_xl", "compressive_transformer", "transformer_ql"])
+def test_heads_are_as_wide_as_told_whatever_the_model(arch: str) -> None:
+    sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 3, "attention_head_dim": 5, "tokens_per_sample": 4}
+    model = build(arch, {**sizes, "decoder_ffn_embed_dim": 6}, dictionary(9))
+    attention = next(module for module in model.modules() if isinstance(module, RelativeAttention))
+    assert attention.u.shape == attention.v.shape == (3, 5)
+    assert (attention.qkv.weight.shape, attention.out.weight.shape) == ((45, 8), (8, 15))
+    with pytest.raises(ValueError, match=r"^--attention-head-dim must be at least 1: got 0"):
+        build(arch, {**sizes, "attention_head_dim": 0}, dictionary(9))
+    with pytest.raises(ValueError, match=r"^--decoder-attention-heads must divide --decoder-embed-dim 8: got 3"):
+        build(arch, {**sizes, "attention_head_dim": None}, dictionary(9))

@@ -31,7 +31,7 @@ def attention(layer: Any, segment: States, memory: States) -> States:
     att = layer.attention
     dim = att.qkv.in_features
     heads, width = att.u.shape
-    w_q, w_k, w_v = att.qkv.weight.split(dim)
+    w_q, w_k, w_v = att.qkv.weight.split(heads * width)
     keys_from = memory + segment
     if att.norm is not None:
         keys_from = [norm(att.norm, x) for x in keys_from]
@@ -102,7 +102,7 @@ def segments(tokens: Tensor, length: int) -> list[Tensor]:
 def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
     """Transformer-QL, Figure 3."""
     decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.u.numel()
+    rows, dim = tokens.size(0), decoder.layers_cfg.dim
     memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
     outputs: States = []
     for part in segments(tokens, decoder.segment_len):
@@ -118,7 +118,7 @@ def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
 def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Compressive Transformer, Algorithm 1, and the reconstruction loss of Algorithm 2 over whole segments."""
     decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.u.numel()
+    rows, dim = tokens.size(0), decoder.layers_cfg.dim
     rate, length = decoder.rate, decoder.segment_len
     memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
     compressed = [zeros(decoder.compressed_mem_len, rows, dim) for _ in decoder.layers]
@@ -151,7 +151,7 @@ def reconstruction(layer: Any, states: States, old: States, new: States) -> Tens
     att = layer.attention
     dim = att.qkv.in_features
     heads, width = att.u.shape
-    w_q, w_k, w_v = (w.detach() for w in att.qkv.weight.split(dim))
+    w_q, w_k, w_v = (w.detach() for w in att.qkv.weight.split(heads * width))
 
     def prepared(x: Tensor) -> Tensor:
         if att.norm is None:
@@ -177,7 +177,7 @@ def reconstruction(layer: Any, states: States, old: States, new: States) -> Tens
 def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
     """Transformer-QL, Figure 2e; ``mem_len`` 0 is its Appendix D's model, which has no memory at any scale."""
     decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.u.numel()
+    rows, dim = tokens.size(0), decoder.layers_cfg.dim
     n_s, n_m = decoder.segment_len, decoder.mem_len
     window = n_s + n_m
     factors = [scale.factor for scale in decoder.lengths]

@@ -9,6 +9,7 @@ from fairseq_ms import cli
 from fairseq_ms.analysis.config import config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from tests.helpers.cli import ROOT
+from tests.helpers.corpus import large_data
 from tests.helpers.hydra import assert_the_file_carries_the_values_of, build_everything, composed
 
 READY = sorted((ROOT / "user_dir_examples").glob("*/config/*.yaml"))
@@ -19,6 +20,8 @@ def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(name:
     written = OmegaConf.create(config_text(CONFIGS[name]))
     # What the file leaves to the caller, and nothing else.
     left = {"task.data", "checkpoint.finetune_from_model"} if name.endswith("_finetune") else {"task.data"}
+    if CONFIGS[name].model in ("haed", "hred"):
+        left.add("optimization.max_update")  # an epoch's, which depends on the data
     assert OmegaConf.missing_keys(written) == left
     cfg = composed(written)
     assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
@@ -58,6 +61,62 @@ def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
     assert (tmp_path / "configs" / "mine.yaml").read_text(encoding="utf-8") == printed
     assert [path.name for path in (tmp_path / "configs").iterdir()] == ["mine.yaml"]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "updates"),
+    [
+        # A quarter of WikiText-103 in characters, and the 1,281,149 images less a validation split.
+        ("characters_haed", "bin", -(-134_400_000 // 1344 // 32)),
+        ("characters_iem", "halves/first", 134_400_000 // 2 // 1344 // 32 + 1),
+        ("characters_finetune", "halves/second", 134_400_000 // 2 // 1344 // 32 + 1),
+        ("characters_end_to_end", "bin", 134_400_000 // 1344 // 32),
+        ("characters_hred", "bin", 134_400_000 // 1344 // 32),
+        ("pixels_haed", "bin", 140_000 // 32),
+        ("pixels_iem", "halves/first", -(-70_000 // 32)),
+    ],
+)
+def test_with_data_a_run_takes_one_epoch_of_its_share(name: str, folder: str, updates: int, tmp_path: Path) -> None:
+    data = large_data(tmp_path, 134_400_000, 140_000)
+    assert cli.main(["config", name, "--data", str(data), "--out", str(tmp_path / "c.yaml")]) == 0
+    written = OmegaConf.load(tmp_path / "c.yaml")
+    assert written.task.data == str(tmp_path / folder)
+    assert written.optimization.max_update == updates
+    assert "task.data" not in OmegaConf.missing_keys(written)
+
+
+def test_the_papers_own_number_of_updates_is_not_the_datas(tmp_path: Path) -> None:
+    data = large_data(tmp_path, 1000, 10)
+    for name, more, updates in (
+        ("transformer_ql_wt103", (), 350_000),
+        ("transformer_ql_wt103", ("--updates", "7"), 7),
+        ("characters_haed", ("--updates", "60"), 60),
+    ):
+        assert cli.main(["config", name, "--data", str(data), *more, "--out", str(tmp_path / "c.yaml")]) == 0
+        written = OmegaConf.load(tmp_path / "c.yaml")
+        assert (written.task.data, written.optimization.max_update) == (str(data), updates)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "flags", "said"),
+    [
+        (
+            "characters_haed",
+            "nowhere",
+            (),
+            "--data must be a data folder of fairseq's: {}/nowhere/train.idx is missing",
+        ),
+        ("characters_iem", "alone/bin", (), "--data must have halves/first beside it, as prepare.py writes it: "),
+        ("characters_haed", "bin", (), "--data must have more batches than the 2000 updates of warm-up, unless"),
+        ("characters_haed", "bin", ("--updates", "0"), "--updates must be at least 1: got 0"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_one_sentence(
+    name: str, folder: str, flags: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large_data(tmp_path, 1000, 10)
+    assert cli.main(["config", name, "--data", str(tmp_path / folder), *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"fairseq-ms: {said.format(tmp_path)}")
 
 
 def test_an_unknown_preset_gets_one_sentence_with_names_like_it(capsys: pytest.CaptureFixture[str]) -> None:

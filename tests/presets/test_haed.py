@@ -70,6 +70,16 @@ def test_the_baseline_differs_from_the_second_phase_in_where_it_begins_alone(dat
     assert second == baseline
 
 
+def test_the_phases_see_different_halves_and_all_others_the_whole() -> None:
+    halves = {name: CONFIGS[name].recipe.half for name in RUNS}
+    assert {name: half for name, half in halves.items() if half} == {
+        "characters_iem": "first",
+        "pixels_iem": "first",
+        "characters_finetune": "second",
+        "pixels_finetune": "second",
+    }
+
+
 @pytest.mark.parametrize("name", sorted({*RUNS, *ARCHS}))
 def test_the_rates_are_those_of_appendix_b(name: str) -> None:
     cfg: dict[str, Any] = settings(CONFIGS[name])
@@ -81,3 +91,6 @@ def test_the_rates_are_those_of_appendix_b(name: str) -> None:
         assert group["lr_float"] == rate
         assert group["optimizer"]["lr"] == [rate]
         assert group["lr_scheduler"]["min_lr"] == pytest.approx(rate / 20)
+        assert group["lr_scheduler"]["warmup_updates"] == (2000 if slow else 0)
+    assert cfg["optimization"] == {"max_update": "???", "clip_norm": 0.01, "lr": [0.002]}
+    assert cfg["dataset"]["batch_size"] == 32

@@ -105,6 +105,7 @@ def test_the_hand_count_is_the_paper_s() -> None:
         ("multiscale_topdown", "books_2_2_11_11", "64x=2,16x=2,4x=11,1x=11"),
         ("multiscale_topdown", "books_1_1_12_12", "64x=1,16x=1,4x=12,1x=12"),
         ("multiscale_topdown", "books_conv_7_7_8_8", "64x=7,16x=7,4x=8,1x=8"),
+        ("multiscale_topdown", "books_max_7_7_8_8", "64x=7,16x=7,4x=8,1x=8"),
         ("multiscale_bottomup", "books_8_9_9", "16x=8,4x=9,1x=9"),
         ("multiscale_bottomup", "books_7_8_8", "16x=7,4x=8,1x=8"),
     ],
@@ -112,8 +113,13 @@ def test_the_hand_count_is_the_paper_s() -> None:
 def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(model: str, row: str, layers_by_scale: str) -> None:
     cfg = by_arch(f"{model}_{row}")
     assert cfg.scale_layers == layers_by_scale
-    assert cfg.downsampler == ("conv" if "conv" in row else "avg")
+    assert cfg.downsampler == ("conv" if "conv" in row else "max" if "max" in row else "avg")
     assert cfg.decoder_embed_dim == (1024 if "ccnews" in row else 768)
+
+
+def test_the_sizes_that_text_and_figure_3_name_are_presets() -> None:
+    named = {"wt103": (12, 14, 16), "books": (2, 4, 6, 8, 10, 12, 14, 16)}
+    assert all(by_arch(f"vanilla_lm_{data}_{n}").decoder_layers == n for data, sizes in named.items() for n in sizes)
 
 
 def test_hydra_has_a_schema_for_every_model_and_none_for_a_preset() -> None:

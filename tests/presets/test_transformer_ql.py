@@ -68,10 +68,11 @@ def hand_count(arch: str) -> int:
     """Eight Transformer-XL layers and tied embeddings; Appendix E's sizes."""
     dataset = dataset_of(arch)
     dim = 256 if dataset == "simplebooks2" else 512 if arch.endswith("_d512") else 1024 if "_d1024" in arch else 1536
-    ffn = 4 * dim
-    attention = 5 * dim * dim
+    # "Keeping the rest of the hyper-parameters same" (Appendix E): Table 2's narrow models have 16 heads of 96, too.
+    ffn = 1024 if dim == 256 else 6144
+    attention = 5 * dim * (256 if dim == 256 else 16 * 96)
     layer = attention + (dim * ffn + ffn + ffn * dim + dim) + 2 * 2 * dim
-    total = 8 * layer + 2 * dim
+    total = 8 * layer + 2 * (256 if dim == 256 else 16 * 96)
     if arch.startswith("compressive"):
         total += 8 * (2 * dim * dim + dim)
     if arch.startswith("transformer_ql"):
@@ -99,9 +100,9 @@ def test_a_preset_is_what_appendix_e_says(arch: str) -> None:
     assert (cfg.init_std, cfg.proj_init_std) == (0.02, 0.01)
     dropout = 0.1 if dataset_of(arch) == "simplebooks2" else 0.15
     assert cfg.dropout == cfg.attention_dropout == cfg.activation_dropout == dropout
-    assert cfg.decoder_embed_dim // cfg.decoder_attention_heads == (
-        64 if dropout == 0.1 else cfg.decoder_embed_dim // 16
-    )
+    heads, width, ffn = (4, 64, 1024) if dropout == 0.1 else (16, 96, 6144)
+    assert (cfg.decoder_attention_heads, cfg.attention_head_dim or cfg.decoder_embed_dim // heads) == (heads, width)
+    assert cfg.decoder_ffn_embed_dim == ffn
     if arch.startswith("transformer_ql"):
         assert (cfg.scale_layers, cfg.output_layers, cfg.droppath, cfg.compression) == ("1x=3,2x=3", 2, 0.3, "max")
     if arch.startswith("compressive"):
@@ -154,6 +155,28 @@ def test_the_evaluation_script_sets_the_lengths(tmp_path: Path) -> None:
     assert flags["--model-overrides"] == "{'mem_len': 12, 'compressed_mem_len': 12}"
     assert given[-1] == "--cpu"
     assert "compressed" not in run_script("evaluate.sh", tmp_path, "c.pt", "data-bin", "4", "12").stdout
+
+
+# Rows of Tables 2 and 3: perplexities and what the paper computes of them.
+@pytest.mark.parametrize(
+    ("ql", "xl", "improvement", "relative"),
+    [
+        ("33.32", "32.68", "-0.64", "-1.96%"),
+        ("27.70", "28.42", "0.72", "+2.53%"),
+        ("30.17", "33.08", "2.91", "+8.80%"),
+        ("26.44", "27.19", "0.75", "+2.76%"),
+    ],
+)
+def test_the_improvement_is_computed_as_in_tables_2_and_3(
+    ql: str, xl: str, improvement: str, relative: str, tmp_path: Path
+) -> None:
+    run_script("evaluate.sh", tmp_path, "c.pt", "data-bin", "16", "16")
+    answer = f'#!/bin/sh\ncase "$*" in *ql.pt*) echo "Perplexity: {ql}" ;; *) echo "Perplexity: {xl}" ;; esac\n'
+    (tmp_path / "fairseq-eval-lm").write_text(answer)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(EXAMPLES / "improvement.sh"), "xl.pt", "ql.pt", "data-bin", "16", "16", "--cpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"| 16/16 | {ql} | {xl} | {improvement} | {relative} |"
 
 
 @pytest.mark.parametrize("arguments", [("train.sh", "vanilla_lm", "data"), ("train.sh",), ("evaluate.sh", "c.pt")])

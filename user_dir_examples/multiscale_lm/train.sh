@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Train one of the multi-scale paper's models as in its Section 4.2: batches of 256 x 512 tokens, Adam, 2.5e-4 after
-# 40,000 updates of warm-up, then a cosine over a million.
+# 40,000 updates of warm-up, then a cosine over a million; in mixed precision, where there is a GPU for it.
 #
 #   train.sh ARCH DATA_BIN [--small] [MORE FLAGS OF FAIRSEQ-TRAIN]
-#   train.sh multiscale_topdown_books_7_7_8_8 data-bin/books --fp16
+#   train.sh multiscale_topdown_books_7_7_8_8 data-bin/books
 #   train.sh retina_lm_wt103_16 data-bin/wikitext-103 --small
 #
 # ARCH is a preset: a row of Table 2 (*_ccnews_*), 3 (*_wt103_*), 4, 5 or 8 (*_books_*), or 7 (coarse_lm_wt103_*).
@@ -33,12 +33,18 @@ if [ "${1:-}" = --small ]; then
         --decoder-embed-dim 96 --decoder-ffn-embed-dim 384 --decoder-attention-heads 12 --log-interval 20
         --share-decoder-input-output-embed --disable-validation)
 else
-    size=(--tokens-per-sample 512 --batch-size 32 --update-freq 8 --max-update 1000000 --warmup-updates 40000
+    size=(--tokens-per-sample 512 --batch-size 32 --update-freq 8 --max-update 1040000 --warmup-updates 40000
         --lr 0.00025 --log-interval 100)
+fi
+# "All models were trained with mixed precision" (Section 4.2). PRECISION=float32 train.sh ... does without.
+precision=()
+if [[ "${PRECISION:-fp16} $*" != float32* && " $* " != *" --cpu "* && " $* " != *" --bf16 "* ]] &&
+    python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    precision=(--fp16)
 fi
 
 exec fairseq-train "$data" \
     --user-dir "$(fairseq-ms user-dir)" --task language_modeling --arch "$arch" --criterion "$criterion" \
-    --optimizer adam --lr-scheduler cosine "${size[@]}" \
+    --optimizer adam --lr-scheduler cosine "${size[@]}" "${precision[@]}" \
     --save-dir "checkpoints/$arch" --no-epoch-checkpoints --num-workers 2 --seed 1 \
     "$@"

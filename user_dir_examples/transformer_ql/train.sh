@@ -50,7 +50,8 @@ case $arch in
 esac
 if [ "${1:-}" = --small ]; then
     shift
-    size=(--decoder-embed-dim 64 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4 "${cutoffs[@]}"
+    size=(--decoder-embed-dim 64 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4 --attention-head-dim 16
+        "${cutoffs[@]}"
         --batch-size 16 --max-update 100 --lr 0.003 --log-interval 20 --disable-validation)
 else
     size=(--batch-size "$((tokens / segment))" --max-update "$updates" --lr "$lr" --min-lr "$min_lr"

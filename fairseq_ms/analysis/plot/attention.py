@@ -63,7 +63,10 @@ def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
             for factor, heads in decoder.aggregate.attention.heads.items()
         ]
         return [_finished("layers at 1x", HeadGroup(1, 0, length, heads=1), length), *aggregated]
-    raise UsageError("plot attention draws the multi-scale models: --arch names another kind")
+    raise UsageError(
+        "--arch of plot attention must be a multi-scale model (vanilla_lm, retina_lm, multiscale_topdown, "
+        f"multiscale_bottomup or coarse_lm): got a {type(model).__name__}"
+    )
 
 
 def _finished(title: str, group: HeadGroup, length: int) -> Pattern:

@@ -50,7 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimate-ngram-lm", action="store_true", help="estimate a 4-gram of the training split with kenlm's lmplz"
     )
-    parser.add_argument("--hf-lm", metavar="FOLDER", help="local folder of GPT-2 or another causal model")
+    parser.add_argument(
+        "--hf-lm",
+        metavar="FOLDER",
+        help="local folder of GPT-2 or another causal model, which judges the text with Moses' tokenisation undone",
+    )
+    parser.add_argument(
+        "--show", type=arguments.positive, metavar="N", help="print the models' samples for N prompts below each other"
+    )
     parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help="join pieces of words")
     parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
     arguments.add_outputs(parser, figure=False)
@@ -84,8 +91,26 @@ def run(args: argparse.Namespace) -> int:
     print(report.format_table(header, rows))
     if not judges:
         print("no perplexities: give --ngram-lm, --estimate-ngram-lm or --hf-lm")
+    if args.show:
+        print("\n".join(_side_by_side(results, args.show)))
     arguments.write_results(args, loaded, [result.as_dict() for result in results])
     return 0
+
+
+def _side_by_side(results: list[Result], count: int) -> list[str]:
+    """Lines with a context and every model's first completion of it, as in Table 9, for the first prompts."""
+    from fairseq_ms.analysis.sample_metrics import natural
+
+    lines = []
+    for number in range(min(count, len(results[0].samples))):
+        for place, result in enumerate(results):
+            shown = result.samples[number]
+            completions = shown["completions"]
+            assert isinstance(completions, list)
+            before, after = natural.continuation(str(shown["context"]).split(), str(completions[0]).split())
+            lines += ["", f"prompt {number + 1}", before] if place == 0 else []
+            lines += ["", result.label, after.lstrip(" ")]
+    return lines
 
 
 def _judges(args: argparse.Namespace, checkpoint: Checkpoint, folder: str) -> dict[str, Judge]:
@@ -93,7 +118,7 @@ def _judges(args: argparse.Namespace, checkpoint: Checkpoint, folder: str) -> di
     import torch
 
     from fairseq_ms.analysis import checkpoints
-    from fairseq_ms.analysis.sample_metrics import ngram_lm, pretrained_lm, samples
+    from fairseq_ms.analysis.sample_metrics import natural, ngram_lm, pretrained_lm, samples
 
     judges: dict[str, Judge] = {}
     path = args.ngram_lm
@@ -107,8 +132,9 @@ def _judges(args: argparse.Namespace, checkpoint: Checkpoint, folder: str) -> di
         model, tokenizer = pretrained_lm.load(args.hf_lm, checkpoint.device)
 
         def judge(contexts: list[list[str]], texts: list[list[str]]) -> float:
-            plain = [[" ".join(word for word in one if word != "</s>") for one in part] for part in (contexts, texts)]
-            return pretrained_lm.perplexity(model, tokenizer, *plain)
+            pairs = [natural.continuation(context, text) for context, text in zip(contexts, texts)]
+            before, after = zip(*pairs)
+            return pretrained_lm.perplexity(model, tokenizer, before, after)
 
         judges["GPT-2"] = judge
     return judges

@@ -46,13 +46,14 @@ def perplexity(
     """exp of the mean NLL of all tokens of the samples (the model's own tokens), each after its context.
 
     A context is cut at its beginning where it does not fit before the sample; without any, the sample's first
-    token is given. Raises UsageError when a sample is longer than the model's positions.
+    token is given. A sample begins with what joins it to its context, such as a space. Raises UsageError when a
+    sample is longer than the model's positions.
     """
     total, count = 0.0, 0
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or sys.maxsize
     for context, sample in zip(contexts, samples):
         before = tokenizer(context)["input_ids"]
-        after = tokenizer(f" {sample}")["input_ids"]
+        after = tokenizer(sample)["input_ids"]
         if len(after) >= positions:
             raise UsageError(f"--length must fit into the {positions} positions of --hf-lm: got {len(after)} tokens")
         before = before[max(0, len(before) + len(after) - positions) :]

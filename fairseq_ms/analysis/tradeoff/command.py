@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             result["layers"],
             result["perplexity"],
             result["parameters"] / 1e6,
-            result["total_bytes"] / 1e9,
+            runs.memory_of(result) / 1e9,
             result["kept_bytes_per_target"] / 1e3,
             result["seconds_per_target"] * 1e6,
         ]
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     header = ["run", "arch", "layers", "perplexity", "M parameters", "GB", "kB/target kept", "us/target"]
     print(f"training step of {args.batch_size} sample(s); perplexity on {args.gen_subset}")
     print(report.format_table(header, rows))
+    print(f"GB: {runs.measure_of(results)}")
     arguments.write_results(args, loaded, results)
     if args.png:
         report.write_png(args.png, lambda figure: runs.draw(figure, results, args.cost))

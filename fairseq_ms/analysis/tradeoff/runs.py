@@ -32,6 +32,7 @@ class Run(TypedDict):
     parameters: int
     kept_bytes: int
     total_bytes: float
+    max_memory_allocated: int | None
     kept_bytes_per_target: float
     seconds_per_target: float
     seconds: float
@@ -60,7 +61,8 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     """Perplexity of a run on a split, and what a training step of it costs.
 
     Bytes are those kept for backward, and together with weights, gradients and Adam's state; both are also
-    given per scored target, as seconds are, so that models which score other numbers of targets compare.
+    given per scored target, as seconds are, so that models which score other numbers of targets compare. On a GPU there
+    is the paper's own measure, too: the peak of a step in mixed precision.
     """
     nll = scoring.score_documents(
         checkpoint, checkpoints.documents(checkpoint, split, limit), max_tokens=max_tokens
@@ -70,7 +72,9 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     parameters = sum(parameter.numel() for parameter in model.parameters())
     weights = training_step.weight_bytes(parameters, next(model.parameters()).element_size())
     seconds = training_step.seconds(model, batch, tokens)
-    model.eval()
+    # Last, since the model is in half precision then, and other runs' peaks are not to have it in them.
+    peak = training_step.mixed_precision_peak(model, batch, tokens)
+    model.eval().cpu()
     return {
         "label": checkpoint.label,
         "arch": untrained.architecture(checkpoint.cfg.model),
@@ -80,22 +84,35 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
         "parameters": parameters,
         "kept_bytes": kept,
         "total_bytes": kept + sum(weights.values()),
+        "max_memory_allocated": peak,
         "kept_bytes_per_target": kept / (batch * tokens),
         "seconds_per_target": seconds / (batch * tokens),
         "seconds": seconds,
     }
 
 
+def memory_of(run: Run) -> float:
+    """Bytes of a training step: the GPU's peak in mixed precision, or where there is none what is computed."""
+    return run["total_bytes"] if run["max_memory_allocated"] is None else run["max_memory_allocated"]
+
+
+def measure_of(runs: Sequence[Run]) -> str:
+    """What ``memory_of`` shows of these runs, all of which were measured on one device."""
+    if any(run["max_memory_allocated"] is None for run in runs):
+        return "kept for backward, weights, gradients and Adam"
+    return "max_memory_allocated of a step in mixed precision"
+
+
 def draw(figure: Figure, runs: Sequence[Run], cost: str) -> None:
     """One line an architecture, its runs in order of cost, the number of layers beside each point."""
     axes = figure.add_subplot()
     label = {
-        "memory": "memory of a training step (GB)",
+        "memory": f"{measure_of(runs)} (GB)",
         "time": "forward and backward of a training step (s)",
     }[cost]
 
     def cost_of(run: Run) -> float:
-        return run["total_bytes"] / 1e9 if cost == "memory" else run["seconds"]
+        return memory_of(run) / 1e9 if cost == "memory" else run["seconds"]
 
     for index, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
         own = sorted((run for run in runs if run["arch"] == arch), key=cost_of)

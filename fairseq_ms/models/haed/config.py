@@ -81,6 +81,13 @@ class HAEDConfig(FairseqDataclass):
     local_ffn_embed_dim: Optional[int] = _optional(
         "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
+    query: ChoiceEnum(["none", "linear"]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={
+            "help": "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
+            "are wide (none), or behind a learned projection that the second phase drops (linear)"
+        },
+    )
     activation_fn: Activation = field(
         default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
     )
@@ -182,6 +189,10 @@ def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
     require(
         cfg.decoder_units % heads == 0,
         f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {heads}",
+    )
+    require(
+        str(cfg.query) == "none" or is_first_phase(cfg),
+        f"--query has no effect without --criterion {IEM_CRITERION}: got {cfg.query}",
     )
     separators(cfg, task.source_dictionary)
 

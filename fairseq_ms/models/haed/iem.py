@@ -20,23 +20,26 @@ from fairseq_ms.ops.linear import Linear
 
 
 class ImplicitEmbeddingModel(BaseFairseqModel):
-    """Segmentation, chunk encoder and main model, and the projection of its outputs to the space of the encoder.
+    """Segmentation, chunk encoder and main model, whose outputs are compared with the encodings of chunks.
 
     Args:
         hierarchy: segmentation, chunk encoder and main model.
         main_dim: width D of the main outputs.
         positions: greatest number of tokens in a sequence, without the one of ``--add-bos-token``.
+        projected: compare by a learned projection D -> E instead of equation 4's plain product, for which encodings,
+            E wide, are filled up with zeros: the first E entries of an output count.
     """
 
     supported_targets = {"future"}
 
-    def __init__(self, hierarchy: Hierarchy, main_dim: int, positions: int) -> None:
+    def __init__(self, hierarchy: Hierarchy, main_dim: int, positions: int, projected: bool) -> None:
         super().__init__()
         self.segmentation, self.encoder, self.main = hierarchy
         self.positions = positions
         self.update = 0
-        self.query = Linear(main_dim, self.encoder.out_dim)
-        in_group("main", self.query)
+        self.query = Linear(main_dim, self.encoder.out_dim) if projected else None
+        if self.query is not None:
+            in_group("main", self.query)
 
     def forward(
         self, tokens_BT: Tensor, candidates_KL: Tensor, counts_K: Tensor, log_q_K: Tensor | None = None
@@ -57,7 +60,8 @@ class ImplicitEmbeddingModel(BaseFairseqModel):
         main_MD = self.main(e_UE.index_select(0, read_M), chunks)
         # What the main model says after a chunk is asked for the one behind it; the first of a row nothing predicts.
         predicted_N = (chunks.index_M() > 0).nonzero().squeeze(1)
-        query_NE = self.query(main_MD.index_select(0, predicted_N - 1))
+        main_ND = main_MD.index_select(0, predicted_N - 1)
+        query_NE = main_ND[:, : self.encoder.out_dim] if self.query is None else self.query(main_ND)
         counts_U = counts_K.new_zeros(e_UE.shape[0]).index_copy_(0, candidate_K, counts_K)
         log_q_U = None
         if log_q_K is not None:
@@ -83,7 +87,8 @@ class ImplicitEmbeddingModel(BaseFairseqModel):
 
 def build_first_phase(cfg: HAEDConfig, dictionary: Dictionary, positions: int) -> ImplicitEmbeddingModel:
     """The model of the first phase, of validated flags."""
-    model = ImplicitEmbeddingModel(build_hierarchy(cfg, dictionary), cfg.decoder_embed_dim, positions)
+    projected = str(cfg.query) == "linear"
+    model = ImplicitEmbeddingModel(build_hierarchy(cfg, dictionary), cfg.decoder_embed_dim, positions, projected)
     initialise(model, cfg.init_std)
     return model
 
@@ -94,9 +99,10 @@ def from_first_phase(state_dict: dict[str, Tensor], new: dict[str, Tensor]) -> t
     Returns:
         the names of what it has, of what was new and of what is not needed any more; all empty for other checkpoints.
     """
-    dropped = [name for name in state_dict if name.startswith("query.")]
-    if not dropped:
+    # A language model has all its parameters in fairseq's decoder.
+    if not any(name.startswith("encoder.") for name in state_dict):
         return [], [], []
+    dropped = [name for name in state_dict if name.startswith("query.")]
     loaded = [name for name in state_dict if name not in dropped]
     for name in loaded:
         state_dict[f"decoder.{name}"] = state_dict.pop(name)

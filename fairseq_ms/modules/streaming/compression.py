@@ -25,7 +25,7 @@ def reconstruction_loss(
 
 
 def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
-    """Attention by content from the segment to a memory, (B, T, D), with weights that are not trained."""
+    """Attention by content from the segment to a memory, (B, T, N * H), with weights that are not trained."""
     attention, norm = layer.attention, layer.attention.norm
     weight_ED = attention.qkv.weight.detach()
     inner = weight_ED.size(0) // 3

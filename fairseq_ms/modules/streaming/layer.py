@@ -22,15 +22,15 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, config: LayerConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
         super().__init__()
-        dim = config.dim
+        dim, inner = config.dim, config.heads * config.width_of_head
         self.heads = config.heads
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = nn.LayerNorm(dim) if config.normalize_before else None
-        self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.qkv = Linear(dim, 3 * inner, bias=False)
         # Not one that packs its weight: decoding projects the sinusoids once.
-        self.position = nn.Linear(dim, dim, bias=False)
-        self.out = Linear(dim, dim, bias=False)
+        self.position = nn.Linear(dim, inner, bias=False)
+        self.out = Linear(inner, dim, bias=False)
         self.u, self.v = u_NH, v_NH
 
     def project(self, positions_PD: Tensor) -> Tensor:

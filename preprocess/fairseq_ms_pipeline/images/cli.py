@@ -10,8 +10,10 @@ from fairseq_ms_pipeline.images.read import WANTED, given_split, images, photogr
 from fairseq_ms_pipeline.images.stages import ImageJob, run
 from fairseq_ms_pipeline.sources import check_inputs, text_files, total_bytes
 
-# Of the training images, for a split that has no files of its own.
-SHARE = 0.05
+# Of the training images, for a split that has no files of its own: as few for validation as will do, since they are
+# missing in train, and more of two photographs.
+SHARES = {"valid": 0.01, "test": 0.05}
+PHOTOGRAPHS = {"valid": 0.05, "test": 0.05}
 
 
 def make_job(args: argparse.Namespace) -> ImageJob:
@@ -21,10 +23,11 @@ def make_job(args: argparse.Namespace) -> ImageJob:
             raise ValueError(f"--{split}-fraction must lie between 0 and 0.5, not {value}.")
     if args.photographs and args.input:
         raise ValueError("--input and --photographs exclude each other: one of them says where images come from.")
+    shares = PHOTOGRAPHS if args.photographs else SHARES
     common = {
         "out": args.out,
-        "valid_fraction": args.valid_fraction or SHARE,
-        "test_fraction": args.test_fraction or SHARE,
+        "valid_fraction": args.valid_fraction or shares["valid"],
+        "test_fraction": args.test_fraction or shares["test"],
         "seed": args.seed,
         "quiet": args.quiet,
     }
@@ -63,9 +66,10 @@ def main(description: str | None) -> int:
     parser.add_argument("--input", type=Path, nargs="+", default=[], help="files, archives or folders of images")
     parser.add_argument("--photographs", action="store_true", help="crops of scikit-learn's two photographs")
     parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, manifest.json")
-    share = f"share of the training images for this split, if no file is (default: {SHARE})"
-    parser.add_argument("--valid-fraction", type=float, help=share)
-    parser.add_argument("--test-fraction", type=float, help=share)
+    for split, share in SHARES.items():
+        wanted = f"share of the training images for {split}, if no file is (default: {share}"
+        photographs = f", of photographs {PHOTOGRAPHS[split]}" if PHOTOGRAPHS[split] != share else ""
+        parser.add_argument(f"--{split}-fraction", type=float, help=f"{wanted}{photographs})")
     parser.add_argument("--seed", type=int, default=1, help="seed of a random split (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ms_pipeline import binarise
+from fairseq_ms_pipeline import binarise, halves
 from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Draw
@@ -96,6 +96,7 @@ def _stages(job: ImageJob, work: Path, progress: Progress) -> Json:
             count = sum(read_json(shards / f"{name}.json")["images"] for name in names)
             counts[split] = {"images": count, "targets": count * TOKENS, "unknown": 0, "bytes": count * TOKENS}
             bar.update(len(names))
+        halves.write_halves(ready)
         manifest = {
             "dataset": "images",
             "settings": job.settings,

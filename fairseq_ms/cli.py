@@ -53,6 +53,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "fairseq_ms.analysis.plot.command",
         "draw a figure: context, what a training step keeps and takes against context length",
     ),
+    "recall": (
+        "fairseq_ms.analysis.recall.command",
+        "accuracy of recalling a symbol by its distance, beside the context by formula",
+    ),
     "sample-images": (
         "fairseq_ms.analysis.sample_images",
         "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",

@@ -41,8 +41,8 @@ RUNS = {
         {
             "vanilla_lm_window4": "--decoder-layers 2 --scale-windows 1x=0:4",
             "retina_lm": "--decoder-layers 2 --scale-windows 1x=0:4,4x=4:12",
-            "multiscale_topdown": "--scale-layers 8x=1,4x=1,1x=1",
-            "multiscale_bottomup": "--scale-layers 8x=1,4x=1,1x=1",
+            "multiscale_topdown": "--scale-layers 8x=1,4x=1,1x=2",
+            "multiscale_bottomup": "--scale-layers 8x=1,4x=1,1x=2",
             "vanilla_lm": "--decoder-layers 3",
         },
     ),

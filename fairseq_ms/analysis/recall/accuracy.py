@@ -147,6 +147,6 @@ def draw(figure: Figure, results: Sequence[Result], chance: float) -> None:
             most = min(context.maximum, longest)
             axes.axvspan(context.minimum, most, color=line.get_color(), alpha=0.12, linewidth=0)
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":")
-    axes.annotate("chance", (longest, chance), ha="right", va="bottom", fontsize="small")
+    axes.annotate("chance", (1, chance), va="bottom", fontsize="small")
     axes.set_ylim(0.0, 1.03)
     report.finish_axes(axes, "distance to the symbol, in tokens (vertical: context by formula)", "accuracy of recall")

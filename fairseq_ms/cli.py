@@ -57,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "fairseq_ms.analysis.plot.command",
         "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it",
     ),
+    "recall": (
+        "fairseq_ms.analysis.recall.command",
+        "accuracy of recalling a symbol by its distance, beside the context by formula",
+    ),
     "sample-images": (
         "fairseq_ms.analysis.sample_images",
         "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
 
+# What is asked about log-probabilities (1, n, V) and targets (1, n): a number (1, n) for each.
+Measure = Callable[[Tensor, Tensor], Tensor]
 # Positions whose logits are in memory at a time: 1,024 of 30,000 words take 120 MB.
 _POSITIONS_A_SOFTMAX = 1024
 
 
+def nll(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
+    """The negative log-likelihood of every target."""
+    return -log_probs_1nV.gather(-1, targets_1n.unsqueeze(-1)).squeeze(-1).float()
+
+
 @torch.no_grad()
-def score_windows(checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, first: int = 0) -> Tensor:
-    """NLL (B, T - first) of the targets from ``first`` on, every row read from its beginning.
+def score_windows(
+    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, first: int = 0, measure: Measure = nll
+) -> Tensor:
+    """NLL (B, T - first) of the targets from ``first`` on, or another measure, every row read from its beginning.
 
     A streaming model starts each row with an empty memory. Where the model was trained with an extra first
     symbol, it is put before every row.
@@ -28,13 +38,18 @@ def score_windows(checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, 
     if checkpoint.adds_bos:
         bos = source.new_full((source.size(0), 1), checkpoint.dictionary.bos())
         source, target, first = torch.cat([bos, source], 1), torch.cat([bos, target], 1), first + 1
-    return _score(checkpoint, source, target, first)[0]
+    return _score(checkpoint, source, target, first, measure=measure)[0]
 
 
 def _score(
-    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, skip: int = 0, memory: object = None
+    checkpoint: Checkpoint,
+    source_BT: Tensor,
+    target_BT: Tensor,
+    skip: int = 0,
+    memory: object = None,
+    measure: Measure = nll,
 ) -> tuple[Tensor, object]:
-    """NLL of the targets after the first ``skip`` ones, and the memory behind the last."""
+    """The measure of the targets after the first ``skip`` ones, and the memory behind the last."""
     model = checkpoint.model
     arguments = {"memory": memory} if checkpoint.streaming else {}
     features, extra = model.decoder(source_BT, features_only=True, **arguments)
@@ -45,9 +60,9 @@ def _score(
     for chunk, ids in zip(flat.split(_POSITIONS_A_SOFTMAX, 1), wanted.split(_POSITIONS_A_SOFTMAX, 1)):
         output = (model.decoder.output_layer(chunk), extra)
         log_probs = model.get_normalized_probs(output, log_probs=True, sample={"target": ids})
-        parts.append(-log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).float())
-    nll = torch.cat(parts, dim=1) if parts else flat.new_zeros(1, 0)
-    return nll.view(target.shape), extra.get("memory") if isinstance(extra, dict) else None
+        parts.append(measure(log_probs, ids))
+    values = torch.cat(parts, dim=1) if parts else flat.new_zeros(1, 0)
+    return values.view(target.shape), extra.get("memory") if isinstance(extra, dict) else None
 
 
 def score_tokens(
@@ -56,8 +71,9 @@ def score_tokens(
     window: int | None = None,
     context: int | None = None,
     max_tokens: int = 8192,
+    measure: Measure = nll,
 ) -> np.ndarray:
-    """NLL (n,) of every token of a sequence (n,), each scored exactly once.
+    """NLL (n,) of every token of a sequence (n,), or another measure, each scored exactly once.
 
     The windows are those of ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has
     ``window - context`` new tokens behind up to ``context`` already scored ones, and the first begins with
@@ -65,10 +81,10 @@ def score_tokens(
     window: it reads the sequence once, and its memory is the context.
     """
     if checkpoint.streaming:
-        return _score_stream(checkpoint, tokens)
+        return score_streams(checkpoint, [tokens], measure)[0]
     window, context = check_window(checkpoint, window, context)
     source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
-    nll = np.empty(tokens.numel())
+    scores = np.empty(tokens.numel())
     for rows in _equal_windows(tokens.numel(), window, context, max_tokens):
         start, scored, _ = rows[0]
         spans = [slice(begin, stop) for begin, _, stop in rows]
@@ -77,24 +93,32 @@ def score_tokens(
             torch.stack([source[span] for span in spans]),
             torch.stack([tokens[span] for span in spans]),
             first=scored - start,
+            measure=measure,
         )
         for values, (_, begin, stop) in zip(batch.cpu().numpy(), rows):
-            nll[begin:stop] = values
-    return nll
+            scores[begin:stop] = values
+    return scores
 
 
 @torch.no_grad()
-def _score_stream(checkpoint: Checkpoint, tokens: Tensor) -> np.ndarray:
-    eos = tokens.new_tensor([checkpoint.dictionary.eos()])
-    source, target = torch.cat([eos, tokens[:-1]]).to(checkpoint.device), tokens.to(checkpoint.device)
+def score_streams(checkpoint: Checkpoint, sequences: list[Tensor], measure: Measure = nll) -> list[np.ndarray]:
+    """The measure of every token of sequences (n,) that a streaming model reads side by side, each from its beginning.
+
+    A sequence begins with the end-of-sentence symbol and an empty memory.
+    """
+    eos, pad = checkpoint.dictionary.eos(), checkpoint.dictionary.pad()
+    # What pads the shorter ones stands behind them, where no score of theirs can depend on it.
+    target = pad_sequence(sequences, batch_first=True, padding_value=pad).to(checkpoint.device)
+    source = torch.cat([target.new_full((len(sequences), 1), eos), target[:, :-1]], dim=1)
     memory, parts = None, []
     # Whole segments at a time, so that the memory keeps no tokens to read again.
     step = checkpoint.segment * max(1, _POSITIONS_A_SOFTMAX // checkpoint.segment)
-    for start in range(0, tokens.numel(), step):
+    for start in range(0, target.size(1), step):
         span = slice(start, start + step)
-        nll, memory = _score(checkpoint, source[None, span], target[None, span], memory=memory)
-        parts.append(nll[0].cpu())
-    return torch.cat(parts).double().numpy()
+        values, memory = _score(checkpoint, source[:, span], target[:, span], memory=memory, measure=measure)
+        parts.append(values.cpu())
+    rows = torch.cat(parts, dim=1).double().numpy()
+    return [row[: tokens.numel()] for row, tokens in zip(rows, sequences)]
 
 
 def check_window(checkpoint: Checkpoint, window: int | None, context: int | None) -> tuple[int, int]:

@@ -166,8 +166,9 @@ def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path):
         assert path.name.removesuffix(".py") in test.read_text(encoding="utf-8")
 
 
-def demo_analysis():
-    spec = importlib.util.spec_from_file_location("demo_analysis", EXAMPLES / "demo" / "analysis.py")
+def loaded(folder: str, script: str):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(f"{folder}_{script}", EXAMPLES / folder / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -176,7 +177,7 @@ def demo_analysis():
 
 
 def test_the_demos_analyses_parse_and_leave_no_capital_unfilled(tmp_path):
-    module = demo_analysis()
+    module = loaded("demo", "analysis")
     for _, command, title, figure in module.ANALYSES:
         words = module.arguments(command, title, figure, tmp_path, tmp_path)
         parse_ours(words)
@@ -187,3 +188,10 @@ def test_the_demos_analyses_without_a_trained_demo_say_what_to_run_first(tmp_pat
     done = run_cli("python", EXAMPLES / "demo" / "analysis.py", tmp_path, check=False)
     assert done.returncode == 1
     assert "run make demo first" in done.stderr
+
+
+def test_the_trainings_of_recall_parse(tmp_path):
+    module = loaded("recall", "run")
+    for group, (_, _, models) in module.RUNS.items():
+        for model in models:
+            parse(module.training(group, model, tmp_path, tmp_path / model))

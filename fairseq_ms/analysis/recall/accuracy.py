@@ -1,0 +1,152 @@
+"""Accuracy of recall by distance, of models, of a perfect oracle and of guessing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ms.analysis import report
+from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis.context_length.formula import ContextLength
+from fairseq_ms.analysis.recall.questions import Exercises, Questions
+from fairseq_ms.analysis.scoring import Measure, score_streams, score_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Streams that a model with a memory reads side by side.
+_STREAMS = 32
+# Right answers beyond the context are an accident up to so many standard deviations of guessing.
+_ACCIDENT = 4.5
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Distances ``first`` to ``last``, how many symbols were asked for there, and the share of right answers."""
+
+    first: int
+    last: int
+    asked: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a model recalls.
+
+    Attributes:
+        label: its name
+        context: how far back it sees by formula
+        bins: accuracy by distance
+        recalled: the sum over all distances of the accuracy above chance, 1 where every answer is right: as many tokens
+            as a model recalls that is perfect up to there and guesses beyond
+        beyond: the bin of all distances from the context's maximum on, or None without any
+        leaks: whether it is right beyond its context more often than guessing can be
+    """
+
+    label: str
+    context: ContextLength
+    bins: list[Bin]
+    recalled: float
+    beyond: Bin | None
+    leaks: bool
+
+
+def right_among(choices: Tensor) -> Measure:
+    """The measure that is 1 where the target is the most probable one of ``choices``, and 0 elsewhere."""
+
+    def measure(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
+        among = choices.to(targets_1n.device)
+        return (among[log_probs_1nV[..., among].argmax(-1)] == targets_1n).float()
+
+    return measure
+
+
+def right_answers(
+    checkpoint: Checkpoint, questions: Questions, exercises: Exercises, window: int, context: int, max_tokens: int
+) -> np.ndarray:
+    """Whether the model gives each answer (Q,), having read the true text before it.
+
+    A model without a memory reads windows as in ``fairseq-eval-lm``, one with a memory reads streams, each of which
+    begins at a line.
+    """
+    measure, tokens = right_among(exercises.choices), questions.tokens
+    if checkpoint.streaming:
+        streams = at_lines(tokens, checkpoint.dictionary.eos(), _STREAMS)
+        scores = np.concatenate(score_streams(checkpoint, streams, measure))
+    else:
+        scores = score_tokens(checkpoint, tokens, window, context, max_tokens, measure)
+    return scores[questions.answers].astype(bool)
+
+
+def at_lines(tokens: Tensor, eos: int, count: int) -> list[Tensor]:
+    """The sequence in up to ``count`` pieces of about equal length, cut behind ends of lines."""
+    ends = torch.nonzero(tokens == eos).flatten() + 1
+    wanted = torch.arange(1, count) * tokens.numel() // count
+    places = torch.searchsorted(ends, wanted).clamp(max=max(0, ends.numel() - 1))
+    cuts = sorted(({int(ends[place]) for place in places} if ends.numel() else set()) | {0, tokens.numel()})
+    return [tokens[start:end] for start, end in itertools.pairwise(cuts)]
+
+
+def oracle_answers(questions: Questions) -> np.ndarray:
+    """Whether each answer (Q,) is the symbol that was written: all of them, or the questions are misread."""
+    return (questions.tokens[questions.answers] == questions.tokens[questions.written]).numpy()
+
+
+def guessed_answers(questions: Questions, exercises: Exercises, seed: int) -> np.ndarray:
+    """Whether each answer (Q,) is a symbol drawn from the choices."""
+    drawn = np.random.default_rng(seed).integers(exercises.choices.numel(), size=questions.answers.size)
+    return exercises.choices.numpy()[drawn] == questions.tokens[questions.answers].numpy()
+
+
+def by_distance(distances: np.ndarray, right: np.ndarray, bins: int) -> list[Bin]:
+    """Accuracy in up to ``bins`` ranges of distances of equal width, from the shortest that is asked."""
+    least, most = int(distances.min()), int(distances.max())
+    width = -(-(most - least + 1) // bins)
+    found = [_bin(distances, right, first, min(first + width - 1, most)) for first in range(least, most + 1, width)]
+    return [point for point in found if point is not None]
+
+
+def _bin(distances: np.ndarray, right: np.ndarray, first: int, last: int) -> Bin | None:
+    inside = right[(distances >= first) & (distances <= last)]
+    return Bin(first, last, inside.size, float(inside.mean())) if inside.size else None
+
+
+def summarise(label: str, context: ContextLength, questions: Questions, right: np.ndarray, bins: int) -> Result:
+    """A model's result; an output sees a token at any distance below the context's maximum."""
+    distances, chance = questions.distances, questions.chance
+    points = by_distance(distances, right, bins)
+    # Distances below the shortest that is asked count as recalled like the shortest.
+    widths = [point.last - point.first + 1 for point in points]
+    widths[0] += points[0].first - 1
+    recalled = sum(width * (point.accuracy - chance) / (1 - chance) for width, point in zip(widths, points))
+    beyond = _bin(distances, right, context.maximum, int(distances.max()))
+    accident = chance + _ACCIDENT * (chance * (1 - chance) / beyond.asked) ** 0.5 if beyond else 1.0
+    return Result(label, context, points, recalled, beyond, beyond is not None and beyond.accuracy > accident)
+
+
+def draw(figure: Figure, results: Sequence[Result], chance: float) -> None:
+    """Accuracy over distance, one line a model; a vertical line of the same colour is its context by formula.
+
+    Where the context depends on the place in a segment or window, a band goes from the least to the greatest.
+    """
+    axes = figure.add_subplot()
+    longest = max(result.bins[-1].last for result in results)
+    for index, result in enumerate(results):
+        middles = [(point.first + point.last) / 2 for point in result.bins]
+        line = report.plot_line(axes, index, middles, [point.accuracy for point in result.bins], result.label)
+        context = result.context
+        if context.average <= longest:
+            axes.axvline(context.average, color=line.get_color(), linestyle=line.get_linestyle(), linewidth=1.0)
+            most = min(context.maximum, longest)
+            axes.axvspan(context.minimum, most, color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":")
+    axes.annotate("chance", (1, chance), va="bottom", fontsize="small")
+    axes.set_ylim(0.0, 1.03)
+    report.finish_axes(axes, "distance to the symbol, in tokens (vertical: context by formula)", "accuracy of recall")

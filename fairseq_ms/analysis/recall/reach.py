@@ -1,0 +1,43 @@
+"""How many tokens back an output of any model can depend on by formula, the way it is evaluated."""
+
+from __future__ import annotations
+
+from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis.context_length import formula
+from fairseq_ms.analysis.context_length.formula import ContextLength
+from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder
+from fairseq_ms.models.retina import RetinaDecoder
+from fairseq_ms.models.transformer_ql import TransformerQLDecoder
+from fairseq_ms.models.transformer_xl import TransformerXLDecoder
+
+
+def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
+    """The context length of a streaming model, or of another one in windows of which ``context`` tokens come first.
+
+    The paper's formula holds for a Transformer-XL or Compressive Transformer whose memory is a multiple of the segment.
+    Otherwise the oldest state that a layer remembers lies inside a segment, and saw back from that one's beginning.
+
+    A model without a memory sees what is in its window: ``context`` tokens before the first scored one, and all of the
+    window before the last. Through ``--scale-windows`` it sees less. A block of k tokens is seen if it begins less than
+    ``far`` tokens before the position that looks at it. From a position at a multiple of k and from everywhere inside a
+    block, that is the same block; so every layer but the last goes back by a multiple of k, and the last by more where
+    its position lies late in a block of its own.
+    """
+    decoder = checkpoint.model.decoder
+    if isinstance(decoder, TransformerQLDecoder):
+        return formula.by_formula(decoder)
+    if isinstance(decoder, TransformerXLDecoder):
+        remembered, begin, oldest = decoder.mem_len, 0, 0
+        if isinstance(decoder, CompressiveTransformerDecoder):
+            remembered += decoder.rate * decoder.compressed_mem_len
+        for _ in decoder.layers:
+            oldest = begin - remembered
+            begin = oldest // decoder.segment_len * decoder.segment_len
+        return ContextLength.of(-oldest, decoder.segment_len)
+    sure, most = context, window - 1
+    if isinstance(decoder, RetinaDecoder):
+        far, factor = decoder.groups[-1].far, decoder.groups[-1].factor
+        before = (len(decoder.layers) - 1) * ((far - 1) // factor * factor)
+        last = [phase + (far - 1 - phase) // factor * factor for phase in range(factor)]
+        sure, most = min(sure, before + min(last)), min(most, before + max(last))
+    return ContextLength(sure, most + 1, (sure + most + 1) / 2)

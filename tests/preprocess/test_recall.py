@@ -1,0 +1,130 @@
+"""Exercises in recall: what is asked was written, at the distance that the flags allow."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_ms_pipeline.recall import ASK, FILLERS, SET, TASKS, Exercises, Recall
+from tests.helpers.cli import ROOT, run_cli
+
+SCRIPT = ROOT / "preprocess" / "recall" / "prepare.py"
+
+
+def lines(recall: Recall, split: str, seed: int = 1) -> list[list[str]]:
+    return [line.text.split() for line in Exercises(recall, seed).lines(lambda count: None) if line.split == split]
+
+
+def small(task: str, filler: str = "constant", ask: str = "announced", **more: int) -> Recall:
+    sizes = {"tokens": 4000, "valid_tokens": 300, "test_tokens": 4000, "longest": 40}
+    return Recall(task=task, filler=filler, ask=ask, **{**sizes, **more})
+
+
+def distances(words: list[str], recall: Recall) -> list[int]:
+    """How many tokens before the last one that is read each symbol of the answer was written, found by hand."""
+    length = recall.length
+    assert (ASK in words) == recall.announced
+    key = words[words.index(ASK) + 1 : len(words) - length] if recall.announced else []
+    (place,) = (n for n, word in enumerate(words) if word == SET and words[n + 1 : n + 1 + len(key)] == key)
+    first = place + 1 + len(key)
+    assert words[first : first + length] == words[-length:]
+    return [len(words) - length + offset - 1 - (first + offset) for offset in range(length)]
+
+
+KINDS = [*((task, "announced") for task in TASKS), ("passkey", "suddenly"), ("copy", "suddenly")]
+
+
+@pytest.mark.parametrize(("task", "ask"), KINDS)
+def test_every_answer_was_written_once_at_a_distance_between_the_shortest_and_the_longest(task, ask):
+    recall = small(task, ask=ask)
+    # The pair that is asked for may be the last of the pairs.
+    least = 2 if task == "pairs" else recall.shortest
+    for split in ("train", "test"):
+        found = {distance for words in lines(recall, split) for distance in distances(words, recall)}
+        assert least <= min(found)
+        assert max(found) <= 40
+    # Among 150 or more test lines hardly a fifth of the distances can be missing.
+    assert len(found) >= 0.8 * (40 - least + 1)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_test_distances_are_even_and_training_distances_mostly_short(task):
+    recall = small(task)
+    train, test = ([distances(words, recall)[0] for words in lines(recall, split)] for split in ("train", "test"))
+    middle = (min(test) + 40) / 2
+    # Two standard deviations of 60 or more draws are below 0.13.
+    assert abs(sum(d > middle for d in test) / len(test) - 0.5) < 0.15
+    assert sum(d > middle for d in train) / len(train) < 0.35
+
+
+def test_symbols_are_drawn_evenly_so_that_guessing_is_right_one_time_in_so_many():
+    recall = small("passkey", values=4)
+    answers = [words[-1] for words in lines(recall, "train")]
+    for symbol in recall.symbols():
+        # Four standard deviations of about 250 draws.
+        assert answers.count(symbol) / len(answers) == pytest.approx(0.25, abs=0.11)
+
+
+def test_keys_of_a_line_differ_and_one_of_them_is_asked_for():
+    for words in lines(small("pairs", pairs=5), "test"):
+        keys = [words[n + 1] for n, word in enumerate(words) if word == SET]
+        assert len(set(keys)) == 5
+        assert words[-2] in keys
+
+
+@pytest.mark.parametrize("filler", FILLERS)
+def test_filler_holds_no_symbol_of_an_exercise(filler):
+    recall = small("passkey", filler)
+    meant = {SET, ASK, *recall.symbols()}
+    texts = lines(recall, "test")
+    fill = [word for words in texts for word in words[2:-2]]
+    assert not meant & set(fill)
+    kinds = len(set(fill))
+    assert kinds == {"constant": 1, "counting": 16}.get(filler, kinds)
+    assert filler != "docs" or kinds > 200
+
+
+def test_filler_of_the_documentation_is_other_text_in_each_split():
+    recall = small("passkey", "docs")
+    train, test = (" ".join(words[2:-2]) for words in (lines(recall, "train")[0], lines(recall, "test")[0]))
+    assert train[:60] != test[:60]
+
+
+def test_one_seed_gives_the_same_exercises_and_another_seed_others():
+    recall = small("copy")
+    assert lines(recall, "test") == lines(recall, "test")
+    assert lines(recall, "test") != lines(recall, "test", seed=2)
+    assert lines(recall, "test") != lines(recall, "valid")
+
+
+def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(tmp_path: Path):
+    flags = ["--task", "pairs", "--pairs", "2", "--values", "8", "--longest", "30", "--tokens", "3000"]
+    command = ["python", str(SCRIPT), "--out", str(tmp_path / "out"), "--test-tokens", "900", "--workers", "1", *flags]
+    run_cli(*command)
+    known = json.loads((tmp_path / "out" / "bin" / "recall.json").read_text())
+    symbols = {line.split()[0] for line in (tmp_path / "out" / "bin" / "dict.txt").read_text().splitlines()}
+    assert {known["set"], known["ask"], *known["choices"]} <= symbols
+    assert (known["key_length"], known["passage_length"]) == (1, 1)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["settings"]["recall"]["longest"] == 30
+    assert all(counts["unknown"] == 0 for counts in manifest["splits"].values())
+    assert "prepared already" in run_cli(*command).stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--values", "1"], "--values must be at least 2, not 1."),
+        (["--pairs", "2"], "--pairs has no meaning with --task passkey: leave it out."),
+        (["--task", "pairs", "--pairs", "20"], "--pairs must not exceed --values 16, so that keys differ: got 20."),
+        (["--task", "copy", "--longest", "6"], "--longest must be at least 7, the distance without filler: got 6."),
+        (["--task", "pairs", "--ask", "suddenly"], "where the key announces it: leave it out."),
+        (["--tokens", "100"], "--tokens must be at least ten times --longest 64, not 100."),
+        (["--bpe-merges", "9"], "unrecognized arguments: --bpe-merges 9"),
+    ],
+)
+def test_flags_that_cannot_work_get_one_sentence_and_leave_nothing(tmp_path: Path, flags, sentence):
+    done = run_cli("python", SCRIPT, "--out", tmp_path / "out", *flags, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].endswith(sentence)
+    assert not (tmp_path / "out").exists()

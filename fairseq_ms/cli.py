@@ -57,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "fairseq_ms.analysis.plot.command",
         "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it",
     ),
+    "prepare": (
+        "fairseq_ms.analysis.prepare",
+        "prepare a data set: tokenised, split, segmented and binarised",
+    ),
     "recall": (
         "fairseq_ms.analysis.recall.command",
         "accuracy of recalling a symbol by its distance, beside the context by formula",

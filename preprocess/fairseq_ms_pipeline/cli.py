@@ -173,7 +173,7 @@ def one_sentence(action: Callable[[], None]) -> int:
     return 0
 
 
-def main(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
+def run_job(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
     """Run the job, or print its plan with --dry-run; returns the exit code."""
 
     def action() -> None:
@@ -200,4 +200,4 @@ def prepare_files(description: str, variants: Mapping[str, Dataset], flag: str =
         choices = list(variants)
         parser.add_argument(flag, dest="variant", choices=choices, default=default, help=help)
     args = parser.parse_args()
-    return main(lambda args: job_from_files(variants[args.variant if flag else default], args), args)
+    return run_job(lambda args: job_from_files(variants[args.variant if flag else default], args), args)

@@ -1,8 +1,8 @@
-"""Prepare 32 x 32 images (ImageNet-32, CIFAR-10, PNG folders and zips, two photographs) as 3,072 tokens each."""
+"""The same as ``fairseq-ms prepare images``."""
 
 import sys
 
-from fairseq_ms_pipeline.images.cli import main
+from fairseq_ms_pipeline.datasets.images import main
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__))
+    sys.exit(main())

@@ -1,82 +1,8 @@
-"""Prepare any folder, archive or file of your own text (*.txt, also compressed; JSON lines with a field
-`text`).
-"""
+"""The same as ``fairseq-ms prepare text``."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from dataclasses import replace
 
-from fairseq_ms_pipeline.cli import add_bpe_flags, add_input_flags, common_parser, job_from_files, main, seed_of
-from fairseq_ms_pipeline.dataset import SPLITS, Dataset
-from fairseq_ms_pipeline.documents import Reader
-from fairseq_ms_pipeline.run import Job
-from fairseq_ms_pipeline.sources import check_inputs, text_files
-
-DATASET = Dataset(
-    name="text",
-    title="Text",
-    level="bpe",
-    bpe_merges=30000,
-    tokenise="moses",
-    documents="file",
-    blank_lines="drop",
-    text_names=("*.txt", "*.tokens"),
-    json_names=("*.jsonl",),
-    json_fields=("text",),
-)
-GIVEN = {
-    split: (f"{split}/*.txt", f"{split}/*.tokens", f"{split}.txt", f"*.{split}.txt", f"*.{split}.tokens")
-    for split in SPLITS
-}
-
-
-def add_text_flags(parser: argparse.ArgumentParser) -> None:
-    """What a declaration says for other data sets, said here by flags."""
-    parser.add_argument("--level", choices=("bpe", "word"), default=DATASET.level, help="default: %(default)s")
-    parser.add_argument(
-        "--split",
-        choices=("auto", "given", "random"),
-        default="auto",
-        help="given: by the names train, valid and test of files or folders; random: by document; "
-        "auto (default): given if all three names are there",
-    )
-    parser.add_argument("--valid-fraction", type=float, help=f"default: {DATASET.valid_fraction}")
-    parser.add_argument("--test-fraction", type=float, help=f"default: {DATASET.test_fraction}")
-    parser.add_argument(
-        "--documents",
-        default=DATASET.documents,
-        help="what a random split keeps together: file (default), blank, line, lines:N, wikitext",
-    )
-    parser.add_argument("--tokenise", choices=("moses", "none"), default=DATASET.tokenise, help="default: %(default)s")
-    parser.add_argument("--language", help=f"language of moses (default: {DATASET.language})")
-    parser.add_argument("--blank-lines", choices=("keep", "drop"), default=DATASET.blank_lines, help="default: drop")
-    parser.add_argument("--dict-size", type=int, help="most frequent symbols to keep (default: all)")
-
-
-def is_given(args: argparse.Namespace) -> bool:
-    """Whether the split is given by names; ValueError when it must be and one of the splits has no file."""
-    if args.split == "random":
-        return False
-    check_inputs(args.input)
-    reader = Reader(replace(DATASET, split_names=GIVEN), args.input, seed_of(args))
-    found = {reader.given_split(file.name) for file in text_files(args.input, reader.wanted)}
-    missing = [split for split in SPLITS if split not in found]
-    if missing and args.split == "given":
-        raise ValueError(f"--split given: --input has no file or folder named {' or '.join(missing)}.")
-    return not missing
-
-
-def make_job(args: argparse.Namespace) -> Job:
-    """The run of this data set as the flags ask for it."""
-    split_names = GIVEN if is_given(args) else {}
-    return job_from_files(replace(DATASET, level=args.level, split_names=split_names), args)
-
+from fairseq_ms_pipeline.datasets.text import main
 
 if __name__ == "__main__":
-    parser = common_parser(__doc__)
-    add_input_flags(parser, DATASET)
-    add_bpe_flags(parser, DATASET)
-    add_text_flags(parser)
-    sys.exit(main(make_job, parser.parse_args()))
+    sys.exit(main())

@@ -162,11 +162,14 @@ def test_the_wheel_holds_the_package_and_its_pipeline_and_nothing_else(wheel):
     assert inside == sources
 
 
-def test_the_scripts_of_data_sets_run_from_anywhere_with_the_installed_plugin(wheel, tmp_path):
+def test_data_sets_are_prepared_from_anywhere_with_the_installed_plugin(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    for script in sorted((ROOT / "preprocess").glob("*/prepare.py")):
+    scripts = sorted((ROOT / "preprocess").glob("*/prepare.py"))
+    programs = [[str(script)] for script in scripts]
+    programs += [["-m", "fairseq_ms", "prepare", script.parent.name] for script in scripts]
+    for program in programs:
         done = subprocess.run(
-            [sys.executable, str(script), "--help"],
+            [sys.executable, *program, "--help"],
             cwd=tmp_path,
             env={"PYTHONPATH": str(tmp_path / "site")},
             capture_output=True,

@@ -234,3 +234,35 @@ def test_a_flag_that_would_be_ignored_is_refused(tmp_path, dataset, flags, sente
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_prepares_what_the_script_prepares(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.txt").write_text("\n".join(sentences(5, len(split))) + "\n")
+    flags = ("--input", text, "--level", "word", "--workers", "1", "--quiet")
+    prepare("text", "--input", text, "--level", "word", "--out", tmp_path / "script")
+    run_cli("fairseq-ms", "prepare", "text", *flags, "--out", tmp_path / "command")
+    for path in sorted((tmp_path / "script").rglob("*")):
+        twin = tmp_path / "command" / path.relative_to(tmp_path / "script")
+        assert path.is_dir() or path.name == "manifest.json" or path.read_bytes() == twin.read_bytes()
+    assert manifest_of(tmp_path / "command")["splits"] == manifest_of(tmp_path / "script")["splits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "the following arguments are required: DATASET"),
+        (("nothing",), "invalid choice: 'nothing' (choose from "),
+        (
+            ("text", "--out", "x", "--input", "missing"),
+            "fairseq-ms prepare text: error: --input missing does not exist.",
+        ),
+        (("text", "--input", "x"), "fairseq-ms prepare text: error: the following arguments are required: --out"),
+    ],
+)
+def test_the_command_refuses_bad_input_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    done = run_cli("fairseq-ms", "prepare", *arguments, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()[-1]

@@ -1,0 +1,35 @@
+"""`fairseq-ms prepare`: data sets, from the file that people download to fairseq's binarised form."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+
+NEEDS_FAIRSEQ = False
+
+
+def datasets() -> list[str]:
+    """The data sets that can be prepared, by the names of their modules."""
+    from fairseq_ms_pipeline import datasets
+
+    return sorted(module.name for module in pkgutil.iter_modules(datasets.__path__))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The data set; its own flags are the data set's business."""
+    parser.usage = "fairseq-ms prepare DATASET --out FOLDER [FLAGS OF THE DATA SET ...]"
+    parser.add_argument("dataset", choices=datasets(), metavar="DATASET", help=", ".join(datasets()))
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help="flags: DATASET --help lists them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the data set with the flags behind its name."""
+    module = importlib.import_module(f"fairseq_ms_pipeline.datasets.{args.dataset}")
+    # Each data set reads its own command line, as its script does.
+    before, sys.argv = sys.argv, [f"fairseq-ms prepare {args.dataset}", *args.flags]
+    try:
+        return int(module.main())
+    finally:
+        sys.argv = before

@@ -1,0 +1,1 @@
+"""One module a data set: what it is, and the command line that prepares it."""

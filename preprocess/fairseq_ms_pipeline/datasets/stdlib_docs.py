@@ -1,0 +1,60 @@
+"""Make a small English corpus of the Python standard library's documentation, without network."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable, Iterator
+
+from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, run_job, seed_of, with_flags
+from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.run import Job
+from fairseq_ms_pipeline.stdlib_docs import corpus, library_folder, split_by_module
+
+DATASET = Dataset(
+    name="stdlib_docs",
+    title="Documentation of the Python standard library",
+    bpe_merges=4000,
+    tokenise="moses",
+    valid_fraction=0.05,
+    test_fraction=0.05,
+    shard_bytes=200_000,
+)
+
+
+class Documentation:
+    """The library's documentation as lines, module by module in the order of their names."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def lines(self, advance: Callable[[int], object]) -> Iterator[Line]:
+        """All paragraphs, each with the split of its module."""
+        texts = corpus(library_folder())
+        splits = split_by_module(texts, self.seed, DATASET.valid_fraction)
+        for name, lines in texts.items():
+            for index, line in enumerate(lines):
+                advance(len(line.encode()) + 1)
+                yield Line(splits[name], index == 0, line)
+
+
+def make_job(args: argparse.Namespace) -> Job:
+    """The run of this data set as the flags ask for it."""
+    return Job(
+        dataset=with_flags(DATASET, args),
+        source=Documentation(seed_of(args)),
+        source_bytes=None,
+        out=args.out,
+        workers=args.workers,
+        identity={"python": platform.python_version(), "seed": seed_of(args)},
+        vocabulary_from=args.vocab_from,
+        quiet=args.quiet,
+    )
+
+
+def main() -> int:
+    """Prepare what the command line asks for; returns the exit code."""
+    parser = common_parser(__doc__)
+    add_bpe_flags(parser, DATASET)
+    return run_job(make_job, parser.parse_args())

@@ -21,7 +21,8 @@ from fairseq_ms.ops.linear_cross_entropy import above_mean, linear_cross_entropy
 class LinearCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
     """Flags of ``linear_cross_entropy``: those of ``label_smoothed_cross_entropy``."""
 
-    ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")  # type: ignore[valid-type]
+    find_unused_parameters: bool = II("distributed_training.find_unused_parameters")
+    ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")  # type: ignore[valid-type] # noqa: RUF009
 
 
 @register_criterion("linear_cross_entropy", dataclass=LinearCrossEntropyConfig)
@@ -34,11 +35,11 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "LinearCrossEntropyCriterion":
         """fairseq's entry point; raises UsageError where the matrix is out of reach."""
+        why = "with --criterion linear_cross_entropy, which reads the output matrix outside the model"
         if cfg.ddp_backend == "fully_sharded":
-            raise UsageError(
-                "--ddp-backend must not be fully_sharded with --criterion linear_cross_entropy, which reads the "
-                f"output matrix outside the model: got {cfg.ddp_backend}"
-            )
+            raise UsageError(f"--ddp-backend must not be fully_sharded {why}: got {cfg.ddp_backend}")
+        if cfg.find_unused_parameters:
+            raise UsageError(f"--find-unused-parameters must not be given {why}")
         return cls(task, cfg.sentence_avg, cfg.label_smoothing, cfg.ignore_prefix_size, cfg.report_accuracy)
 
     @staticmethod

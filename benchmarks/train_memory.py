@@ -18,6 +18,8 @@ from fairseq_ms.analysis.saved_bytes import saved_bytes
 NAME = "train-memory"
 HELP = "bytes kept for backward per scored target, by autograd and by the process, and the peak, against fairseq"
 
+# Of a single row, gradients of parameters would be most of the peak.
+PEAK_ROWS = 4
 # By criterion and number of symbols, then by dropout.
 GOALS: dict[tuple[str, int], dict[float, dict[str, float]]] = {
     ("cross_entropy", 8000): {
@@ -51,9 +53,14 @@ def sections(options: Options) -> Iterable[Section]:
             parity,
             measure="value",
         )
-        for title, measure in (
-            ("growth of the process by a forward pass, whatever autograd says", resident_growth),
-            ("peak of the process in a forward and backward pass, gradients of parameters included", resident_peak),
+        for title, measure, rows in (
+            ("growth of the process by a forward pass, whatever autograd says", resident_growth, 1),
+            (
+                f"peak of the process in a forward and backward pass of {PEAK_ROWS} rows, gradients of parameters "
+                "included",
+                resident_peak,
+                PEAK_ROWS,
+            ),
         ):
             yield Section(
                 f"{title}; {shape}",
@@ -61,7 +68,9 @@ def sections(options: Options) -> Iterable[Section]:
                 [
                     Contestant(
                         label(name, shape),
-                        lambda n=name, s=shape, m=measure: m(_forward, n, s, criterion_of(n, options)) / s.length,
+                        lambda n=name, s=shape, m=measure, r=rows: (
+                            m(_forward, n, s, criterion_of(n, options), r) / (r * s.length)
+                        ),
                     )
                     for name in builders(shape)
                 ],
@@ -77,10 +86,10 @@ def _saved(name: str, shape: Shape, criterion: str) -> float:
     return (kept + hidden_bytes(LOSSES[criterion](model, sample))) / sample["ntokens"]
 
 
-def _forward(name: str, shape: Shape, criterion: str) -> tuple[Callable[[], Tensor], nn.Module]:
+def _forward(name: str, shape: Shape, criterion: str, rows: int) -> tuple[Callable[[], Tensor], nn.Module]:
     """A contestant's forward pass, in a process of its own."""
     import fairseq_ms
 
     fairseq_ms.register()
-    model, sample = builders(shape)[name]().train(), random_sample(shape, 1)
+    model, sample = builders(shape)[name]().train(), random_sample(shape, rows)
     return lambda: LOSSES[criterion](model, sample), model

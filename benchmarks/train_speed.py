@@ -49,7 +49,7 @@ def sections(options: Options) -> Iterable[Section]:
         f"forward and backward of {ROWS} x {shape.length} tokens; {shape}",
         "ms",
         [
-            Contestant(label(name, shape), lambda m=model: step(m), None if options.quick else GOALS.get(name))
+            Contestant(label(name, shape), lambda m=model: step(m), None if options.quick or options.vocabulary else GOALS.get(name))
             for name, model in models.items()
         ]
         + [Contestant(name, lambda m=model: step(m, options.criterion)) for name, (_, model) in others.items()],

@@ -40,6 +40,7 @@ def sections(options: Options) -> Iterable[Section]:
         # Else the gradients of all models would be in memory at once.
         model.zero_grad(set_to_none=True)
 
+    goals = {} if options.quick or options.vocabulary else GOALS
     others = {
         f"{label(name, shape)}, {options.criterion}": (label(name, shape), model)
         for name, model in models.items()
@@ -48,10 +49,7 @@ def sections(options: Options) -> Iterable[Section]:
     yield Section(
         f"forward and backward of {ROWS} x {shape.length} tokens; {shape}",
         "ms",
-        [
-            Contestant(label(name, shape), lambda m=model: step(m), None if options.quick or options.vocabulary else GOALS.get(name))
-            for name, model in models.items()
-        ]
+        [Contestant(label(name, shape), lambda m=model: step(m), goals.get(name)) for name, model in models.items()]
         + [Contestant(name, lambda m=model: step(m, options.criterion)) for name, (_, model) in others.items()],
         label(FAIRSEQ, shape),
         partial(training_parity, options.criterion),

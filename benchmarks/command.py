@@ -14,6 +14,8 @@ from fairseq_ms.errors import UsageError
 
 # Long enough that starting, and caches gone cold in between, do not show.
 LEAST_SECONDS = 0.25
+# The benchmarks that have a loss.
+TRAINING = ("train-memory", "train-speed")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,6 +29,11 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in args.names if name not in found]
     if unknown:
         raise UsageError(f"NAME must be one of {', '.join(found)}: got {unknown[0]!r}")
+    elsewhere = [name for name in args.names if name not in TRAINING]
+    if elsewhere and (args.vocabulary is not None or args.criterion is not None):
+        raise UsageError(
+            f"--vocabulary and --criterion are for {' and '.join(TRAINING)}: got them with {elsewhere[0]!r}"
+        )
     return _measure([found[name] for name in args.names], args)
 
 
@@ -40,6 +47,8 @@ def _measure(benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> int:
         sections=tuple(args.section),
         clock=args.clock,
         least_seconds=0.0 if args.quick else LEAST_SECONDS,
+        vocabulary=args.vocabulary,
+        criterion=args.criterion or "cross_entropy",
     )
     facts = machine()
     print("  ".join(f"{key}: {value}" for key, value in facts.items()))

@@ -1,4 +1,4 @@
-"""How much a forward pass keeps for the backward pass: by the account of a process of its own.
+"""How much a training step takes, and its forward pass keeps: by the account of a process of its own.
 
 `python -m benchmarks.memory` is that process; it runs in the checkout, where this package is importable.
 """
@@ -32,10 +32,21 @@ def resident_growth(build: Callable[..., tuple[Callable[[], Tensor], object]], *
     ``build(*arguments)`` is called in the new process and returns the forward pass and whatever must live as
     long as it does. What autograd keeps is in this number wherever it hides, and so is what the allocator keeps.
     """
+    return _in_a_fresh_process(growth_here, build, arguments)
+
+
+def resident_peak(build: Callable[..., tuple[Callable[[], Tensor], object]], *arguments: object) -> int:
+    """By how much a fresh process is larger than before at the largest moment of a forward and backward pass.
+
+    The gradients of all parameters are made on the way, and in the number.
+    """
+    return _in_a_fresh_process(peak_here, build, arguments)
+
+
+def _in_a_fresh_process(measure: Callable[..., int], build: Callable[..., object], arguments: tuple) -> int:
     program = [sys.executable, "-m", "benchmarks.memory"]
-    done = subprocess.run(
-        program, cwd=ROOT, input=pickle.dumps((build, arguments)), stdout=subprocess.PIPE, check=False
-    )
+    wanted = pickle.dumps((measure.__name__, build, arguments))
+    done = subprocess.run(program, cwd=ROOT, input=wanted, stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
         raise RuntimeError("the process that measures resident memory ended early")
     return int(done.stdout.split()[-1])
@@ -56,11 +67,26 @@ def growth_here(build: Callable[..., tuple[Callable[[], Tensor], object]], *argu
     return growth
 
 
+def peak_here(build: Callable[..., tuple[Callable[[], Tensor], object]], *arguments: object) -> int:
+    """The same for ``resident_peak``."""
+    forward, keep_alive = build(*arguments)
+    with torch.no_grad():
+        forward()
+    _give_back_free_memory()
+    # Linux forgets the peak so far.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_bytes()
+    forward().backward()
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    del keep_alive
+    return int(fields["VmHWM"].split()[0]) * 1024 - before
+
+
 def _give_back_free_memory() -> None:
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 if __name__ == "__main__":
-    wanted, given = pickle.load(sys.stdin.buffer)
-    print(growth_here(wanted, *given))
+    measure, wanted, given = pickle.load(sys.stdin.buffer)
+    print({"growth_here": growth_here, "peak_here": peak_here}[measure](wanted, *given))

@@ -33,6 +33,8 @@ class Options:
         clock: "wall", or "cpu" for the time that this process had a processor, on machines that others use as well
         sections: keep the sections whose title contains one of these
         least_seconds: work that takes less is done several times in a round, and the time divided
+        vocabulary: number of symbols, where it is not the benchmark's own
+        criterion: how our models compute their loss in the benchmarks of training
     """
 
     rounds: int = 7
@@ -41,6 +43,8 @@ class Options:
     clock: str = "wall"
     sections: Sequence[str] = ()
     least_seconds: float = 0.0
+    vocabulary: int | None = None
+    criterion: str = "cross_entropy"
 
 
 @dataclass(frozen=True)

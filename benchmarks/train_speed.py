@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
-from benchmarks.peers import PAPER, TINY, language_model_loss, random_sample
+from benchmarks.losses import LOSSES
+from benchmarks.peers import random_sample
 from benchmarks.runner import Contestant, Options, Section
-from benchmarks.training import FAIRSEQ, VANILLA, builders, label, training_parity
+from benchmarks.training import FAIRSEQ, VANILLA, builders, criterion_of, label, shape_of, training_parity
 
 NAME = "train-speed"
 HELP = "time of a training step, forward and backward, and of Adam's update, against fairseq"
 
+# Of a model's step with another criterion to that of the same model with cross_entropy.
+CRITERION_GOAL = 1.02
 GOALS = {VANILLA: 0.85, "topdown 7,7,8,8": 0.65, "topdown 2,4,8,12": 0.80}
 ROWS = 2
 
 
 def sections(options: Options) -> Iterable[Section]:
     """Forward and backward with dropout; then Adam's update, which depends on the number of parameters alone."""
-    shape = replace(TINY if options.quick else PAPER, dropout=0.1)
+    shape = replace(shape_of(options), dropout=0.1)
     sample = random_sample(shape, ROWS)
     wanted = {
         name: build
@@ -30,22 +34,27 @@ def sections(options: Options) -> Iterable[Section]:
     }
     models = {name: build().train() for name, build in wanted.items()}
 
-    def step(model: nn.Module) -> None:
+    def step(model: nn.Module, criterion: str = "cross_entropy") -> None:
         model.zero_grad(set_to_none=True)
-        language_model_loss(model, sample).backward()
+        LOSSES[criterion](model, sample).backward()
         # Else the gradients of all models would be in memory at once.
         model.zero_grad(set_to_none=True)
 
+    goals = {} if options.quick or options.vocabulary else GOALS
+    others = {
+        f"{label(name, shape)}, {options.criterion}": (label(name, shape), model)
+        for name, model in models.items()
+        if criterion_of(name, options) != "cross_entropy"
+    }
     yield Section(
         f"forward and backward of {ROWS} x {shape.length} tokens; {shape}",
         "ms",
-        [
-            Contestant(label(name, shape), lambda m=model: step(m), None if options.quick else GOALS.get(name))
-            for name, model in models.items()
-        ],
+        [Contestant(label(name, shape), lambda m=model: step(m), goals.get(name)) for name, model in models.items()]
+        + [Contestant(name, lambda m=model: step(m, options.criterion)) for name, (_, model) in others.items()],
         label(FAIRSEQ, shape),
-        training_parity,
+        partial(training_parity, options.criterion),
         scale=1e3,
+        further={plain: {name: CRITERION_GOAL} for name, (plain, _) in others.items()},
     )
     yield Section(
         "Adam's update (torch, fused), once an update however many tokens it is of",

@@ -11,8 +11,10 @@ import torch
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor, nn
 
+from benchmarks.losses import LOSSES, Loss
 from benchmarks.peers import (
     MULTISCALE,
+    PAPER,
     TINY,
     Shape,
     build,
@@ -24,7 +26,7 @@ from benchmarks.peers import (
     multiscale,
     random_sample,
 )
-from benchmarks.runner import ParityError, assert_parity
+from benchmarks.runner import Options, ParityError, assert_parity
 
 # Names of contestants and, below, how to build them.
 FAIRSEQ, VANILLA, GPT2 = "fairseq transformer_lm", "vanilla", "Hugging Face GPT-2"
@@ -46,25 +48,39 @@ def builders(shape: Shape) -> dict[str, Callable[[], nn.Module]]:
     return models
 
 
+def criterion_of(name: str, options: Options) -> str:
+    """That of fairseq's and Hugging Face's models is always fairseq's own."""
+    return "cross_entropy" if name in (FAIRSEQ, GPT2) else options.criterion
+
+
+def shape_of(options: Options) -> Shape:
+    """The sizes of the models of the training benchmarks."""
+    base = TINY if options.quick else PAPER
+    return replace(base, vocabulary=options.vocabulary or base.vocabulary)
+
+
 def label(name: str, shape: Shape) -> str:
     """The contestant's name with its number of layers, where the name does not have it."""
     return f"{name} {shape.layers}" if name in (FAIRSEQ, VANILLA, GPT2) else name
 
 
 @cache
-def training_parity() -> str:
+def training_parity(criterion: str = "cross_entropy") -> str:
     """Outputs and gradients of every model that is measured, against naive twins, at a small shape.
 
     ``vanilla_lm`` against fairseq's own model with the same weights; every model with what it computes again
-    in backward against the same model keeping everything; and with dropout, gradients against slopes.
+    in backward, and with the criterion, against the same model keeping everything, with ``cross_entropy``; and with
+    dropout, gradients against slopes.
     """
     worst = [_against_fairseq()]
     for name in (VANILLA, *MULTISCALE):
-        worst.append(_against_keeping_everything(name))
+        worst.append(_against_keeping_everything(name, LOSSES[criterion]))
         _against_slope(name)
+    with_criterion = "" if criterion == "cross_entropy" else " and cross_entropy"
     return (
         f"vanilla equals fairseq's model with the same weights; {len(worst) - 1} models equal themselves with "
-        f"--recompute none, on loss and gradients, to {max(worst):.1e}; gradients with dropout equal slopes"
+        f"--recompute none{with_criterion}, on loss and gradients, to {max(worst):.1e}; gradients with dropout equal "
+        "slopes"
     )
 
 
@@ -74,9 +90,9 @@ def _build(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
     return multiscale(name, shape, **flags)
 
 
-def _loss_and_gradients(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+def _loss_and_gradients(model: nn.Module, loss_of: Loss = language_model_loss) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
-    loss = language_model_loss(model, random_sample(TINY, 2)) / (2 * TINY.length)
+    loss = loss_of(model, random_sample(TINY, 2)) / (2 * TINY.length)
     loss.backward()
     return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -101,10 +117,10 @@ def _against_fairseq() -> float:
     return worst
 
 
-def _against_keeping_everything(name: str) -> float:
+def _against_keeping_everything(name: str, loss_of: Loss) -> float:
     recomputing, keeping = _build(name, TINY), _build(name, TINY, recompute="none")
     keeping.load_state_dict(recomputing.state_dict())
-    loss, grads = _loss_and_gradients(recomputing)
+    loss, grads = _loss_and_gradients(recomputing, loss_of)
     other_loss, other_grads = _loss_and_gradients(keeping)
     worst = assert_parity(f"loss of {name}", loss, other_loss, TOLERANCE)
     for parameter, grad in other_grads.items():

@@ -41,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep sections with this in their title; may be given several times",
     )
     parser.add_argument(
+        "--vocabulary", type=int, metavar="N", help="symbols, in the benchmarks of training (default: 8000)"
+    )
+    parser.add_argument(
+        "--criterion",
+        choices=["cross_entropy", "linear_cross_entropy"],
+        help="how our models compute their loss in the benchmarks of training (default: cross_entropy, as fairseq's)",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"
     )
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
@@ -52,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--rounds must be at least 1: got {args.rounds}")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads must be at least 1: got {args.threads}")
+    if args.vocabulary is not None and args.vocabulary < 8:
+        raise UsageError(f"--vocabulary must be at least 8: got {args.vocabulary}")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise UsageError(f"--json must name a file in a folder that exists: got {args.json!r}")
     root = Path(__file__).resolve().parents[2]

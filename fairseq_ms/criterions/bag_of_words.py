@@ -16,11 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.output_matrix import output_matrix
+from fairseq_ms.ops.linear_cross_entropy import checkpointed_cross_entropy
 
 
 @register_criterion("bag_of_words", dataclass=CrossEntropyCriterionConfig)
 class BagOfWordsCriterion(CrossEntropyCriterion):
     """Cross-entropy between a block's prediction and the uniform distribution over the next k tokens.
+
+    It never holds the logits of all blocks.
 
     A block's cross-entropy is the mean of its k tokens' negative log-probabilities, so the loss is their sum
     over all tokens, as fairseq's own cross-entropy sums it, and "ppl" compares with that of any model. The last
@@ -38,7 +42,7 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         weight = _weight(model)
         if weight is not None:
             return self._beside_tokens(model, sample, weight, reduce)
-        net_output = model(**sample["net_input"], per_block=True)
+        net_output = model(**sample["net_input"], per_block=True, features_only=True)
         loss, _ = self.compute_loss(model, net_output, sample, reduce=reduce)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         logged = {
@@ -63,7 +67,7 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
             "sample_size": sample_size,
         }
         if model.training:
-            outputs = [(logits_BCV, {"scale": scale}) for scale, logits_BCV in net_output[1]["bags"].items()]
+            outputs = [(x_BCD, {"scale": scale}) for scale, x_BCD in net_output[1]["bags"].items()]
             losses = [self.compute_loss(model, output, sample, reduce=reduce)[0] for output in outputs]
             bags = torch.stack(losses).sum(0)
             loss = loss + weight * bags
@@ -74,13 +78,14 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         self, model: Any, net_output: tuple[Tensor, dict[str, Any]], sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """One softmax a block, read at the k targets that it predicts."""
-        log_probs_BCV = model.get_normalized_probs(net_output, log_probs=True)
-        targets_BT = model.get_targets(sample, net_output)
+        weight_VD = output_matrix(model)
+        assert weight_VD is not None
+        x_BCD, targets_BT = net_output[0], model.get_targets(sample, net_output)
         factor, length = net_output[1]["scale"], targets_BT.size(1)
-        missing = log_probs_BCV.size(1) * factor - length
-        bags_BCK = F.pad(targets_BT, (0, missing), value=self.padding_idx).unflatten(1, (-1, factor))
-        losses_BCK = -log_probs_BCV.gather(2, bags_BCK).masked_fill(bags_BCK == self.padding_idx, 0.0)
-        loss = losses_BCK.sum() if reduce else losses_BCK.flatten(1)[:, :length].reshape(-1)
+        missing = x_BCD.size(1) * factor - length
+        bags_NK = F.pad(targets_BT, (0, missing), value=self.padding_idx).view(-1, factor)
+        losses_NK = checkpointed_cross_entropy(x_BCD.flatten(0, 1), weight_VD, bags_NK, self.padding_idx)
+        loss = losses_NK.sum() if reduce else losses_NK.view(len(targets_BT), -1)[:, :length].reshape(-1)
         return loss, loss
 
 

@@ -41,16 +41,23 @@ def install() -> None:
 
     # fairseq looks for the argument's name before it passes it.
     def build_model(self: Any, args: Any, from_checkpoint: bool = False) -> Any:
+        from fairseq_ms.lm.output_matrix import without_output_matrix
+
         self.from_checkpoint = from_checkpoint
         model = make_model(self, args, from_checkpoint)
         trains = type(model).__module__.startswith("fairseq_ms.") and not from_checkpoint
         self.cutoff_to_train = (getattr(args, "adaptive_softmax_cutoff", None),) if trains else None
+        self.trains_without_matrix = None if from_checkpoint else without_output_matrix(model)
         return model
 
     def build_criterion(self: Any, args: Any) -> Any:
+        from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
+
         criterion = make_criterion(self, args)
         if getattr(self, "cutoff_to_train", None) is not None:
             check_criterion(criterion, getattr(args, "_name", type(criterion).__name__), *self.cutoff_to_train)
+        if isinstance(criterion, LinearCrossEntropyCriterion):
+            criterion.check_output(getattr(self, "trains_without_matrix", None))
         return criterion
 
     build_model.says_what_for = True  # type: ignore[attr-defined]

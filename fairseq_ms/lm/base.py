@@ -162,10 +162,13 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         self.encoder = PromptReader(decoder.dictionary.pad())
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Any = None
+        self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Any = None, features_only: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
-        """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model."""
-        return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory)
+        """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model.
+
+        With ``features_only``, features (B, T, D) stand in for the logits.
+        """
+        return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory, features_only=features_only)
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -70,17 +70,19 @@ class CoarseLanguageModel(LanguageModel):
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
         memory: Any = None,
+        features_only: bool = False,
         per_block: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
         """src_tokens (B, T) -> logits (B, T, V), or with ``per_block`` those of every block once, (B, C, V).
 
-        C is ceil(T / k); ``extra["scale"]`` is k.
+        C is ceil(T / k); ``extra["scale"]`` is k. With ``features_only``, features stand in for the logits.
         """
         if not per_block:
-            return super().forward(src_tokens, src_lengths, memory)
+            return super().forward(src_tokens, src_lengths, memory, features_only)
         decoder = self.decoder
-        logits_BCV = decoder.output_layer(decoder.block_features(src_tokens))
-        return logits_BCV, {"attn": None, "memory": None, "scale": decoder.factor}
+        x_BCD = decoder.block_features(src_tokens)
+        extra = {"attn": None, "memory": None, "scale": decoder.factor}
+        return (x_BCD if features_only else decoder.output_layer(x_BCD)), extra
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -82,18 +82,18 @@ class TopDownLanguageModel(LanguageModel):
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
         memory: Any = None,
+        features_only: bool = False,
         bags: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """src_tokens (B, T) -> logits (B, T, V); with ``bags``, also those of all coarse blocks (Section 6.2).
+        """src_tokens (B, T) -> logits (B, T, V); with ``bags``, also the features of all coarse blocks.
 
-        ``extra["bags"]`` then has, by scale k, logits (B, ceil(T / k), V): block i predicts the bag of words of the
-        targets ik .. (i+1)k-1.
+        ``extra["bags"]`` then has, by scale k, features (B, ceil(T / k), D): through the output layer, those of block i
+        predict the bag of words of the targets ik .. (i+1)k-1 (Multi-scale Transformer LMs, Section 6.2).
         """
         if not bags:
-            return super().forward(src_tokens, src_lengths, memory)
-        decoder = self.decoder
-        logits = {scale: decoder.output_layer(x) for scale, x in decoder.representations(src_tokens).items()}
-        return logits.pop(1), {"attn": None, "memory": None, "bags": logits}
+            return super().forward(src_tokens, src_lengths, memory, features_only)
+        features = self.decoder.representations(src_tokens)
+        return self.decoder.output_layer(features.pop(1)), {"attn": None, "memory": None, "bags": features}
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -18,6 +18,11 @@ class TiedOutput(nn.Module):
         self._words = [words]
         self.packed: PackedWeight | None = None
 
+    @property
+    def weight(self) -> Tensor:
+        """The word embedding (V, D)."""
+        return self._words[0].weight
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
         if self.packed is not None:

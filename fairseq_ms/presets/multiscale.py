@@ -29,7 +29,7 @@ def _recipe(criterion: str) -> Recipe:
     )
 
 
-_TOKENS, _BLOCKS = _recipe("cross_entropy"), _recipe("bag_of_words")
+_TOKENS, _BLOCKS = _recipe("linear_cross_entropy"), _recipe("bag_of_words")
 
 
 def _wide(dim: int) -> dict[str, int]:

@@ -119,7 +119,7 @@ def _preset(model: str, name: str, table: str, values: Values) -> Preset:
             **(_LEGACY_DDP if adaptive else {}),
             "task": {"_name": "streaming_language_modeling"},
             "dataset": {"batch_size": training.tokens // segment},
-            "criterion": {"_name": "adaptive_loss" if adaptive else "cross_entropy"},
+            "criterion": {"_name": "adaptive_loss" if adaptive else "linear_cross_entropy"},
             "optimization": {"max_update": training.updates, "lr": [training.lr], "clip_norm": training.clip},
             "optimizer": {"_name": "adam"},
             "lr_scheduler": {"_name": "cosine", "warmup_updates": 0, "min_lr": training.min_lr},

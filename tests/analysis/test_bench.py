@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from benchmarks.memory import resident_growth
+from benchmarks.losses import hidden_bytes
+from benchmarks.memory import resident_growth, resident_peak
 from benchmarks.report import table
 from benchmarks.runner import (
     Contestant,
@@ -21,6 +24,7 @@ from benchmarks.runner import (
     run_sections,
 )
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.ops.linear_cross_entropy import linear_cross_entropy
 from tests.helpers.cli import run_cli
 
 MEBIBYTE = 2**20
@@ -212,3 +216,30 @@ def test_without_a_checkout_it_says_so(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "bench needs the folder benchmarks of a checkout" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_gradient_made_in_the_forward_pass_counts_as_kept_and_that_of_a_parameter_does_not() -> None:
+    features, weight = torch.ones(6, 5, requires_grad=True), torch.ones(9, 5, requires_grad=True)
+    target = torch.arange(6)
+    loss = linear_cross_entropy(features * 2, weight, target, padding=1)
+    kept = saved_bytes(lambda: linear_cross_entropy(features * 2, weight, target, padding=1)) + hidden_bytes(loss)
+    logits = saved_bytes(lambda: F.cross_entropy(F.linear(features * 2, weight), target), nn.ParameterList([weight]))
+    # Features or their gradient; and the logits' probabilities, the targets and their number.
+    assert (kept, logits) == (6 * 5 * 4, (6 * 5 + 6 * 9 + 6 * 2 + 1) * 4)
+
+
+def double_mebibytes(count: int):
+    """A forward pass that needs this many mebibytes for a moment, and as many again in backward."""
+    x = torch.ones(count * MEBIBYTE // 4, requires_grad=True)
+    return lambda: (x * 2).sum(), x
+
+
+def test_the_peak_of_a_process_is_what_was_there_at_once() -> None:
+    # Twice the numbers is gone before their gradient is made; pages of libraries come on top.
+    assert resident_peak(double_mebibytes, 64) == pytest.approx(64 * MEBIBYTE, abs=16 * MEBIBYTE)
+
+
+def test_a_criterion_is_for_the_benchmarks_of_training() -> None:
+    done = run_cli("fairseq-ms", "bench", "generate", "--criterion", "linear_cross_entropy", check=False)
+    assert "--vocabulary and --criterion are for train-memory and train-speed: got them with 'generate'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -24,7 +24,7 @@ arch=$1 data=$2
 shift 2
 case $arch in
     coarse_lm_*) criterion=bag_of_words ;;
-    vanilla_lm_* | retina_lm_* | multiscale_topdown_* | multiscale_bottomup_*) criterion=cross_entropy ;;
+    vanilla_lm_* | retina_lm_* | multiscale_topdown_* | multiscale_bottomup_*) criterion=linear_cross_entropy ;;
     *) echo "$0: ARCH must be a preset of the multi-scale paper: got $arch" >&2; exit 2 ;;
 esac
 if [ "${1:-}" = --small ]; then

@@ -43,7 +43,7 @@ REGIMES = {
 }
 COMMON = shlex.split("""
     --task streaming_language_modeling --tokens-per-sample 8 --mem-len 8 --decoder-normalize-before
-    --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --criterion cross_entropy --clip-norm 0.25
+    --dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1 --criterion linear_cross_entropy --clip-norm 0.25
     --optimizer adam --lr 0.001 --lr-scheduler cosine --warmup-updates 50
     --num-workers 0 --no-epoch-checkpoints --log-format json
 """)

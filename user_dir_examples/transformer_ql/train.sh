@@ -43,7 +43,7 @@ case $arch in
     *)                                                       segment=8 ;;
 esac
 case $arch in
-    *_simplebooks2 | *_simplebooks2_ms) criterion=(--criterion cross_entropy) cutoffs=() ;;
+    *_simplebooks2 | *_simplebooks2_ms) criterion=(--criterion linear_cross_entropy) cutoffs=() ;;
     # Bands without a target have no gradient, for which fairseq's default backend would wait.
     *)                                  criterion=(--criterion adaptive_loss --ddp-backend legacy_ddp)
         cutoffs=(--adaptive-input-cutoff 2000,6000 --adaptive-softmax-cutoff 2000,6000) ;;

@@ -1,0 +1,92 @@
+"""``linear_cross_entropy``: the loss of ``cross_entropy``, without ever holding all logits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.dataclass.constants import DDP_BACKEND_CHOICES
+from omegaconf import II
+from torch import Tensor
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.output_matrix import output_matrix, without_output_matrix
+from fairseq_ms.ops.linear_cross_entropy import above_mean, linear_cross_entropy, most_probable
+
+
+@dataclass
+class LinearCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
+    """Flags of ``linear_cross_entropy``: those of ``label_smoothed_cross_entropy``."""
+
+    find_unused_parameters: bool = II("distributed_training.find_unused_parameters")
+    ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")  # noqa: RUF009
+
+
+@register_criterion("linear_cross_entropy", dataclass=LinearCrossEntropyConfig)
+class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's ``label_smoothed_cross_entropy``, whose smoothing is 0 by default, from features and output matrix.
+
+    Losses, gradients and what is logged are the same. Accuracy, if asked for, takes a second product with the matrix.
+    """
+
+    @classmethod
+    def build_criterion(cls, cfg: Any, task: Any) -> "LinearCrossEntropyCriterion":
+        """fairseq's entry point; raises UsageError where the matrix is out of reach."""
+        why = "with --criterion linear_cross_entropy, which reads the output matrix outside the model"
+        if cfg.ddp_backend == "fully_sharded":
+            raise UsageError(f"--ddp-backend must not be fully_sharded {why}: got {cfg.ddp_backend}")
+        if cfg.find_unused_parameters:
+            raise UsageError(f"--find-unused-parameters must not be given {why}")
+        return cls(task, cfg.sentence_avg, cfg.label_smoothing, cfg.ignore_prefix_size, cfg.report_accuracy)
+
+    @staticmethod
+    def check_output(without: str | None) -> None:
+        """Raise UsageError for a model without an output matrix, as ``without_output_matrix`` calls it."""
+        if without is not None:
+            raise UsageError(
+                f"--criterion linear_cross_entropy needs a model whose logits are its features times one matrix: "
+                f"got {without}"
+            )
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The loss in nats (summed over the batch, or (B * T,) with ``reduce=False``), its size, what to log.
+
+        Raises UsageError if the model has no output matrix.
+        """
+        self.check_output(without_output_matrix(model))
+        features_only = {**sample["net_input"], "features_only": True}
+        return super().forward(model, {**sample, "net_input": features_only}, reduce)
+
+    def compute_loss(
+        self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and without label smoothing."""
+        x_ND, weight_VD, target_N = self._rows(model, net_output, sample)
+        nll_loss = linear_cross_entropy(x_ND, weight_VD, target_N, self.padding_idx, reduce)
+        if self.eps == 0.0:
+            return nll_loss, nll_loss
+        symbols = weight_VD.size(0)
+        excess = above_mean(x_ND, weight_VD, target_N, self.padding_idx)
+        excess = excess.sum() if reduce else excess
+        return nll_loss + self.eps * symbols / (symbols - 1) * excess, nll_loss
+
+    def compute_accuracy(
+        self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """How many targets have the largest logit, and how many there are."""
+        x_ND, weight_VD, target_N = self._rows(model, net_output, sample)
+        counts = target_N != self.padding_idx
+        return ((most_probable(x_ND, weight_VD) == target_N) & counts).sum(), counts.sum()
+
+    def _rows(
+        self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Features (N, D), matrix (V, D), targets (N,), without the prefix that is to be ignored."""
+        weight_VD = output_matrix(model)
+        assert weight_VD is not None
+        x_BTD, target_BT = net_output[0], model.get_targets(sample, net_output)
+        skipped = self.ignore_prefix_size
+        return x_BTD[:, skipped:].flatten(0, 1), weight_VD, target_BT[:, skipped:].flatten()

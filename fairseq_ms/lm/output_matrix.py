@@ -1,0 +1,38 @@
+"""The matrix that a model's features are multiplied with, for criterions that do not want its logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.models.transformer import TransformerDecoderBase
+from torch import Tensor, nn
+
+from fairseq_ms.lm.base import BaseDecoder
+from fairseq_ms.ops.output import TiedOutput
+
+# The attribute of a decoder that projects, by the method whose output it alone is: subclasses may do more there.
+_PROJECTIONS = {BaseDecoder.output_layer: "project", TransformerDecoderBase.output_layer: "output_projection"}
+
+
+def output_matrix(model: Any) -> Tensor | None:
+    """The weight (V, D) with which logits are ``F.linear(features, weight)``; None where they are not.
+
+    ``model`` is one of this package or a Transformer of fairseq's, perhaps wrapped for distributed training.
+    """
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    decoder = getattr(model, "decoder", None)
+    name = _PROJECTIONS.get(getattr(type(decoder), "output_layer", None))
+    if name is None or getattr(decoder, "adaptive_softmax", None) is not None:
+        return None
+    projection = getattr(decoder, name)
+    plain = isinstance(projection, TiedOutput) or (isinstance(projection, nn.Linear) and projection.bias is None)
+    return projection.weight if plain else None
+
+
+def without_output_matrix(model: Any) -> str | None:
+    """What an error calls a model without one; None for a model with one."""
+    if output_matrix(model) is not None:
+        return None
+    adaptive = getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None
+    return f"a {type(model).__name__}" + (" with adaptive softmax, which --criterion adaptive_loss trains" * adaptive)

@@ -1,0 +1,258 @@
+"""Training by ``linear_cross_entropy`` is training by fairseq's criterions of logits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from torch import Tensor, multiprocessing, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.output_matrix import output_matrix
+from fairseq_ms.ops import linear_cross_entropy as module
+from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from tests.helpers.trained import random_lines, write_corpus
+from tests.registry import ARCHITECTURES, build, dictionary, random_case
+
+ARCHS = [arch for arch in ARCHITECTURES if output_matrix(random_case(arch, 0).model) is not None]
+WORDS = dictionary(19)
+FAIRSEQS = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2, "decoder_layers": 2}
+
+
+def small(arch: str, tied: bool, **flags: Any) -> nn.Module:
+    """A model in training mode, with dropout, and weights large enough for every path to matter.
+
+    It is in float64, in which only fairseq's log_softmax, always of float32, rounds what can be seen.
+    """
+    if arch == "transformer_lm":
+        flags = {**FAIRSEQS, "decoder_input_dim": 8, "decoder_output_dim": 8, "tpu": False, **flags}
+    else:
+        flags = {**random_case(arch, 1).flags, "init_std": 0.4, **flags}
+    torch.manual_seed(1)
+    return build(arch, {**flags, "dropout": 0.2, "share_decoder_input_output_embed": tied}, WORDS).double().train()
+
+
+def batch(rows: int = 3, length: int = 16) -> dict[str, Any]:
+    """Rows of different lengths, padded on the right."""
+    tokens = torch.randint(4, len(WORDS), (rows, length + 1))
+    for row in range(1, rows):
+        tokens[row, length + 1 - 3 * row :] = WORDS.pad()
+    target = tokens[:, 1:].contiguous()
+    return {
+        "net_input": {"src_tokens": tokens[:, :-1], "src_lengths": target.ne(WORDS.pad()).sum(1)},
+        "target": target,
+        "ntokens": int(target.ne(WORDS.pad()).sum()),
+    }
+
+
+def criterion(kind: type, sentence_avg: bool = False, **flags: Any) -> Any:
+    task = SimpleNamespace(target_dictionary=WORDS)
+    if kind is not CrossEntropyCriterion:
+        flags = {"label_smoothing": 0.0, **flags}
+    return kind(task, sentence_avg=sentence_avg, **flags)
+
+
+def step(model: nn.Module, kind: Any, *samples: dict[str, Any], scale: float = 1.0) -> tuple[list, dict[str, Tensor]]:
+    """What the criterion returns for each sample, and the gradients of all of them together."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    returned = []
+    for sample in samples:
+        loss, size, logged = kind(model, sample)
+        (loss * scale).backward()
+        returned.append((loss.detach(), size, logged))
+    return returned, {name: p.grad / scale for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: tuple[list, dict[str, Tensor]], expected: tuple[list, dict[str, Tensor]]) -> None:
+    for (loss, size, logged), (other, other_size, other_logged) in zip(found[0], expected[0], strict=True):
+        torch.testing.assert_close(loss, other, rtol=1e-6, atol=0.0, check_dtype=False)
+        assert size == other_size
+        assert {**logged, **other_logged}.keys() == logged.keys()
+        for name, value in other_logged.items():
+            assert float(logged[name]) == pytest.approx(float(value), rel=1e-6), name
+    assert_same_gradients(found[1], expected[1])
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        # Relative to the largest.
+        distance = float((found[name] - gradient).abs().max()) / largest
+        assert distance <= 1e-6, f"{name}: {distance}"
+
+
+@pytest.fixture(params=["torch's function", "checkpointed rows"])
+def _both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROWS_ON_A_CPU", 7)
+    if request.param == "checkpointed rows":
+        monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+
+
+def test_every_architecture_but_those_of_chunks_has_an_output_matrix() -> None:
+    assert set(ARCHITECTURES) - set(ARCHS) == {"haed", "hred"}
+
+
+@pytest.mark.usefixtures("_both_paths")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("arch", [*ARCHS, "transformer_lm"])
+def test_loss_and_gradients_are_those_of_cross_entropy(arch: str, tied: bool) -> None:
+    model = small(arch, tied)
+    samples = [batch(), batch(2)]
+    for sentence_avg in (False, True):
+        found = step(model, criterion(LinearCrossEntropyCriterion, sentence_avg), *samples)
+        expected = step(model, criterion(CrossEntropyCriterion, sentence_avg), *samples)
+        assert_same(found, expected)
+        assert found[0][0][1] == (3 if sentence_avg else samples[0]["ntokens"])
+
+
+@pytest.mark.usefixtures("_both_paths")
+@pytest.mark.parametrize("flags", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.3, "ignore_prefix_size": 5}])
+def test_smoothing_accuracy_and_prefixes_are_those_of_label_smoothed_cross_entropy(flags: dict) -> None:
+    model, sample = small("retina_lm", True), batch()
+    flags = {**flags, "report_accuracy": True}
+    ours, theirs = (
+        criterion(kind, **flags) for kind in (LinearCrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
+    )
+    # Half of the targets are what the model finds most probable.
+    guesses = model.eval()(**sample["net_input"])[0].argmax(-1)
+    sample["target"][:, ::2] = guesses[:, ::2].where(sample["target"][:, ::2] != WORDS.pad(), WORDS.pad())
+    found, expected = step(model, ours, sample), step(model, theirs, sample)
+    assert 0 < expected[0][0][2]["n_correct"] < expected[0][0][2]["total"]
+    assert_same(found, expected)
+    each, other = (kind(model, sample, reduce=False)[0] for kind in (ours, theirs))
+    torch.testing.assert_close(each, other.view(-1), rtol=1e-6, atol=1e-6, check_dtype=False)
+    printed = []
+    for kind, (returned, _) in ((ours, found), (theirs, expected)):
+        with metrics.aggregate(new_root=True) as values:
+            kind.reduce_metrics([logged for _, _, logged in returned] * 2)
+        printed.append(values.get_smoothed_values())
+    assert printed[0] == pytest.approx(printed[1])
+    assert printed[0]["accuracy"] > 0
+
+
+@pytest.mark.usefixtures("_both_paths")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_with_a_scaled_loss_is_as_far_from_full_as_cross_entropy_is(dtype: torch.dtype) -> None:
+    exact, sample = small("vanilla_lm", True).eval(), batch()
+    model = copy.deepcopy(exact).to(dtype)
+    truth = step(exact, criterion(CrossEntropyCriterion), sample)[1]
+    distances = {}
+    for kind in (LinearCrossEntropyCriterion, CrossEntropyCriterion):
+        (returned,), gradients = step(model, criterion(kind), sample, scale=128.0)
+        assert returned[0].dtype == torch.float32
+        distances[kind] = sum(float((gradients[name].double() - truth[name]).norm()) for name in truth)
+    # The gradient of the matrix is rounded for every piece of rows, of which there are seven, instead of once.
+    assert distances[LinearCrossEntropyCriterion] < 1.2 * distances[CrossEntropyCriterion]
+
+
+@pytest.mark.parametrize("arch", ["transformer_xl", "compressive_transformer", "transformer_ql"])
+def test_streams_keep_their_memory_and_its_loss(arch: str) -> None:
+    args = SimpleNamespace(sample_break_mode="eos", reset_memory="corpus", tokens_per_sample=None, data="")
+    task = StreamingLanguageModelingTask(args, WORDS)
+    model: Any = small(arch, True)
+    task.model = model
+    steps = []
+    for kind in (LinearCrossEntropyCriterion, CrossEntropyCriterion):
+        sums: list[Tensor] = []
+        optimizer = SimpleNamespace(backward=lambda loss, sums=sums: (sums.append(loss.detach()), loss.backward()))
+        model.zero_grad()
+        torch.manual_seed(3)
+        _, size, logged = task.train_step({**fixed(), "id": None}, model, criterion(kind), optimizer, 0)
+        assert ("auxiliary_loss" in logged) == (arch == "compressive_transformer")
+        logged = {"auxiliary_loss": 0.0, **logged}
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        steps.append(([(sums[0], size, logged)], gradients))
+    assert_same(*steps)
+
+
+def fixed() -> dict[str, Any]:
+    torch.manual_seed(5)
+    return batch()
+
+
+def _one_process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.manual_seed(5)
+    samples = [batch(), batch(2)]
+    for arch in ("vanilla_lm", "transformer_xl", "transformer_lm"):
+        for tied in (True, False):
+            model = small(arch, tied)
+            model.eval()
+            expected = step(model, criterion(CrossEntropyCriterion), *samples)[1]
+            model.zero_grad()
+            parameters: dict[str, Any] = dict(model.named_parameters())
+            wrapped = DistributedDataParallel(model)
+            # What fairseq's own wrapper adds.
+            wrapped.decoder, wrapped.get_targets = model.decoder, model.get_targets
+            loss, _, _ = criterion(LinearCrossEntropyCriterion)(wrapped, samples[rank])
+            loss.backward()
+            # Processes average what one process sums.
+            assert_same_gradients({name: 2 * parameters[name].grad for name in expected}, expected)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_on_what_one_does(tmp_path: Path) -> None:
+    multiprocessing.spawn(_one_process, (str(tmp_path),), nprocs=2)
+
+
+def configuration(arch: str, data: Path, *flags: str) -> Any:
+    """That of a ``fairseq-train`` with this criterion."""
+    given = [str(data), "--task", "language_modeling", "--arch", arch, "--tokens-per-sample", "16", *flags]
+    given += ["--optimizer", "adam"] + ([] if "--criterion" in flags else ["--criterion", "linear_cross_entropy"])
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), given))
+
+
+CUTOFF = ("--adaptive-softmax-cutoff", "5,9")
+NEEDS = "--criterion linear_cross_entropy needs a model whose logits are its features times one matrix: got a "
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "sentence"),
+    [
+        ("vanilla_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5,9: got linear_cross_.*"),
+        ("transformer_lm", CUTOFF, NEEDS + "TransformerLanguageModel with .*, which --criterion adaptive_loss trains"),
+        ("haed", (), NEEDS + "HAED"),
+        ("fconv_lm", ("--max-target-positions", "99"), NEEDS + "FConvLanguageModel"),
+        ("lightconv_lm", (), NEEDS + "LightConvLanguageModel"),
+        (
+            "vanilla_lm",
+            ("--ddp-backend", "fully_sharded"),
+            "--ddp-backend must not be fully_sharded with --criterion linear_cross_entropy, .*: got fully_sharded",
+        ),
+        (
+            "vanilla_lm",
+            ("--find-unused-parameters",),
+            "--find-unused-parameters must not be given with --criterion linear_cross_entropy, .*",
+        ),
+    ],
+)
+def test_a_model_without_an_output_matrix_is_refused(arch: str, flags: tuple, sentence: str, tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
+    cfg = configuration(arch, data, *flags)
+    task = tasks.setup_task(cfg.task)
+    task.build_model(cfg.model)
+    with pytest.raises(UsageError, match=f"^{sentence}$"):
+        task.build_criterion(cfg.criterion)
+
+
+def test_the_first_phase_of_haed_is_refused_at_the_first_batch() -> None:
+    from tests.models.test_iem import first_phase
+
+    with pytest.raises(UsageError, match=f"^{NEEDS}"):
+        criterion(LinearCrossEntropyCriterion)(first_phase(2), batch())

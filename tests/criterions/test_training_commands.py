@@ -1,0 +1,52 @@
+"""``fairseq-train --criterion linear_cross_entropy`` and what reads its checkpoints, as users run them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.corpus import train_command, write_corpus
+
+# Several batches an update, a last one that is smaller, dropout, and smoothing of none.
+MORE = ("--update-freq", "2", "--dropout", "0.1", "--max-update", "6")
+
+
+def records(log: str, kind: str) -> list[dict[str, str]]:
+    """What fairseq printed of training or validation."""
+    return [json.loads(line) for line in re.findall(rf"{kind} \| (\{{.*\}})", log)]
+
+
+@pytest.mark.parametrize("arch", ["retina_lm", "compressive_transformer"])
+def test_training_validation_and_evaluation_are_those_of_cross_entropy(arch: str, tmp_path: Path) -> None:
+    data, printed = write_corpus(tmp_path), []
+    for criterion in ("linear_cross_entropy", "cross_entropy"):
+        folder = tmp_path / criterion
+        done = run_cli(*train_command(arch, data, folder, *MORE, "--criterion", criterion))
+        path = ("--user-dir", USER_DIR, "--path", folder / "checkpoint_last.pt", "--cpu")
+        task = "streaming_language_modeling" if arch == "compressive_transformer" else "language_modeling"
+        run_cli("fairseq-validate", data, *path, "--task", task, "--valid-subset", "valid", "--batch-size", "3")
+        evaluated = run_cli("fairseq-eval-lm", data, *path, "--task", task, "--tokens-per-sample", "24")
+        training = [(each["loss"], each["ppl"], each["gnorm"]) for each in records(done.stdout, "train_inner")]
+        validation = [(each["valid_loss"], each["valid_ppl"]) for each in records(done.stdout, "valid")]
+        perplexity = re.search(r"Perplexity: ([\d.]+)", evaluated.stdout + evaluated.stderr)
+        assert len(training) == 6
+        assert validation
+        assert perplexity
+        printed.append((training, validation, perplexity[1]))
+    assert printed[0] == printed[1]
+
+
+def test_a_model_without_an_output_matrix_ends_training_before_it_starts(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path)
+    done = run_cli(*train_command("haed", data, tmp_path / "save", "--criterion", "linear_cross_entropy"), check=False)
+    sentence = (
+        "--criterion linear_cross_entropy needs a model whose logits are its features times one matrix: got a HAED"
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"fairseq-train: error: {sentence}"
+    assert "Traceback" not in done.stderr
+    assert "num_updates" not in done.stdout

@@ -1,0 +1,168 @@
+"""The loss from features and output matrix equals that of logits, written out here."""
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from torch import Tensor
+from torch.nn import functional as F
+from torch.profiler import profile
+
+from fairseq_ms.ops import linear_cross_entropy as module
+from fairseq_ms.ops.linear_cross_entropy import (
+    above_mean,
+    checkpointed_cross_entropy,
+    linear_cross_entropy,
+    most_probable,
+)
+
+PADDING = 1
+# 7 rows at a time leave an unfinished piece of 2.
+ROWS, AT_ONCE, DIM, SYMBOLS = 23, 7, 6, 31
+HALF = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(params=["torch's function", "checkpointed rows"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to the loss; without torch's function as before torch 2.13."""
+    monkeypatch.setattr(module, "_ROWS_ON_A_CPU", AT_ONCE)
+    if request.param == "checkpointed rows":
+        monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+    return request.param
+
+
+def drawn(dtype: torch.dtype, rows: int = ROWS) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, matrix, and targets of which a third are padding."""
+    x = torch.randn(rows, DIM, dtype=dtype, requires_grad=True)
+    weight = torch.randn(SYMBOLS, DIM, dtype=dtype, requires_grad=True)
+    target = torch.randint(2, SYMBOLS, (rows,))
+    target[::3] = PADDING
+    return x, weight, target
+
+
+def written_out(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """The naive twin, row by row: fairseq's cross_entropy, in float32 where the logits are in half precision."""
+    logits = F.linear(x, weight)
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    losses = -precise.log_softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
+    return losses.masked_fill(target == PADDING, 0.0)
+
+
+def assert_equal(found: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float) -> None:
+    """Values, and gradients of a weighted sum of them, relative to the largest of each."""
+    assert found.dtype == expected.dtype
+    weights = torch.linspace(0.5, 1.5, found.numel(), dtype=found.dtype).view_as(found)
+    pairs = zip(
+        (found, *torch.autograd.grad((found * weights).sum(), inputs)),
+        (expected, *torch.autograd.grad((expected * weights).sum(), inputs)),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance * float(other.detach().abs().max()))
+
+
+# Rounding of sums over 6, 23 and 31 numbers.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize("reduce", [True, False])
+def test_loss_and_gradients_are_those_of_the_logits(
+    path: str, dtype: torch.dtype, tolerance: float, reduce: bool
+) -> None:
+    x, weight, target = drawn(dtype)
+    expected = written_out(x, weight, target)
+    found = linear_cross_entropy(x, weight, target, PADDING, reduce)
+    assert_equal(found, expected.sum() if reduce else expected, [x, weight], tolerance)
+
+
+def test_nothing_as_large_as_the_logits_is_allocated(path: str) -> None:
+    x, weight, target = drawn(torch.float32, rows=40 * AT_ONCE)
+    with profile(profile_memory=True) as recorded:
+        linear_cross_entropy(x, weight, target, PADDING).backward()
+        above_mean(x, weight, target, PADDING).sum().backward()
+        most_probable(x, weight)
+    largest = max(event.self_cpu_memory_usage for event in recorded.events())
+    # Features and their gradients, or a piece's logits, whichever is more.
+    assert AT_ONCE * SYMBOLS * 4 <= largest <= max(AT_ONCE * SYMBOLS, x.numel()) * 4 < x.size(0) * SYMBOLS * 4
+
+
+def test_without_gradients_there_are_none(path: str) -> None:
+    x, weight, target = drawn(torch.float32)
+    with torch.no_grad():
+        loss = linear_cross_entropy(x, weight, target, PADDING)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, written_out(x, weight, target).sum().detach())
+    # As for a model whose embedding is frozen.
+    linear_cross_entropy(x, weight.detach(), target, PADDING).backward()
+    expected = torch.autograd.grad(written_out(x, weight, target).sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_rounds_as_fairseqs_loss_does(path: str, dtype: torch.dtype) -> None:
+    x, weight, target = drawn(dtype)
+    found = linear_cross_entropy(x, weight, target, PADDING, reduce=False)
+    expected = written_out(x, weight, target)
+    assert torch.equal(found, expected)
+    gradients = torch.autograd.grad(found.sum(), [x, weight])
+    for one, other in zip(gradients, torch.autograd.grad(expected.sum(), [x, weight]), strict=True):
+        # The gradient of the matrix is rounded once for every piece, four times here: as many units in the last place.
+        atol = 4 * torch.finfo(dtype).eps * float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=0.0, atol=atol)
+
+
+def test_float16_sums_more_losses_than_it_can_count_to(path: str) -> None:
+    x, weight, target = drawn(torch.float16, rows=20_000)
+    loss = linear_cross_entropy(x * 4, weight, target, PADDING)
+    assert torch.finfo(torch.float16).max < loss.item() < float("inf")
+
+
+def test_float16_gradients_below_its_smallest_number_are_saved_by_the_scale_of_the_loss(path: str) -> None:
+    scale = 2.0**14
+    x, weight, target = drawn(torch.float16)
+    with torch.no_grad():
+        # A symbol that no row has for its target, 15.75 nats less probable than others.
+        x.fill_(0.25)
+        weight[5] = -10.5
+        target[target == 5] = 6
+    gradient = torch.autograd.grad(linear_cross_entropy(x, weight, target, PADDING) * scale, weight)[0][5].double()
+    x64, weight64 = (tensor.detach().double().requires_grad_() for tensor in (x, weight))
+    expected = torch.autograd.grad(written_out(x64, weight64, target).sum(), weight64)[0][5]
+    assert 0.0 < float(expected.abs().max()) < 2.0**-24
+    # Logits of about 1 are rounded to 2**-11, and the gradient once for every piece.
+    torch.testing.assert_close(gradient / scale, expected, rtol=4 * 2.0**-11, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_autocast_multiplies_in_half_precision(path: str, dtype: torch.dtype) -> None:
+    x, weight, target = drawn(torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        found = linear_cross_entropy(x, weight, target, PADDING, reduce=False)
+        expected = written_out(x, weight, target)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, written_out(x, weight, target)), "or this test tests nothing"
+    # As above; the gradients themselves are of float32.
+    assert_equal(found, expected, [x, weight], 4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.9])
+def test_label_smoothing_is_fairseqs(path: str, smoothing: float) -> None:
+    x, weight, target = drawn(torch.float64)
+    expected, _ = label_smoothed_nll_loss(
+        F.linear(x, weight).log_softmax(1), target, smoothing, ignore_index=PADDING, reduce=True
+    )
+    excess = above_mean(x, weight, target, PADDING).sum()
+    nll = linear_cross_entropy(x, weight, target, PADDING)
+    found = nll + smoothing * SYMBOLS / (SYMBOLS - 1) * excess
+    assert_equal(found, expected, [x, weight], 1e-13)
+
+
+def test_the_most_probable_symbol_is_the_largest_logit(path: str) -> None:
+    x, weight, _ = drawn(torch.float32)
+    assert torch.equal(most_probable(x, weight), F.linear(x, weight).argmax(1))
+
+
+def test_several_targets_a_row_have_one_softmax(path: str) -> None:
+    x, weight, _ = drawn(torch.float64)
+    targets = torch.randint(SYMBOLS, (ROWS, 3))
+    found = checkpointed_cross_entropy(x, weight, targets, PADDING)
+    expected = torch.stack([written_out(x, weight, target) for target in targets.unbind(1)], dim=1)
+    assert_equal(found, expected, [x, weight], 1e-14)

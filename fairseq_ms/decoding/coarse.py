@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ms.decoding.blocks import RecentTokens
 from fairseq_ms.decoding.state import DecodingState
@@ -15,15 +15,21 @@ class CoarseState(DecodingState):
     """The layers' keys and values, the tokens of the next block, and the features (B, 1, D) of the newest.
 
     Args:
-        embed, pool, stack: the model's
+        embed, pool, norm, stack: the model's
         batch_size: B
         capacity: tokens to make room for
     """
 
     def __init__(
-        self, embed: TokenEmbedding, pool: Downsample, stack: TransformerStack, batch_size: int, capacity: int
+        self,
+        embed: TokenEmbedding,
+        pool: Downsample,
+        norm: nn.LayerNorm,
+        stack: TransformerStack,
+        batch_size: int,
+        capacity: int,
     ) -> None:
-        self.embed, self.pool, self.stack = embed, pool, stack
+        self.embed, self.pool, self.norm, self.stack = embed, pool, norm, stack
         self.length = 0
         like = embed.like()
         self.recent = RecentTokens(batch_size, pool.factor, pool.padding, like)
@@ -32,7 +38,7 @@ class CoarseState(DecodingState):
 
     def prefill(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embed(tokens_BT)
-        blocks_BCD = self.stack(right_aligned(x_BTD, self.pool), self.caches)
+        blocks_BCD = self.stack(self.norm(right_aligned(x_BTD, self.pool)), self.caches)
         self.recent.push(x_BTD, 0)
         self.newest = blocks_BCD[:, -1:]
         self.length = tokens_BT.size(1)
@@ -43,7 +49,8 @@ class CoarseState(DecodingState):
         self.length += 1
         self.recent.push(self.embed(tokens_B1, start=position), position)
         if position % self.pool.factor == 0:
-            self.newest = self.stack(self.pool(self.recent.block(position, self.pool.factor)), self.caches)
+            block_B1D = self.norm(self.pool(self.recent.block(position, self.pool.factor)))
+            self.newest = self.stack(block_B1D, self.caches)
         return self.newest
 
     def reorder(self, order: Tensor) -> None:

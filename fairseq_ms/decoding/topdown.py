@@ -54,7 +54,7 @@ class TopDownState(DecodingState):
         for level, (scale, caches) in enumerate(zip(self.scales, self.caches)):
             if position % scale.factor:
                 continue
-            x_B1D = scale.pool(self.recent.block(position, scale.factor))
+            x_B1D = scale.norm(scale.pool(self.recent.block(position, scale.factor)))
             if level > 0:
                 place = position // scale.factor % scale.join.upsample.factor
                 x_B1D = scale.join.combine(x_B1D, self.upsampled[level - 1][:, place : place + 1])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.models import register_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ms.decoding.coarse import CoarseState
 from fairseq_ms.decoding.state import DecodingState
@@ -20,7 +20,7 @@ from fairseq_ms.lm.choices import Downsampler
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config
 from fairseq_ms.lm.scales import single_scale
 from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.pooling import Downsample, right_aligned
+from fairseq_ms.modules.pooling import Downsample, normalised, right_aligned
 from fairseq_ms.modules.transformer import TransformerStack
 
 
@@ -42,11 +42,18 @@ class CoarseDecoder(Decoder):
         scale = single_scale(cfg.scale_layers)
         self.factor = scale.factor
         self.pool = Downsample(str(cfg.downsampler), cfg.decoder_embed_dim, scale.factor)
-        self.stack = TransformerStack(layer_config(cfg), scale.layers)
+        layers = layer_config(cfg)
+        self.recompute = layers.recompute
+        self.norm = nn.LayerNorm(layers.dim)
+        self.stack = TransformerStack(layers, scale.layers)
 
     def block_features(self, tokens_BT: Tensor) -> Tensor:
         """Features (B, ceil(T / k), D) of the blocks; block i predicts targets ik .. (i+1)k-1."""
-        return self.stack(right_aligned(self.embed(tokens_BT), self.pool))
+        return self.stack(normalised(self.blocks, self.embed(tokens_BT), self.pool, self.norm, self.recompute))
+
+    def blocks(self, x_BTD: Tensor) -> Tensor:
+        """The pooled tokens: (B, T, D) -> (B, ceil(T / k), D)."""
+        return right_aligned(x_BTD, self.pool)
 
     def features(self, tokens_BT: Tensor) -> Tensor:
         return self.block_features(tokens_BT).repeat_interleave(self.factor, dim=1)[:, : tokens_BT.size(1)]
@@ -56,7 +63,7 @@ class CoarseDecoder(Decoder):
         return {self.factor: self.block_features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        return CoarseState(self.embed, self.pool, self.stack, batch_size, min(capacity, self.positions))
+        return CoarseState(self.embed, self.pool, self.norm, self.stack, batch_size, min(capacity, self.positions))
 
 
 @register_model("coarse_lm", dataclass=CoarseConfig)

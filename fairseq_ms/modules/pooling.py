@@ -7,12 +7,14 @@ business of the model; here a block never mixes with another.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.ops.linear import Linear
+from fairseq_ms.ops.recompute import recomputed
 
 DOWNSAMPLERS = ("avg", "max", "conv")
 
@@ -93,6 +95,22 @@ def right_aligned(x_BTD: Tensor, pool: Downsample) -> Tensor:
     blocks = -(-length // factor)
     padded = left_pad(x_BTD, factor - 1, pool.padding)
     return pool(padded[:, : blocks * factor])
+
+
+def normalised(
+    blocks: Callable[[Tensor], Tensor], x_BTD: Tensor, pool: Downsample, norm: nn.LayerNorm, recompute: bool
+) -> Tensor:
+    """``norm(blocks(x))``, where ``blocks`` pools with ``pool``: (B, T, D) -> (B, C, D).
+
+    Both are computed again in backward, unless pooling has parameters: of all that is pooled, x alone is kept.
+    """
+    if pool.conv is not None:
+        return norm(blocks(x_BTD))
+
+    def pooled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(blocks(x), norm.normalized_shape, weight, bias, norm.eps)
+
+    return recomputed(pooled, x_BTD, norm.weight, norm.bias, enabled=recompute)
 
 
 def left_pad(x_BTD: Tensor, count: int, value: float = 0.0) -> Tensor:

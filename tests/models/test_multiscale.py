@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
@@ -76,9 +76,9 @@ def test_recomputing_in_backward_changes_no_gradient(arch: str) -> None:
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
 def test_joining_two_scales_keeps_the_two_inputs_and_nothing_else_for_backward(pool: str) -> None:
-    join = Join(LayerConfig(8, 16, 1), 4)
+    join, norm = Join(LayerConfig(8, 16, 1), 4), nn.LayerNorm(8)
     tokens, coarse = torch.randn(2, 30, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
-    own = {parameter.data_ptr() for parameter in join.parameters()}
+    own = {parameter.data_ptr() for module in (join, norm) for parameter in module.parameters()}
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -86,8 +86,24 @@ def test_joining_two_scales_keeps_the_two_inputs_and_nothing_else_for_backward(p
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        join(tokens, Downsample(pool, 8, 3), coarse)
+        join(tokens, Downsample(pool, 8, 3), norm, coarse)
     assert {tensor.data_ptr() for tensor in kept} - own == {tokens.data_ptr(), coarse.data_ptr()}
+
+
+@pytest.mark.parametrize("arch", ["multiscale_topdown", "multiscale_bottomup", "coarse_lm"])
+def test_what_a_scale_reads_of_its_blocks_does_not_depend_on_the_size_of_embeddings(arch: str) -> None:
+    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
+    scales = {"coarse_lm": "4x=1"}.get(arch, "4x=1,1x=1")
+    model = build(arch, {**flags, "scale_layers": scales, "init_std": 0.5}, dictionary(9)).double().eval()
+    decoder = model.decoder
+    tokens = torch.randint(4, 13, (2, 12))
+    with torch.no_grad():
+        before = decoder.representations(tokens)
+        for embedding in (decoder.embed.words, decoder.embed.positions):
+            embedding.weight.mul_(100.0)
+        after = decoder.representations(tokens)
+    # A layer norm takes off all of the factor but what it adds to the variance, 1e-5 against some 0.1.
+    torch.testing.assert_close(after[4], before[4], rtol=0.0, atol=1e-3)
 
 
 def test_recomputed_gives_gradients_of_every_input_under_autocast() -> None:

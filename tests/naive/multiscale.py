@@ -91,7 +91,7 @@ def topdown_features(tokens_T: Tensor, decoder: Any, activation: str) -> Tensor:
     coarse: list[Tensor] = []
     coarse_factor = 0
     for scale in decoder.scales:
-        blocks = right_aligned_blocks(x_TD, scale.pool)
+        blocks = [layer_norm(block, scale.norm) for block in right_aligned_blocks(x_TD, scale.pool)]
         if coarse:
             fused = []
             for i, pooled in enumerate(blocks):
@@ -113,7 +113,7 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     fine, factor = x_TD, 1
     for scale in decoder.coarse:
         whole = range(0, len(fine) - scale.ratio + 1, scale.ratio)
-        pooled = [pool(list(fine[start : start + scale.ratio]), scale.pool) for start in whole]
+        pooled = [layer_norm(pool(list(fine[start : start + scale.ratio]), scale.pool), scale.norm) for start in whole]
         fine, factor = stack(pooled, scale.stack) if pooled else [], factor * scale.ratio
         by_factor[factor] = fine
     attention, layer = decoder.aggregate.attention, decoder.aggregate
@@ -134,7 +134,8 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
 
 def coarse_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     """(T,) -> (C, D), one for each k-gram."""
-    return torch.stack(stack(right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.pool), decoder.stack))
+    blocks = right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.pool)
+    return torch.stack(stack([layer_norm(block, decoder.norm) for block in blocks], decoder.stack))
 
 
 def bag_of_words_loss(log_probs_CV: Tensor, targets_T: Tensor, factor: int) -> Tensor:

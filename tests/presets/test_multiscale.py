@@ -38,13 +38,16 @@ def hand_count(arch: str) -> int:
     if model in ("vanilla_lm", "retina_lm"):
         return total + layers(numbers[0], dim)
     if model == "coarse_lm":
-        return total + layers(12, dim)
+        # A layer norm behind what is pooled.
+        return total + layers(12, dim) + 2 * dim
     total += sum(layers(count, dim) for count in numbers)
     if model == "multiscale_bottomup":
-        # The aggregation layer: as any layer, without a norm behind it.
-        return total + layers(1, dim) - 2 * dim
+        # The aggregation layer: as any layer, without a norm behind it. A norm behind what each coarse scale pools.
+        return total + layers(1, dim) - 2 * dim + (len(numbers) - 1) * 2 * dim
     # Between two scales: a transposed convolution of kernel 4 and the projection of two widths to one.
     joints = len(numbers) - 1
+    # A layer norm behind what each scale pools.
+    total += len(numbers) * 2 * dim
     total += joints * ((4 * dim * dim + dim) + (2 * dim * dim + dim))
     if "conv" in rest:
         total += sum(4**joint * dim * dim + dim for joint in range(1, joints + 1))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.kv_cache import KeyValueCache
-from fairseq_ms.modules.pooling import Downsample
+from fairseq_ms.modules.pooling import Downsample, normalised
 from fairseq_ms.modules.transformer import TransformerStack
 from fairseq_ms.ops.attention import attend
 from fairseq_ms.ops.linear import Linear, norm_linear
@@ -18,7 +18,7 @@ from fairseq_ms.ops.recompute import Dropout
 
 
 class BottomUpScale(nn.Module):
-    """One coarse scale: pooling the finer scale's output, layers over blocks.
+    """One coarse scale: pooling the finer scale's output, a layer norm, layers over blocks.
 
     Args:
         factor: tokens a block, k
@@ -32,13 +32,17 @@ class BottomUpScale(nn.Module):
         super().__init__()
         self.factor = factor
         self.ratio = ratio
+        self.recompute = config.recompute
         self.pool = Downsample(downsampler, config.dim, ratio)
+        self.norm = nn.LayerNorm(config.dim)
         self.stack = TransformerStack(config, layers)
 
     def forward(self, fine_BCD: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """The finer scale's output (B, C, D) -> (B, C // ratio, D), finished blocks only."""
-        blocks_BCD = self.pool(fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio])
-        return self.stack(blocks_BCD, caches) if blocks_BCD.size(1) else blocks_BCD
+        finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
+        if finished_BCD.size(1) == 0:
+            return finished_BCD
+        return self.stack(normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute), caches)
 
 
 class AggregationAttention(nn.Module):

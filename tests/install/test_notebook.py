@@ -75,10 +75,7 @@ def test_the_code_makes_samples_figures_and_the_table_of_recall(tmp_path: Path) 
     out = tmp_path / "quickstart"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quickstart", "quickstart.py"]
     samples = (out / "samples.txt").read_text(encoding="utf-8").splitlines()
-    assert [sample.startswith(start) for sample, start in zip(samples, ("Return the number", "If the optional"))] == [
-        True,
-        True,
-    ]
+    assert [sample.split()[0] for sample in samples] == ["Return", "If"]
     # At least 30 subwords follow the prompt, most of them words.
     assert all(len(sample.split()) > 15 for sample in samples)
     assert all(sample in done.stdout for sample in samples)

@@ -19,6 +19,7 @@ _FLAGS = {
     "segment": "--tokens-per-sample",
     "streams": "--batch-size times ranks",
     "segments": "--reset-memory, which decides over the number of segments,",
+    "documents": "--reset-memory, which decides over the number of documents,",
 }
 
 

@@ -134,8 +134,9 @@ class StreamBatches(FairseqDataset):
     def layout(self) -> dict[str, int]:
         """What has to be the same for a step to mean the same place in the corpus."""
         rows = self.streams * self.shards
-        segments = len(self.segments)
-        return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows, "segments": segments}
+        # Another number of documents can by chance make as many segments, at other places.
+        counts = {"segments": len(self.segments), "documents": len(self.corpus.documents) - 1}
+        return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows, **counts}
 
     def batches(self) -> list[list[int]]:
         """The items in the order of time, as fairseq's iterators want them."""

@@ -66,18 +66,18 @@ def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
 @pytest.mark.parametrize(
     ("name", "folder", "updates"),
     [
-        # A quarter of WikiText-103 in characters, and the 1,281,149 images less a validation split.
-        ("characters_haed", "bin", -(-134_400_000 // 1344 // 32)),
-        ("characters_iem", "halves/first", 134_400_000 // 2 // 1344 // 32 + 1),
-        ("characters_finetune", "halves/second", 134_400_000 // 2 // 1344 // 32 + 1),
-        ("characters_end_to_end", "bin", 134_400_000 // 1344 // 32),
-        ("characters_hred", "bin", 134_400_000 // 1344 // 32),
+        # About half of WikiText-103 in characters, and the 1,281,149 images less a validation split.
+        ("characters_haed", "bin", -(-268_800_000 // 1344 // 32)),
+        ("characters_iem", "halves/first", 268_800_000 // 2 // 1344 // 32),
+        ("characters_finetune", "halves/second", 268_800_000 // 2 // 1344 // 32),
+        ("characters_end_to_end", "bin", 268_800_000 // 1344 // 32),
+        ("characters_hred", "bin", 268_800_000 // 1344 // 32),
         ("pixels_haed", "bin", 140_000 // 32),
         ("pixels_iem", "halves/first", -(-70_000 // 32)),
     ],
 )
 def test_with_data_a_run_takes_one_epoch_of_its_share(name: str, folder: str, updates: int, tmp_path: Path) -> None:
-    data = large_data(tmp_path, 134_400_000, 140_000)
+    data = large_data(tmp_path, 268_800_000, 140_000)
     assert cli.main(["config", name, "--data", str(data), "--out", str(tmp_path / "c.yaml")]) == 0
     written = OmegaConf.load(tmp_path / "c.yaml")
     assert written.task.data == str(tmp_path / folder)

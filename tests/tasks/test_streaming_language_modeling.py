@@ -362,7 +362,7 @@ def test_perplexity_at_other_lengths_than_in_training_does_not_depend_on_the_bat
             *("--task", "streaming_language_modeling", "--tokens-per-sample", str(segment), *overrides),
         )
         printed = done.stdout + done.stderr
-        perplexities.setdefault((segment, memory), set()).add(printed.split("Perplexity: ")[1].split()[0])
+        perplexities.setdefault((segment, memory), set()).add(printed.split("Loss (base 2): ")[1].split(",")[0])
     assert all(len(found) == 1 for found in perplexities.values()), perplexities
     assert len(set.union(*perplexities.values())) == 3, perplexities
 

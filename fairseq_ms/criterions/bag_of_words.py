@@ -44,14 +44,8 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
             return self._beside_tokens(model, sample, weight, reduce)
         net_output = model(**sample["net_input"], per_block=True, features_only=True)
         loss, _ = self.compute_loss(model, net_output, sample, reduce=reduce)
-        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
-        logged = {
-            "loss": loss.data,
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["target"].size(0),
-            "sample_size": sample_size,
-        }
-        return loss, sample_size, logged
+        logged = self._logged(loss, sample)
+        return loss, logged["sample_size"], logged
 
     def _beside_tokens(
         self, model: Any, sample: dict[str, Any], weight: float, reduce: bool
@@ -59,20 +53,23 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         """The loss of the top-down model, in evaluation that of its tokens alone."""
         net_output = model(**sample["net_input"], bags=model.training)
         loss, _ = super().compute_loss(model, net_output, sample, reduce=reduce)
-        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
-        logged = {
-            "loss": loss.data,
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["target"].size(0),
-            "sample_size": sample_size,
-        }
+        logged = self._logged(loss, sample)
         if model.training:
             outputs = [(x_BCD, {"scale": scale}) for scale, x_BCD in net_output[1]["bags"].items()]
             losses = [self.compute_loss(model, output, sample, reduce=reduce)[0] for output in outputs]
             bags = torch.stack(losses).sum(0)
             loss = loss + weight * bags
             logged["bags"] = bags.data.sum()
-        return loss, sample_size, logged
+        return loss, logged["sample_size"], logged
+
+    def _logged(self, loss: Tensor, sample: dict[str, Any]) -> dict[str, Any]:
+        """What fairseq's cross-entropy logs of a loss."""
+        return {
+            "loss": loss.data,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": sample["target"].size(0) if self.sentence_avg else sample["ntokens"],
+        }
 
     def compute_loss(
         self, model: Any, net_output: tuple[Tensor, dict[str, Any]], sample: dict[str, Any], reduce: bool = True

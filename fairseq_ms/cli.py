@@ -55,7 +55,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "plot": (
         "fairseq_ms.analysis.plot.command",
-        "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it",
+        "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it; "
+        "curves, losses of training runs",
     ),
     "prepare": (
         "fairseq_ms.analysis.prepare",

@@ -40,6 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     context.add_argument("--streams", type=arguments.positive, default=8, metavar="N", help="batch size (default: 8)")
     context.add_argument("--rounds", type=arguments.positive, default=5, metavar="N", help="timed steps (default: 5)")
     arguments.add_outputs(context)
+    curves = figures.add_parser(
+        "curves",
+        help="losses of training runs over updates, hours or sizes, from fairseq's logs (HAED, Figures 2 to 4)",
+        allow_abbrev=False,
+    )
+    curves.add_argument(
+        "logs",
+        nargs="+",
+        metavar="[LABEL=]LOG[,LOG ...]",
+        help="what fairseq-train printed; logs behind a comma are later phases of the same training",
+    )
+    curves.add_argument(
+        "--over",
+        choices=("updates", "hours", "label"),
+        default="updates",
+        help="label: the best of each run against its label, a number such as units of a layer (default: updates)",
+    )
+    curves.add_argument("--subset", default="valid", help="train, or a validation split (default: valid)")
+    curves.add_argument("--metric", default="loss", help="statistic of the log; loss is in bits (default: loss)")
+    arguments.add_outputs(curves)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     report.check_outputs(args.json, args.png)
     arguments.quieten()
-    return _attention(args) if args.figure == "attention" else _context(args)
+    return {"attention": _attention, "context": _context, "curves": _curves}[args.figure](args)
 
 
 def _attention(args: argparse.Namespace) -> int:
@@ -80,8 +100,7 @@ def _context(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis.plot import context_growth
     from fairseq_ms.errors import UsageError
 
-    if args.fairseq_flags:
-        raise UsageError(f"plot context has no flag {args.fairseq_flags[0]}")
+    _refuse_unknown(args)
     if any(segment % 4 for segment in args.segments):
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
     if args.dim % 2 or (args.dim > 64 and args.dim % 64):
@@ -96,3 +115,27 @@ def _context(args: argparse.Namespace) -> int:
     if args.png:
         report.write_png(args.png, lambda figure: context_growth.draw(figure, curves), width=10)
     return 0
+
+
+def _curves(args: argparse.Namespace) -> int:
+    from fairseq_ms.analysis import report
+    from fairseq_ms.analysis.plot import curves
+
+    _refuse_unknown(args)
+    loaded = [curves.load(text, args.subset) for text in args.logs]
+    if args.over == "label":
+        curves.numbers(loaded)
+    print(f"{args.metric} on {args.subset}")
+    print(report.format_table(["run", "updates", "hours", "best", "last"], curves.rows(loaded, args.metric)))
+    if args.json:
+        report.write_json(args.json, {"command": args.command, "runs": curves.as_json(loaded, args.metric)})
+    if args.png:
+        report.write_png(args.png, lambda figure: curves.draw(figure, loaded, args.over, args.metric, args.subset))
+    return 0
+
+
+def _refuse_unknown(args: argparse.Namespace) -> None:
+    from fairseq_ms.errors import UsageError
+
+    if args.fairseq_flags:
+        raise UsageError(f"plot {args.figure} has no flag {args.fairseq_flags[0]}")

@@ -1,0 +1,95 @@
+"""What fairseq-train and fairseq-hydra-train print while they train: losses by update and time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_ms.errors import UsageError
+
+# `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME][SUBSET][INFO] - STATISTICS`.
+LINE = re.compile(r"^(?:\S+ \S+ \| INFO \| (?P<fairseq>\w+) \| |\[[^]]+\]\[(?P<hydra>\w+)\]\[INFO\] - )(?P<rest>.*)$")
+# Statistics of `--log-format simple`: `loss=8.7, ppl=412` within an epoch, `loss 8.7 | ppl 412` at its end.
+PAIR = re.compile(r"(?:^|[|,:] ?|\s)(\w+)(?:=| +)(-?\d[\d.eE+-]*|nan|inf)(?=$|[,|\s])")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One line of a log.
+
+    Attributes:
+        updates: how many the model had seen
+        hours: of training, validation and saving included, over all starts of the run
+        values: the other statistics by name, such as "loss" (in bits) and "ppl"
+    """
+
+    updates: float
+    hours: float
+    values: dict[str, float]
+
+
+def read(path: Path, subset: str) -> list[Point]:
+    """The points of a subset, "train" or the name of a validation split, in the order of updates.
+
+    A run that was interrupted and went on repeats updates; the later lines count, and the times add up. Validation
+    lines have the time of the training line before them. UsageError where the log has no point of the subset.
+    """
+    points: dict[float, Point] = {}
+    wall = earlier = 0.0
+    for name, values in _lines(path):
+        if "wall" in values:
+            if values["wall"] < wall:
+                earlier += wall
+            wall = values["wall"]
+        wanted = ("train", "train_inner") if subset == "train" else (subset,)
+        if name in wanted:
+            updates = values["num_updates"]
+            points[updates] = Point(updates, (earlier + wall) / 3600, values)
+    if not points:
+        raise UsageError(f"{path} has no line about {subset!r}: it must be what fairseq-train printed")
+    return [points[key] for key in sorted(points)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Subset and statistics of each line that has any."""
+    if not path.is_file():
+        raise UsageError(f"there is no log {path}")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            found = LINE.match(line.rstrip("\n"))
+            if found:
+                name = found["fairseq"] or found["hydra"]
+                values = _statistics(found["rest"], name)
+                if "num_updates" in values:
+                    yield name, values
+
+
+def _statistics(text: str, name: str) -> dict[str, float]:
+    """Numbers by name, without the subset's name in front of them."""
+    if not text.startswith("{"):
+        return {key: float(value) for key, value in PAIR.findall(text)}
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError:
+        # A line that a killed run did not finish.
+        return {}
+    values = {}
+    for key, value in record.items():
+        try:
+            values[key.removeprefix(f"{name}_")] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return values
+
+
+def best(points: Sequence[Point], metric: str) -> float:
+    """The lowest value; UsageError where no point has the metric."""
+    values = [point.values[metric] for point in points if math.isfinite(point.values.get(metric, math.nan))]
+    if not values:
+        known = ", ".join(sorted({key for point in points for key in point.values}))
+        raise UsageError(f"--metric must be one of {known}: got {metric}")
+    return min(values)

@@ -1,0 +1,88 @@
+"""The figure of losses from fairseq's logs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import run_cli
+
+# Both of fairseq's formats, through fairseq-train and through hydra; the second run was killed and went on.
+JSON_LOG = """\
+2026-01-01 10:00:00 | INFO | fairseq_cli.train | {"num_updates": "3"}
+2026-01-01 10:00:01 | INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "num_updates": "10", \
+"train_wall": "30", "wall": "36"}
+2026-01-01 10:00:02 | INFO | valid | {"epoch": 1, "valid_loss": "8", "valid_ppl": "256", "valid_num_updates": "10"}
+2026-01-01 10:00:03 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "8.5", "num_updates": "18", "wall": "72"}
+2026-01-01 10:00:04 | INFO | train_inner | {"epoch": 1, "update": 0.9, "lo
+2026-01-01 10:01:00 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "7", "num_updates": "18", "wall": "36"}
+2026-01-01 10:01:01 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_ppl": "64", "valid_num_updates": "20"}
+2026-01-01 10:01:02 | INFO | train | {"epoch": 1, "train_loss": "7.5", "train_num_updates": "20", "train_wall": "45", \
+"train_train_wall": "30"}
+2026-01-01 10:01:09 | INFO | valid | {"epoch": 2, "valid_loss": "6.5", "valid_ppl": "91", "valid_num_updates": "30"}
+"""
+SIMPLE_LOG = """\
+[2026-01-01 10:00:00,000][train_inner][INFO] - epoch 001:     10 / 40 loss=9, ppl=512, num_updates=10, wall=18
+[2026-01-01 10:00:01,000][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 7.25 | ppl 152 | num_updates 10
+"""
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    for name, text in (("first", JSON_LOG), ("second", SIMPLE_LOG)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def curves_of(logs: Path, *arguments: str) -> list[dict[str, object]]:
+    run_cli("fairseq-ms", "plot", "curves", *arguments, "--json", logs / "out.json", "--png", logs / "out.png")
+    assert (logs / "out.png").read_bytes().startswith(b"\x89PNG")
+    return list(json.loads((logs / "out.json").read_text())["runs"])
+
+
+def test_losses_are_read_from_both_formats_and_hours_add_up_over_restarts(logs: Path) -> None:
+    first, second = curves_of(logs, str(logs / "first" / "log"), f"hydra={logs / 'second' / 'log'}", "--over", "hours")
+    # 72 s until the kill, then 36 and 45 s.
+    assert first == {"label": "first", "updates": [10, 20, 30], "hours": [0.01, 0.03, 0.0325], "loss": [8, 6, 6.5]}
+    assert second == {"label": "hydra", "updates": [10], "hours": [0.005], "loss": [7.25]}
+
+
+def test_a_later_phase_begins_when_the_earlier_one_has_ended(logs: Path) -> None:
+    both = ",".join(str(logs / name / "log") for name in ("first", "second"))
+    (curve,) = curves_of(logs, f"two phases={both}", "--over", "hours", "--metric", "ppl")
+    assert curve == {"label": "two phases", "updates": [10], "hours": [0.0375], "ppl": [152]}
+
+
+def test_training_points_take_the_later_line_of_an_update(logs: Path) -> None:
+    (curve,) = curves_of(logs, str(logs / "first" / "log"), "--subset", "train")
+    assert curve["updates"] == [10, 18, 20]
+    assert curve["loss"] == [9, 7, 7.5]
+
+
+def test_the_best_of_each_run_is_drawn_over_its_size(logs: Path) -> None:
+    done = run_cli(
+        *("fairseq-ms", "plot", "curves", f"256={logs / 'first' / 'log'}", f"mlp={logs / 'second' / 'log'}"),
+        *("--over", "label", "--png", logs / "sizes.png"),
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["256", "30", "0.0325", "6", "6.5"] in lines
+    assert ["mlp", "10", "0.005", "7.25", "7.25"] in lines
+    assert (logs / "sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nowhere/log",), "there is no log nowhere/log"),
+        (("LOG", "--subset", "test"), "has no line about 'test'"),
+        (("LOG", "--metric", "bleu"), "--metric must be one of epoch, loss, num_updates, ppl: got bleu"),
+        (("LOG", "--over", "label"), "--over label needs labels that are numbers"),
+        (("LOG", "--arch", "retina_lm"), "plot curves has no flag --arch"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(logs: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    given = [argument.replace("LOG", str(logs / "first" / "log")) for argument in arguments]
+    done = run_cli("fairseq-ms", "plot", "curves", *given, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr

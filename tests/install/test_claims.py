@@ -1,0 +1,118 @@
+"""The driver of the runs behind docs/claims.md: what it trains parses, what it measures comes out, the page has it."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import ROOT, run_cli
+from tests.install.test_examples import parse, recorded
+
+CLAIMS = ROOT / "user_dir_examples" / "claims"
+RESULTS = ROOT / "docs" / "claims.jsonl"
+sys.path.insert(0, str(CLAIMS))
+import driver  # noqa: E402
+from runs import PARTS, RUNS, Run  # noqa: E402
+
+# Parsing hydra's configurations takes seconds each.
+PARSED = [run for run in RUNS if run.part != "hierarchical" or run.name in ("hred", "encoder64", "iem", "finetune")]
+
+
+@pytest.mark.parametrize("run", PARSED, ids=lambda run: f"{run.part}/{run.name}")
+def test_every_training_parses(run: Run, tmp_path: Path) -> None:
+    started = driver.Driver(tmp_path, tmp_path, None)
+    program, *arguments = started.training(driver.Job(run, 1), 1000)
+    if program.endswith(".sh"):
+        for command in recorded(Path(program), arguments, tmp_path):
+            parse(command)
+    else:
+        parse([program, *arguments])
+
+
+def test_names_are_unique_and_later_phases_have_earlier_ones() -> None:
+    names = [(run.part, run.name) for run in RUNS]
+    assert len(set(names)) == len(names)
+    for run in RUNS:
+        assert run.part in PARTS
+        assert run.after is None or (run.part, run.after) in names
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two short documents a split, of words that repeat."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(60)]
+    for split, paragraphs in (("train", 150), ("valid", 12), ("test", 12)):
+        (folder / split).mkdir()
+        for name in ("a", "b"):
+            lines = (" ".join(rng.choices(words, k=20)) for _ in range(paragraphs))
+            (folder / split / f"{name}.txt").write_text("\n\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) -> None:
+    wanted = ["streaming/ql/1", "multiscale/topdown_even", "hierarchical/iem", "hierarchical/finetune"]
+    command = ["python", CLAIMS / "driver.py", text, "--out", tmp_path / "out", "--max-updates", "2", "--only", *wanted]
+    run_cli(*command, timeout=900)
+    results = tmp_path / "out" / "results.jsonl"
+    written = results.read_text()
+    records = {record["job"]: record for record in map(json.loads, written.splitlines())}
+    assert set(records) == {f"{name.removesuffix('/1')}/1" for name in wanted}
+    ql, topdown, iem, finetune = records.values()
+    assert set(ql["tests"]) == {"window 16", "window 32"}
+    assert all(1 < value < 1000 for value in ql["tests"].values())
+    assert topdown["kept_bytes_per_target"] > 1000
+    assert iem["tests"] == {}
+    assert 0 < finetune["tests"]["test"] < 10
+    # The second phase begins when the first has ended.
+    assert finetune["hours"][0] > iem["hours"][-1]
+    assert str(tmp_path) not in written
+    # A further call has nothing to do.
+    assert run_cli(*command).stdout == ""
+    assert results.read_text() == written
+    tables = run_cli("python", CLAIMS / "tables.py", results, "--figures", tmp_path).stdout
+    assert [line.split(":")[0] for line in tables.splitlines() if ": " in line] == list(PARTS)
+    assert "| first phase, then end to end |" in tables
+    assert len(list(tmp_path.glob("claims_*.png"))) == 3
+
+
+def test_a_failing_training_is_one_sentence_that_names_its_log(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "data" / "subwords").mkdir(parents=True)
+    manifest = {"splits": {"train": {"targets": 5000}}}
+    (out / "data" / "subwords" / "manifest.json").write_text(json.dumps(manifest))  # without the data themselves
+    command = ["python", CLAIMS / "driver.py", tmp_path, "--out", out, "--only", "multiscale/vanilla4"]
+    done = run_cli(*command, check=False)
+    assert done.returncode == 1
+    log = out.resolve() / "multiscale" / "vanilla4.1" / "train.log"
+    assert done.stderr == f"claims: fairseq-train ended with exit code 1, see {log}\n"
+    assert log.is_file()
+    assert not (out / "results.jsonl").exists()
+
+
+def test_wrong_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    for arguments, sentence in (
+        (["--only", "streaming/no_such"], "--only must name runs that --list prints: got streaming/no_such"),
+        (["--only", "streaming/xl"], "TEXT must have train/, valid/ and test/ with *.txt files"),
+    ):
+        command = ["python", CLAIMS / "driver.py", tmp_path, "--out", tmp_path / "out", *arguments]
+        done = run_cli(*command, check=False)
+        assert done.returncode != 0
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    done = subprocess.run(
+        [sys.executable, str(CLAIMS / "tables.py"), str(RESULTS)], capture_output=True, text=True, check=True
+    )
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    tables = [block for block in done.stdout.split("\n\n") if block.lstrip().startswith("|")]
+    assert tables
+    for table in tables:
+        assert table.strip() in page

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Tables and figures of docs/claims.md from the results of driver.py.
+
+    python user_dir_examples/claims/tables.py runs/claims/results.jsonl [MORE.jsonl ...] [--figures docs/figures]
+
+Prints a Markdown table for each part that has results. Several seeds are given as their mean, with the lowest and the
+highest in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairseq_ms.analysis import report
+from runs import PARTS, RUNS, Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+
+
+def read(files: Sequence[Path]) -> list[Record]:
+    """The records of all files."""
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def of_run(records: Sequence[Record], run: Run) -> list[Record]:
+    """A run's records, a seed each."""
+    return [record for record in records if record["job"].rpartition("/")[0] == f"{run.part}/{run.name}"]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean, with the lowest and the highest of several."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
+
+
+def table(records: Sequence[Record], part: str) -> str:
+    """A part's rows; "" where nothing of it is done."""
+    digits = 3 if part == "hierarchical" else 1
+    columns = list(dict.fromkeys(column for run in RUNS if run.part == part for column, _ in run.columns))
+    lines = []
+    for run in RUNS:
+        found = of_run(records, run) if run.part == part else []
+        if not found:
+            continue
+        # The first phase of HAED has a loss of its own kind.
+        value: Callable[[float], float] = (lambda bits: bits) if part == "hierarchical" else (lambda bits: 2**bits)
+        best = [value(min(record["valid_bits"])) for record in found] if run.columns else []
+        last = [value(record["valid_bits"][-1]) for record in found] if run.columns else []
+        tests = [[record["tests"][column] for record in found if column in record["tests"]] for column in columns]
+        cells = [spread(values, digits) if values else "" for values in (best, last, *tests)]
+        if part == "multiscale":
+            cells.append(f"{found[0]['kept_bytes_per_target'] / 1000:.1f} kB")
+        hours = sum(record["hours"][-1] for record in found) / len(found)
+        cells += [f"{found[0]['parameters'] / 1e6:.1f} M", str(found[0]["updates"][-1]), f"{hours:.2f}"]
+        lines.append(f"| {run.title} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    kept = ["kept for backward, per target"] if part == "multiscale" else []
+    header = ["", "best valid", "last valid", *columns, *kept, "parameters", "updates", "hours"]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *lines])
+
+
+def draw(figure: Figure, records: Sequence[Record], part: str) -> None:
+    """The validation curves of a part: over updates, and HAED's over hours as well; perplexity over memory."""
+    panels = ["updates", "memory"] if part == "multiscale" else ["updates", "hours"]
+    for axes, over in zip(figure.subplots(1, 2), panels):
+        for index, record in enumerate(record for record in records if record["tests"]):
+            label = f"{record['title']}, seed {record['job'].rpartition('/')[2]}"
+            if over == "memory":
+                kept = record["kept_bytes_per_target"] / 1000
+                report.plot_line(axes, index, [kept], [record["tests"]["test"]], label)
+            else:
+                report.plot_line(axes, index, record[over], record["valid_bits"], label)
+        xlabel = {"updates": "updates", "hours": "hours of training", "memory": "kept for backward, kB per target"}[
+            over
+        ]
+        ylabel = f"test {PARTS[part].metric}" if over == "memory" else "validation loss, bits"
+        report.finish_axes(axes, xlabel, ylabel, legend=axes.get_subplotspec().is_first_col())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="write claims_PART.png there as well")
+    args = parser.parse_args()
+    records = read(args.results)
+    for part, settings in PARTS.items():
+        text = table(records, part)
+        if not text:
+            continue
+        print(f"\n{part}: {settings.metric}\n\n{text}")
+        if args.figures:
+            own = [record for run in RUNS if run.part == part for record in of_run(records, run)]
+            path = args.figures / f"claims_{part}.png"
+            report.write_png(str(path), lambda figure, own=own, part=part: draw(figure, own, part), width=13, height=5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 import random
 
-# With words, how many tokens a chunk has decides the shapes of what is computed, and so the order of additions.
-TOLERANCE = 1e-6
+# With words, how many tokens a chunk has decides the shapes of what is computed, and so the order of additions;
+# in float64.
+TOLERANCE = 1e-12
 DATA_DECIDES_SHAPES = True
 
 

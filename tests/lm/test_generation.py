@@ -68,6 +68,7 @@ def generate(
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch: str, seed: int) -> None:
     case = random_case(arch, seed)
+    case.model.double()
     prompts = ragged_prompts(case, rows=3)
     beam = setting(arch, "BEAM", case.rng.choice([1, 2, 4]))
     cached = generate(case.model, case, prompts, beam)
@@ -76,13 +77,15 @@ def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch
         assert len(cached_row) == len(naive_row)
         for one, other in zip(cached_row, naive_row):
             assert one["tokens"].tolist() == other["tokens"].tolist()
-            torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=0.0, atol=1e-5)
+            # fairseq adds up scores in float32, and these are differences of its sums.
+            torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_sampling_after_ragged_prompts_draws_what_it_draws_without_caches(arch: str, seed: int) -> None:
     case = random_case(arch, seed)
+    case.model.double()
     prompts = ragged_prompts(case, rows=3)
     drawn = []
     for model in (case.model, naive_twin(case.model)):

@@ -8,11 +8,20 @@ import itertools
 import pytest
 import torch
 
-from tests.registry import ARCHITECTURES, GENERATORS, random_case, setting
+from tests.registry import ARCHITECTURES, GENERATORS, Case, random_case, setting
 
 SEEDS = range(50)
-# float32 with a handful of layers; logits are of order 1.
-CACHED_TOLERANCE = 1e-5
+# float64, logits of order 1. A layer norm over the two numbers of the narrowest models amplifies rounding up to 300
+# times, and there are up to a dozen of them.
+CACHED_TOLERANCE = 1e-9
+
+
+def exact_case(arch: str, seed: int) -> Case:
+    """A random case in float64: in float32 it depends on the CPU whether two orders of summation agree to 1e-5."""
+    case = random_case(arch, seed)
+    case.model.double()
+    return case
+
 
 every_case = pytest.mark.parametrize("seed", SEEDS)
 
@@ -20,7 +29,7 @@ every_case = pytest.mark.parametrize("seed", SEEDS)
 @every_case
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_future_tokens_do_not_change_past_logits(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
+    case = exact_case(arch, seed)
     length = max(2, case.lengths())
     tokens = case.tokens(2, length)
     changed_at = case.rng.randrange(1, length)
@@ -57,7 +66,7 @@ def test_probabilities_of_all_sequences_sum_to_one(arch: str, seed: int) -> None
 @every_case
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_stepping_prefilling_and_the_full_forward_agree_under_beam_reorders(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
+    case = exact_case(arch, seed)
     length = case.lengths()
     tokens = case.tokens(3, length)
     prefix = case.rng.randint(1, length)
@@ -77,7 +86,7 @@ def test_stepping_prefilling_and_the_full_forward_agree_under_beam_reorders(arch
 @every_case
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_a_state_that_is_shown_other_tokens_starts_from_what_they_share(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
+    case = exact_case(arch, seed)
     length = max(3, case.lengths())
     first, second = case.tokens(2, length), case.tokens(2, length)
     shared = case.rng.randint(0, length - 1)
@@ -95,7 +104,7 @@ def test_a_state_that_is_shown_other_tokens_starts_from_what_they_share(arch: st
 @every_case
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_padding_on_the_right_changes_nothing(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
+    case = exact_case(arch, seed)
     length = case.lengths()
     tokens = case.tokens(2, length)
     padding = torch.full((2, case.rng.randint(1, 9)), case.dictionary.pad())

@@ -56,6 +56,11 @@ if [ "${1:-}" = --small ]; then
         size+=("optimizer.groups.$part.lr_scheduler.warmup_updates=10")
     done
 fi
+for setting in "$@"; do
+    case $setting in
+        optimization.max_update=*) updates=(--updates "${setting#*=}") ;;
+    esac
+done
 fairseq-ms config "$name" --data "$(realpath -m "$data")" "${updates[@]}" --out "$PWD/checkpoints/$name.yaml"
 
 # Absolute, since hydra runs every job in a folder of its own.

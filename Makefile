@@ -3,6 +3,7 @@
 #   make demo-analysis   the papers' analyses of the demo's models, with figures
 #   make demo-haed   HAED on characters, with and without its first phase
 #   make test    run the tests
+#   make gpu     test and measure everything on a GPU, and write docs/results_gpu.md
 #   make lint    check style and types
 #   make docs    build the documentation's site in site/
 #   make env     only build the environment
@@ -20,7 +21,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test gpu lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -76,6 +77,11 @@ demo-haed: env
 
 test: env $(NGRAM) $(PEER)/.installed $(HUB)
 	@$(RUN) -m pytest -n $(JOBS) --dist worksteal
+
+# TransfoXL and GPT-2 come from different versions of one package, so each has a call; rows are measured once.
+gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
+	@PYTHONPATH=$(PEER) $(RUN) -m benchmarks.gpu --only TransfoXL
+	@PYTHONPATH=$(VENV)/transformers-5 $(RUN) -m benchmarks.gpu
 
 lint: env
 	@$(RUN) -m ruff check .

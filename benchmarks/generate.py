@@ -113,10 +113,10 @@ class _Uncached(nn.Module):
 def _parity(names: tuple[str, ...], half: bool) -> str:
     """Greedy continuations by the measured path, against the naive twin, at a small shape."""
     shape = replace(TINY, length=PREFIX + 16)
-    prefix = _prefix(shape, 3)
+    prefix = random_prefix(shape, 3)
     for name in names:
-        continued = Sampler(_model(name, shape), shape, 12, sampling=False)(prefix)
-        twin = _Uncached(_model(name, shape))
+        continued = Sampler(sampled_model(name, shape), shape, 12, sampling=False)(prefix)
+        twin = _Uncached(sampled_model(name, shape))
         words = language_modeling(shape).source_dictionary
         start = torch.cat([prefix.new_full((3, 1), words.eos()), prefix], dim=1)
         forbidden = [words.pad(), words.eos()]
@@ -130,29 +130,31 @@ def _parity(names: tuple[str, ...], half: bool) -> str:
 
 def _half_parity(name: str, shape: Shape) -> float:
     """Logits in bfloat16 through caches and packed weights, position by position, against float32 without either."""
-    prefix = _prefix(shape, 3)
+    prefix = random_prefix(shape, 3)
     tokens = torch.cat([prefix.new_full((3, 1), 2), prefix], dim=1)
-    half = _model(name, shape).bfloat16().eval()
+    half = sampled_model(name, shape).bfloat16().eval()
     half.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1, print_alignment=None)))
     state: dict[str, object] = {}
     with torch.inference_mode():
         steps = range(PREFIX // 2, PREFIX + 2)
         cached = torch.cat([half.decoder(tokens[:, :end], incremental_state=state)[0] for end in steps], dim=1)
-        whole = _model(name, shape).eval()(tokens)[0][:, PREFIX // 2 - 1 :]
+        whole = sampled_model(name, shape).eval()(tokens)[0][:, PREFIX // 2 - 1 :]
     return assert_parity(f"{name} in bfloat16", cached.float(), whole, HALF_TOLERANCE)
 
 
-def _model(name: str, shape: Shape) -> FairseqLanguageModel:
+def sampled_model(name: str, shape: Shape) -> FairseqLanguageModel:
+    """fairseq's model or one of ours, all with the same weights where they have the same layers."""
     if name == FAIRSEQ:
         model = fairseq_lm(shape)
-        copy_weights(_model(VANILLA, shape), model)
+        copy_weights(sampled_model(VANILLA, shape), model)
         return model
     if name == VANILLA:
         return build("vanilla_lm", shape, decoder_layers=shape.layers)
     return multiscale(name, shape)
 
 
-def _prefix(shape: Shape, rows: int) -> Tensor:
+def random_prefix(shape: Shape, rows: int) -> Tensor:
+    """Random tokens (B, P)."""
     return torch.randint(4, shape.vocabulary, (rows, PREFIX), generator=torch.Generator().manual_seed(0))
 
 
@@ -161,20 +163,24 @@ def sections(options: Options) -> Iterable[Section]:
     shape = TINY if options.quick else PAPER
     new_tokens = 8 if options.quick else NEW_TOKENS
     names = [name for name in CONTESTANTS if not options.only or any(part in name for part in options.only)]
-    samplers: dict[str, Callable[[Tensor], object]] = {FAIRSEQ: Sampler(_model(FAIRSEQ, shape), shape, new_tokens)}
+    samplers: dict[str, Callable[[Tensor], object]] = {
+        FAIRSEQ: Sampler(sampled_model(FAIRSEQ, shape), shape, new_tokens)
+    }
     for name in names:
-        samplers[name] = Sampler(_model(name, shape), shape, new_tokens)
+        samplers[name] = Sampler(sampled_model(name, shape), shape, new_tokens)
     gpt2 = huggingface_gpt2(shape)
     if gpt2 is not None:
         samplers[GPT2] = HuggingFaceSampler(gpt2, new_tokens)
     for rows in (1, 8):
-        prefix = _prefix(shape, rows)
+        prefix = random_prefix(shape, rows)
         what = f"prefix {PREFIX} + {new_tokens} tokens, top-{TOP_K}, temperature {TEMPERATURE}, batch {rows}; {shape}"
         parity = partial(_parity, (FAIRSEQ, *names), rows == 1)
         goals = {} if options.quick else GOALS[rows]
         entrants = dict(samplers)
         if rows == 1:
-            entrants |= {name + HALF: Sampler(_model(name, shape).bfloat16(), shape, new_tokens) for name in names}
+            entrants |= {
+                name + HALF: Sampler(sampled_model(name, shape).bfloat16(), shape, new_tokens) for name in names
+            }
         further = {} if options.quick else {GPT2: GPT2_GOALS[rows], VANILLA: VANILLA_GOALS[rows]}
         yield _section(what, entrants, prefix, goals, further, shape, new_tokens, parity)
 

@@ -98,16 +98,22 @@ class Steps:
     """Training steps of the paper's larger model (12 heads, 2,000 decoder units) on the same words."""
 
     quick: bool
+    rows: int | None = None
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         rows, words = (2, 24) if self.quick else (ROWS, WORDS)
+        rows = self.rows or rows
         lines, dictionary = text_rows(rows, words)
         self.pad = dictionary.pad()
-        self.tokens = padded_batch(lines, dictionary)
-        self.further = padded_batch(text_rows(3 * rows, words, offset=rows * words)[0], dictionary)
+        self.tokens = padded_batch(lines, dictionary).to(self.device)
+        further = text_rows(3 * rows, words, offset=rows * words)[0]
+        self.further = padded_batch(further, dictionary).to(self.device)
         positions = self.tokens.shape[1]
-        self.model = preset("haed_wt103_iem", dictionary, positions, self.quick)
-        self.first = preset("haed_wt103_iem", dictionary, positions, self.quick, IEM_CRITERION)
+        self.model = preset("haed_wt103_iem", dictionary, positions, self.quick).to(self.device, self.dtype)
+        first = preset("haed_wt103_iem", dictionary, positions, self.quick, IEM_CRITERION)
+        self.first = first.to(self.device, self.dtype)
         self.title = f"{rows} x {words} words, {int((self.tokens[:, 1:] != self.pad).sum())} characters"
 
     def packed(self) -> Tensor:
@@ -166,10 +172,10 @@ def megabyte_is_here() -> bool:
 class Generation:
     """One row in generation: a prompt of about 1,000 characters, then one cached step a character."""
 
-    def __init__(self, quick: bool) -> None:
+    def __init__(self, quick: bool, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.prompt, self.steps = (40, 8) if quick else (PROMPT, STEPS)
         lines, dictionary = text_rows(1, 400)
-        self.tokens = padded_batch(lines, dictionary)[:, : self.prompt + self.steps]
+        self.tokens = padded_batch(lines, dictionary)[:, : self.prompt + self.steps].to(device)
         positions = self.prompt + self.steps
         small = {"decoder_layers": 1, "decoder_embed_dim": 24, "decoder_ffn_embed_dim": 32}
         sizes = {"decoder_layers": 8, "decoder_embed_dim": 384, "decoder_ffn_embed_dim": 1536}
@@ -179,8 +185,10 @@ class Generation:
             "haed": preset("haed_wt103", dictionary, positions, quick),
         }
         for model in self.models.values():
-            model.eval().make_generation_fast_()
+            model.to(device, dtype).eval().make_generation_fast_()
         self.megabyte = Megabyte(len(dictionary), positions, quick) if megabyte_is_here() else None
+        if self.megabyte is not None:
+            self.megabyte.model.to(device, dtype)
         counts = {name: sum(p.numel() for p in model.parameters()) for name, model in self.models.items()}
         if self.megabyte is not None:
             counts["MEGABYTE-pytorch"] = sum(p.numel() for p in self.megabyte.model.parameters())

@@ -26,6 +26,15 @@ def resident_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def highest_resident(run: Callable[[], object]) -> int:
+    """The memory this process has in RAM at the largest moment of ``run()`` (Linux)."""
+    # Linux forgets the peak so far.
+    Path("/proc/self/clear_refs").write_text("5")
+    run()
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
 def resident_growth(build: Callable[..., tuple[Callable[[], Tensor], object]], *arguments: object) -> int:
     """By how much a forward pass makes a fresh process larger, while its result is alive.
 
@@ -73,13 +82,10 @@ def peak_here(build: Callable[..., tuple[Callable[[], Tensor], object]], *argume
     with torch.no_grad():
         forward()
     _give_back_free_memory()
-    # Linux forgets the peak so far.
-    Path("/proc/self/clear_refs").write_text("5")
     before = resident_bytes()
-    forward().backward()
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    peak = highest_resident(lambda: forward().backward())
     del keep_alive
-    return int(fields["VmHWM"].split()[0]) * 1024 - before
+    return peak - before
 
 
 def _give_back_free_memory() -> None:

@@ -200,5 +200,5 @@ def language_model_loss(model: nn.Module, sample: Sample) -> Tensor:
         output = model(**sample["net_input"])
         log_probs = model.get_normalized_probs(output, log_probs=True)
     else:
-        log_probs = model(sample["net_input"]["src_tokens"]).logits.log_softmax(-1)
+        log_probs = model(sample["net_input"]["src_tokens"]).logits.log_softmax(-1, dtype=torch.float32)
     return nn.functional.nll_loss(log_probs.flatten(0, 1), sample["target"].flatten(), reduction="sum")

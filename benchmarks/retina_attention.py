@@ -32,16 +32,20 @@ class Inputs:
     """Projections as a layer has them: queries of all groups with the fine keys and values, and the coarse pairs."""
 
     length: int
+    rows: int = 1
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         width = HEAD_DIM * GROUPS[0].heads
         dim = HEAD_DIM * sum(group.heads for group in GROUPS)
-        shapes = [(1, self.length, dim + 2 * width)]
-        shapes += [(1, self.length // group.factor, 2 * HEAD_DIM * group.heads) for group in GROUPS[1:]]
-        self.tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        self.grad = torch.randn(1, self.length, dim)
-        layouts = Layouts(GROUPS, self.length, torch.device("cpu"))
+        shapes = [(self.rows, self.length, dim + 2 * width)]
+        shapes += [(self.rows, self.length // group.factor, 2 * HEAD_DIM * group.heads) for group in GROUPS[1:]]
+        device, dtype = torch.device(self.device), self.dtype
+        self.tensors = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+        self.grad = torch.randn(self.rows, self.length, dim, device=device, dtype=dtype)
+        layouts = Layouts(GROUPS, self.length, device)
         self.windows = WindowAttention(layouts, HEAD_DIM, 0.0)
 
     def sparse(self) -> Tensor:
@@ -75,12 +79,13 @@ class Dense:
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self.masks = []
+        like = inputs.grad
+        positions = torch.arange(inputs.length, device=like.device)
         for group in GROUPS:
-            queries, keys = torch.arange(inputs.length)[:, None], torch.arange(inputs.length // group.factor)
-            visible = group.visible(queries, keys)
+            visible = group.visible(positions[:, None], positions[: inputs.length // group.factor])
             sees_a_key = visible.any(-1, keepdim=True)
-            bias = torch.zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
-            self.masks.append((bias, sees_a_key.float()))
+            bias = like.new_zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
+            self.masks.append((bias, sees_a_key.to(like.dtype)))
 
     def __call__(self) -> Tensor:
         fine, *coarse = self.inputs.tensors

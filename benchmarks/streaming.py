@@ -101,7 +101,7 @@ def streaming_model(arch: str, shape: Shape, **flags: object) -> FairseqLanguage
 class Steps:
     """Training steps on the second segment of a stream, up to the features, without the vocabulary."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.shape = shape
         layers, half = shape.layers, shape.length // 2
         coarse = layers * 3 // 8
@@ -120,9 +120,11 @@ class Steps:
         self.peer = transfo_xl(shape)
         if self.peer is not None:
             copy_weights(self.models["transformer_xl"], self.peer)
-            self.peer.train()
+            self.peer.to(device, dtype).train()
+        for model in self.models.values():
+            model.to(device, dtype)
         generator = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(4, shape.vocabulary, (2, ROWS, shape.length), generator=generator)
+        self.tokens = torch.randint(4, shape.vocabulary, (2, ROWS, shape.length), generator=generator).to(device)
         self.memories = {name: self._first(model) for name, model in self.models.items()}
         with torch.no_grad():
             self.peer_memory = self.peer(self.tokens[0]).mems if self.peer is not None else None

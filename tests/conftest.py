@@ -1,4 +1,4 @@
-"""What every test stands on: one seed, one thread, and no test that skips without anybody noticing."""
+"""What every test stands on: one seed, one thread, a device, and no test that skips without anybody noticing."""
 
 import os
 import random
@@ -13,9 +13,37 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 SEED = 20240917
 
 # The only reasons for which a test may be skipped when CI is set; anything else fails the run.
-ALLOWED_SKIPS = (re.compile(r"needs a CUDA device"),)
+ALLOWED_SKIPS = (re.compile(r"needs a CUDA device"), re.compile(r"is about a CPU"))
 
 _unexpected_skips: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=["cpu", "cuda", "meta"],
+        default="cpu",
+        help="where tests make tensors and models (meta: of shapes alone, to see that nothing is mixed)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    device = config.getoption("device")
+    if device == "cpu":
+        return
+    import torch
+
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise pytest.UsageError(f"--device cuda needs a GPU: torch {torch.__version__} finds none")
+        # Tolerances are float32's; convolutions and LSTMs would take ten bits of each factor.
+        torch.backends.cudnn.allow_tf32 = False
+    torch.set_default_device(device)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cpu") and item.config.getoption("device") != "cpu":
+        pytest.skip("is about a CPU's own paths")
 
 
 @pytest.fixture(autouse=True)

@@ -64,8 +64,12 @@ def require_package(module: str, what: str, install: str) -> None:
 
 def write_json(path: str | Path, content: object, allow_nan: bool = False) -> None:
     """Write a JSON file at once or not at all; infinity and NaN are refused unless they are allowed."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan, default=_plain)
-    _replace(path, lambda name: Path(name).write_text(text + "\n", encoding="utf-8"))
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan, default=_plain) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file at once or not at all."""
+    _replace(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
 
 
 def _plain(value: np.ndarray | np.generic) -> object:

@@ -24,12 +24,12 @@ _64_BITS = 2**64 - 1
 
 def draw_seed() -> int:
     """A fresh seed from torch's default CPU generator, so that runs repeat under ``torch.manual_seed``."""
-    return int(torch.randint(0, 2**62, ()))
+    return int(torch.randint(0, 2**62, (), device="cpu"))
 
 
 def draw_uniform() -> float:
     """A number in [0, 1) from torch's default CPU generator."""
-    return float(torch.rand(()))
+    return float(torch.rand((), device="cpu"))
 
 
 def mixed_seed(seed: int, *counters: int) -> int:

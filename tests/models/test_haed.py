@@ -132,7 +132,7 @@ def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
 
     padded = torch.zeros(5, 7, 4 + context_dim, dtype=torch.double)
     padded = padded.index_put((sequence, step), torch.cat([table[symbols], context[sequence]], dim=1))
-    in_torch, (_, last) = lstm.cell(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False))
+    in_torch, (_, last) = lstm.cell(pack_padded_sequence(padded, lengths.cpu(), batch_first=True, enforce_sorted=False))
     expected = pad_packed_sequence(in_torch, batch_first=True)[0][sequence, step]
     torch.testing.assert_close(hidden[:total], expected, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(cell, last[0], rtol=1e-12, atol=1e-13)

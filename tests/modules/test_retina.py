@@ -115,6 +115,7 @@ def test_without_gradients_the_result_is_the_same() -> None:
         torch.testing.assert_close(layer(x, layouts), dense(layer, x), rtol=0.0, atol=1e-12)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("seed", range(6))
 def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
@@ -124,7 +125,7 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     dim = 3 * sum(group.heads for group in groups)
     length = rng.choice([40, 131, 200])
     layer = attention(dim, groups, dropout=0.3)
-    layouts = Layouts(groups, length, torch.device("cpu"))
+    layouts = Layouts(groups, length, torch.get_default_device())
     masks = [torch.ones(2, group.heads, length, length // group.factor) for group in groups]
     keep = DropoutMasks.keep
     drawn: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
@@ -240,7 +241,7 @@ def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int
 
     monkeypatch.setattr(torch.Tensor, "__bool__", look)
     for length in (1, 2, rng.randint(3, 300), 64, 128):
-        for layout in Layouts(groups, length, torch.device("cpu")).layouts:
+        for layout in Layouts(groups, length, torch.get_default_device()).layouts:
             assert not looked
             queries = torch.arange(layout.blocks * layout.query_block)
             keys = torch.arange(layout.keys)
@@ -268,7 +269,7 @@ class LayerNorms(TorchDispatchMode):
 @pytest.mark.parametrize("recompute", [True, False])
 def test_the_input_is_normalised_once_for_all_scales(recompute: bool) -> None:
     layer = attention(6, PAPER, recompute=recompute).float()
-    x, layouts = torch.randn(2, 70, 6, requires_grad=True), Layouts(PAPER, 70, torch.device("cpu"))
+    x, layouts = torch.randn(2, 70, 6, requires_grad=True), Layouts(PAPER, 70, torch.get_default_device())
     with LayerNorms() as forward:
         result = layer(x, layouts)
     with LayerNorms() as backward:

@@ -77,6 +77,7 @@ def test_attention_without_dropout_is_the_formula(queries: int, keys: int, causa
     assert_same_with_gradients(result, naive(q, k, v, bias, causal), [q, k, v])
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (70, 70), (67, 150)])
 @pytest.mark.parametrize("kind", ["causal", "bias", "row bias", "plain"])
 def test_attention_with_dropout_is_the_formula_with_the_same_mask(
@@ -115,7 +116,7 @@ def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 6, 64, 131])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.cpu)])
 def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     length: int, dropout: float, monkeypatch
 ) -> None:

@@ -22,7 +22,7 @@ def dropped_streams(
     """
     heads, head_dim, length = 2, window, blocks * queries
     group = HeadGroup(1, 0, window, heads)
-    layouts = Layouts([group] * groups, length, torch.device("cpu"))
+    layouts = Layouts([group] * groups, length, torch.get_default_device())
     pair = torch.zeros(rows, length, 2, heads, head_dim)
     pair[:, :, 1] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
     pair = pair.flatten(2)

@@ -7,7 +7,7 @@ import torch
 
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.transformer import TransformerLayer
-from fairseq_ms.ops.recompute import draw_seed, dropout, keep_mask, keep_prob, recomputed, scaled_mask
+from fairseq_ms.ops.recompute import draw_seed, draw_uniform, dropout, keep_mask, keep_prob, recomputed, scaled_mask
 from tests.helpers.gradients import assert_same, gradients
 
 
@@ -29,7 +29,7 @@ def test_a_layer_under_autocast_has_bfloat16_gradients_near_those_of_float32(p: 
     torch.manual_seed(5)
     exact = layer(x)
     torch.manual_seed(5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
         rough = layer(x)
     grads = gradients(rough, inputs)
     assert all(grad.dtype == torch.float32 for grad in grads)
@@ -71,6 +71,16 @@ def test_dropout_uses_one_mask_for_both_directions() -> None:
     assert 0.0 < (y == 0.0).float().mean() < 1.0
 
 
+def test_seeds_are_drawn_on_the_cpu_whatever_the_default_device() -> None:
+    drawn = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(1)
+        # A tensor of the meta device has no number to give away; one of a GPU would have to be waited for.
+        with torch.device(device):
+            drawn.append((draw_seed(), draw_uniform()))
+    assert drawn[0] == drawn[1]
+
+
 def test_dropout_draws_another_mask_at_every_call_and_the_same_after_the_same_seed() -> None:
     x = torch.ones(500)
     torch.manual_seed(1)
@@ -104,6 +114,7 @@ def test_gradients_of_a_layer_with_dropout_are_its_slope(recompute: bool) -> Non
     torch.testing.assert_close(slope, difference.detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.cpu
 def test_recomputing_keeps_about_half_of_what_autograd_keeps() -> None:
     def kept(recompute: bool) -> int:
         storages = {}

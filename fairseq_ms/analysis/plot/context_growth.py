@@ -51,7 +51,7 @@ def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dic
     """Every model of ``MODELS`` at every segment length; times are taken in turns."""
     curves: dict[str, list[Point]] = {name: [] for name in MODELS}
     for segment in segments:
-        built = {name: _Step(flags, segment, dim, streams) for name, flags in MODELS.items()}
+        built = {name: Step(flags, segment, dim, streams) for name, flags in MODELS.items()}
         seconds: dict[str, list[float]] = {name: [] for name in built}
         for turn in range(rounds + 1):
             for name, step in built.items():
@@ -66,18 +66,27 @@ def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dic
     return curves
 
 
-class _Step:
+class Step:
     """A training step of a model on the second segment of its streams, up to the features."""
 
-    def __init__(self, flags: list[str], segment: int, dim: int, streams: int) -> None:
+    def __init__(
+        self,
+        flags: list[str],
+        segment: int,
+        dim: int,
+        streams: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         sizes = ["--decoder-embed-dim", str(dim), "--decoder-ffn-embed-dim", str(4 * dim)]
         sizes += ["--decoder-attention-heads", str(max(1, dim // 64)), "--decoder-normalize-before"]
         lengths = ["--tokens-per-sample", str(segment), "--mem-len", str(segment)]
         task = ["--task", "streaming_language_modeling", "--share-decoder-input-output-embed"]
-        self.model = untrained.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0].train()
+        model = untrained.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0]
+        self.model = model.to(device, dtype).train()
         self.context = formula.by_formula(self.model.decoder).average
         generator = torch.Generator().manual_seed(1)
-        self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator)
+        self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator).to(device)
         with torch.no_grad():
             self.memory = self.model.decoder.stream(self.tokens, None)[1]
 

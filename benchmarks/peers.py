@@ -143,6 +143,9 @@ def huggingface_gpt2(shape: Shape) -> nn.Module | None:
         embd_pdrop=shape.dropout,
         attn_pdrop=shape.dropout,
         tie_word_embeddings=False,
+        # fairseq's; the defaults are beyond a smaller vocabulary.
+        bos_token_id=2,
+        eos_token_id=2,
     )
     return GPT2LMHeadModel(config)
 

@@ -64,7 +64,7 @@ def test_every_row_can_be_measured(name: str) -> None:
 def test_peers_are_measured_where_they_are_installed(peer: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     flags = ("-m", "benchmarks.gpu", "--quick", "--device", "cpu", "--report", page)
-    run_cli("python", *flags, "--only", "TransfoXL", "--only", "GPT-2", env={"PYTHONPATH": str(peer)})
+    run_cli("python", *flags, "--only", "TransfoXL", "--only", "GPT-2", env={"PYTHONPATH": str(peer)}, timeout=1200.0)
     lines = [line for line in page.read_text().splitlines() if line.startswith(("| TransfoXL", "| Hugging Face"))]
     assert len(lines) == 10
     assert not [line for line in lines if "not " in line or "failed" in line]

@@ -57,7 +57,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) -> None:
     wanted = ["streaming/ql/1", "multiscale/topdown_even", "hierarchical/iem", "hierarchical/finetune"]
-    command = ["python", CLAIMS / "driver.py", text, "--out", tmp_path / "out", "--max-updates", "2", "--only", *wanted]
+    command: list[str | Path] = ["python", CLAIMS / "driver.py", text, "--out", tmp_path / "out"]
+    command += ["--max-updates", "2", "--only", *wanted]
     run_cli(*command, timeout=900)
     results = tmp_path / "out" / "results.jsonl"
     written = results.read_text()
@@ -86,8 +87,9 @@ def test_a_failing_training_is_one_sentence_that_names_its_log(tmp_path: Path) -
     (out / "data" / "subwords").mkdir(parents=True)
     manifest = {"splits": {"train": {"targets": 5000}}}
     (out / "data" / "subwords" / "manifest.json").write_text(json.dumps(manifest))  # without the data themselves
-    command = ["python", CLAIMS / "driver.py", tmp_path, "--out", out, "--only", "multiscale/vanilla4"]
-    done = run_cli(*command, check=False)
+    done = run_cli(
+        *("python", CLAIMS / "driver.py", tmp_path, "--out", out, "--only", "multiscale/vanilla4"), check=False
+    )
     assert done.returncode == 1
     log = out.resolve() / "multiscale" / "vanilla4.1" / "train.log"
     assert done.stderr == f"claims: fairseq-train ended with exit code 1, see {log}\n"
@@ -100,8 +102,7 @@ def test_wrong_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
         (["--only", "streaming/no_such"], "--only must name runs that --list prints: got streaming/no_such"),
         (["--only", "streaming/xl"], "TEXT must have train/, valid/ and test/ with *.txt files"),
     ):
-        command = ["python", CLAIMS / "driver.py", tmp_path, "--out", tmp_path / "out", *arguments]
-        done = run_cli(*command, check=False)
+        done = run_cli(*("python", CLAIMS / "driver.py", tmp_path, "--out", tmp_path / "out", *arguments), check=False)
         assert done.returncode != 0
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr

@@ -124,14 +124,14 @@ def _multiscale() -> Iterator[Run]:
 
     for layers in (4, 6, 8):
         yield run(f"vanilla{layers}", f"vanilla, {layers} layers", f"--arch vanilla_lm --decoder-layers {layers}")
-    for name, layers in (
+    for name, scales in (
         ("fine", "64x=1,16x=2,4x=4,1x=6"),
         ("even", "64x=3,16x=3,4x=4,1x=4"),
         ("coarse", "64x=8,16x=8,4x=8,1x=2"),
     ):
-        yield run(f"topdown_{name}", f"top-down {layers}", f"--arch multiscale_topdown --scale-layers {layers}")
-    layers = "16x=3,4x=4,1x=4"
-    yield run("bottomup", f"bottom-up {layers}", f"--arch multiscale_bottomup --scale-layers {layers}")
+        yield run(f"topdown_{name}", f"top-down {scales}", f"--arch multiscale_topdown --scale-layers {scales}")
+    scales = "16x=3,4x=4,1x=4"
+    yield run("bottomup", f"bottom-up {scales}", f"--arch multiscale_bottomup --scale-layers {scales}")
     retina = "--arch retina_lm --scale-heads 1x=2,4x=1,16x=1 --scale-windows 1x=0:8,4x=8:256,16x=256:512"
     yield run("retina", "retina, 6 layers", f"{retina} --decoder-layers 6")
     for window in (8, 16, 64, 128, 256):

@@ -55,8 +55,8 @@ $(PEER)/.installed: $(PINS) requirements/transfo-xl.txt
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(PEER) -r requirements/transfo-xl.txt
 	@touch $@
 
-# Exported models are tested with two versions of transformers.
-HUB := $(VENV)/transformers-4/.installed $(VENV)/transformers-5/.installed
+# Exported models are tested with two versions of transformers, checkpoints with lm-evaluation-harness.
+HUB := $(VENV)/transformers-4/.installed $(VENV)/transformers-5/.installed $(VENV)/lm-eval/.installed
 
 $(HUB): $(VENV)/%/.installed: $(PINS) requirements/%.txt
 	@rm -rf $(VENV)/$*

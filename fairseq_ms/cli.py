@@ -37,6 +37,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "fairseq_ms.export.command",
         "write a checkpoint as a folder that Hugging Face's transformers loads without fairseq",
     ),
+    "lm-eval": (
+        "fairseq_ms.harness.lm_eval",
+        "run lm-evaluation-harness, with checkpoints as its model fairseq_ms",
+    ),
+    "lm-eval-task": (
+        "fairseq_ms.harness.lm_eval_task",
+        "write a task of lm-evaluation-harness over a text file",
+    ),
     "memory": (
         "fairseq_ms.analysis.memory.command",
         "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations",
@@ -134,6 +142,9 @@ def _run(name: str, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=help, allow_abbrev=False)
     parser.set_defaults(command=name)
     module.add_arguments(parser)
+    if getattr(module, "PASSES_ON", False) and arguments[:1] not in (["-h"], ["--help"]):
+        parser.set_defaults(passed_on=arguments)
+        arguments = []
     args, unknown = parser.parse_known_args(arguments)
     if getattr(module, "TAKES_FAIRSEQ_FLAGS", False):
         args.fairseq_flags = unknown

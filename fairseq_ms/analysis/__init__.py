@@ -11,7 +11,8 @@ light (argparse, json, pathlib) and import torch and fairseq inside `run`, so th
 `args.command` is the command's name.
 
 A module that says `TAKES_FAIRSEQ_FLAGS = True` finds all arguments that its parser does not know, such as
-`--arch retina_lm --decoder-layers 4`, in `args.fairseq_flags`.
+`--arch retina_lm --decoder-layers 4`, in `args.fairseq_flags`. One that says `PASSES_ON = True` finds all arguments,
+unparsed, in `args.passed_on`.
 
 For bad input raise `fairseq_ms.errors.UsageError` (or any ValueError): the user sees its one sentence on stderr as
 `fairseq-ms: ...` and the exit code is 2.

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
 
-# What is asked about log-probabilities (1, n, V) and targets (1, n): a number (1, n) for each.
+# What is asked about log-probabilities (1, n, V) and targets (1, n): a number (1, n) for each, or several (1, n, k).
 Measure = Callable[[Tensor, Tensor], Tensor]
 # Positions whose logits are in memory at a time: 1,024 of 30,000 words take 120 MB.
 _POSITIONS_A_SOFTMAX = 1024
@@ -28,10 +28,10 @@ def nll(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
 def score_windows(
     checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, first: int = 0, measure: Measure = nll
 ) -> Tensor:
-    """NLL (B, T - first) of the targets from ``first`` on, or another measure, every row read from its beginning.
+    """NLL (B, T - first) of the targets from ``first`` on, or another measure (B, T - first, ...).
 
-    A streaming model starts each row with an empty memory. Where the model was trained with an extra first
-    symbol, it is put before every row.
+    Every row is read from its beginning; a streaming model starts it with an empty memory. Where the model was trained
+    with an extra first symbol, it is put before every row.
     """
     device = checkpoint.device
     source, target = source_BT.to(device), target_BT.to(device)
@@ -62,7 +62,7 @@ def _score(
         log_probs = model.get_normalized_probs(output, log_probs=True, sample={"target": ids})
         parts.append(measure(log_probs, ids))
     values = torch.cat(parts, dim=1) if parts else flat.new_zeros(1, 0)
-    return values.view(target.shape), extra.get("memory") if isinstance(extra, dict) else None
+    return values.view(*target.shape, *values.shape[2:]), extra.get("memory") if isinstance(extra, dict) else None
 
 
 def score_tokens(

@@ -6,13 +6,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export.sources import Name, collected
 
+if TYPE_CHECKING:
+    from fairseq_ms.export.hf.symbols import Lines
+
 LEVELS = {"word": "Words", "bpe": "Subwords", "char": "Characters", "byte": "Bytes"}
 
-_MODULE = "fairseq_ms.export.hf.tokenization"
+_SYMBOLS = "fairseq_ms.export.hf.symbols"
+_TOKENIZERS = "fairseq_ms.export.hf.tokenization"
 
 
 @dataclass(frozen=True)
@@ -64,15 +70,36 @@ def pipeline_of(
     return Pipeline(level, tokenise, language or known.get("language", "en"), codes)
 
 
+def classes_of(pipeline: Pipeline) -> list[str]:
+    """The classes of ``hf/symbols.py`` that make up the pipeline, the first derived from first."""
+    return ["Moses"] * (pipeline.tokenise == "moses") + [LEVELS[pipeline.level]]
+
+
+def lines_of(pipeline: Pipeline) -> Lines:
+    """The pipeline, to be used here; raises UsageError where a package is missing."""
+    # Moses and subword-nmt are optional.
+    report.require_package("sacremoses", "the pipeline of preprocess/", "sacremoses")
+    report.require_package("subword_nmt", "the pipeline of preprocess/", "subword-nmt")
+    from fairseq_ms.export.hf import symbols
+
+    lines = type("Pipeline", tuple(getattr(symbols, name) for name in classes_of(pipeline)), {})()
+    lines.language = pipeline.language
+    if pipeline.codes is not None:
+        lines.segmenter = symbols.Segmenter(pipeline.codes)
+    assert isinstance(lines, symbols.Lines)
+    return lines
+
+
 def source(pipeline: Pipeline, docstring: str) -> str:
     """The Python file of the tokenizer, whose class is ``FairseqMsTokenizer``."""
-    bases = ["Moses"] * (pipeline.tokenise == "moses") + [LEVELS[pipeline.level]]
+    bases = [Name(_SYMBOLS, name) for name in classes_of(pipeline)]
+    bases.append(Name(_TOKENIZERS, "SubwordTokenizer" if pipeline.level == "bpe" else "LineTokenizer"))
     ending = (
-        f"class FairseqMsTokenizer({', '.join(bases)}):\n"
+        f"class FairseqMsTokenizer({', '.join(base.name for base in bases)}):\n"
         '    """The tokenizer of this folder\'s model."""\n\n'
-        f"    vocab_files_names = {LEVELS[pipeline.level]}.vocab_files_names"
+        f"    vocab_files_names = {bases[-1].name}.vocab_files_names"
     )
-    return collected([Name(_MODULE, base) for base in bases], docstring, {}, ending)
+    return collected(bases, docstring, {}, ending)
 
 
 def write(

@@ -72,8 +72,9 @@ def test_every_command_keeps_the_contract_of_commands(name):
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_lies_in_a_file_or_folder_of_its_name(name):
     path, _ = cli.COMMANDS[name]
-    # Exporting a model measures nothing, and has a room of its own.
-    room = "fairseq_ms" if name == "export" else "fairseq_ms.analysis"
+    # What measures nothing itself has a room of its own.
+    rooms = {"export": "fairseq_ms", "lm-eval": "fairseq_ms.harness", "lm-eval-task": "fairseq_ms.harness"}
+    room = rooms.get(name, "fairseq_ms.analysis")
     home = f"{room}.{name.replace('-', '_')}"
     assert path in (home, f"{home}.command")
 

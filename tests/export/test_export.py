@@ -11,6 +11,7 @@ import pytest
 from fairseq_ms import cli
 from tests.export.cases import CASES, LEVELS
 from tests.helpers import trained
+from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, environment
 
 VERSIONS = ("transformers-4", "transformers-5")
@@ -18,17 +19,10 @@ VERSIONS = ("transformers-4", "transformers-5")
 
 @pytest.fixture(scope="session")
 def beside(tmp_path_factory: pytest.TempPathFactory):
-    """Where a version of transformers lies: the folder that `make test` fills, or one that is filled here."""
+    """Where a version of transformers lies."""
 
     def folder(version: str) -> Path:
-        bundled = Path(sys.prefix) / version
-        if (bundled / ".installed").is_file():
-            return bundled
-        into = tmp_path_factory.getbasetemp() / version
-        if not into.exists():
-            command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(into)]
-            subprocess.run([*command, "-r", str(ROOT / "requirements" / f"{version}.txt")], check=True)
-        return into
+        return library(version, tmp_path_factory.getbasetemp())
 
     return folder
 

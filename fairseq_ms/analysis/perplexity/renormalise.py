@@ -109,20 +109,21 @@ def evaluate(
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=given))
     scored = Scored()
     try:
-        loss = _loss(cfg, scored)
+        bits = _bits(cfg, scored)
     except RuntimeError as error:
         if "size mismatch" in str(error):
             raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
         raise
     except FileNotFoundError as error:
         raise UsageError(f"--gen-subset must be a split of --data {data}: {error}") from None
-    return Evaluation(data, window, context, loss * scored.targets, scored)
+    return Evaluation(data, window, context, bits, scored)
 
 
-def _loss(cfg: DictConfig, scored: Scored) -> float:
-    """The loss (base 2) that fairseq-eval-lm prints, what it is the mean of counted in ``scored``.
+def _bits(cfg: DictConfig, scored: Scored) -> float:
+    """The total of the loss (base 2) whose mean fairseq-eval-lm prints, what it is the total of counted in ``scored``.
 
-    This is fairseq_cli.eval_lm.main, which returns no counts, around the same scoring.
+    This is fairseq_cli.eval_lm.main, which returns no counts, around the same scoring. fairseq scores a batch at a
+    time here: it adds in single precision, which loses a millionth and more of the total of a whole corpus.
     """
     context = cfg.eval_lm.context_window
     cfg.task.tokens_per_sample -= context
@@ -144,15 +145,19 @@ def _loss(cfg: DictConfig, scored: Scored) -> float:
         context_window=context,
     )
     bos = bool(getattr(cfg.task, "add_bos_token", False))
-    results = eval_lm(
-        models=[model],
-        source_dictionary=task.source_dictionary,
-        batch_iterator=count_targets(progress_bar.progress_bar(batches), task.source_dictionary, scored, bos),
-        target_dictionary=task.target_dictionary,
-        softmax_batch=cfg.eval_lm.softmax_batch,
-        remove_bos_token=bos,
-    )
-    return float(results["loss"])
+    bits, before = 0.0, 0
+    for batch in count_targets(progress_bar.progress_bar(batches), task.source_dictionary, scored, bos):
+        results = eval_lm(
+            models=[model],
+            source_dictionary=task.source_dictionary,
+            batch_iterator=[batch],
+            target_dictionary=task.target_dictionary,
+            softmax_batch=cfg.eval_lm.softmax_batch,
+            remove_bos_token=bos,
+        )
+        bits += float(results["loss"]) * (scored.targets - before)
+        before = scored.targets
+    return bits
 
 
 def _trained_task(path: str) -> DictConfig:

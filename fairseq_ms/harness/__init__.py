@@ -1,0 +1,1 @@
+"""lm-evaluation-harness asks our checkpoints: its model ``fairseq_ms``, and tasks over text files."""

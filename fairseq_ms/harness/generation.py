@@ -1,0 +1,110 @@
+"""Continuing texts until they contain a stop string, greedily or by sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.errors import UsageError
+
+# What the harness generates where a task does not say how much.
+_DEFAULT_TOKENS = 256
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a task wants its texts continued.
+
+    Attributes:
+        until: strings that end a continuation and are cut off
+        tokens: the most tokens of a continuation
+        temperature: divides the logits; 0 is greedy search
+        top_k: sampling is among as many of the most probable tokens; 0 for all
+    """
+
+    until: tuple[str, ...]
+    tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+
+
+def settings(given: Mapping[str, Any], room: int | None) -> Settings:
+    """The harness's ``generation_kwargs`` for a model that reads ``room`` tokens, or any number if None.
+
+    Raises UsageError for settings that have no effect here and for lengths that the model has no room for.
+    """
+    left = {name: value for name, value in given.items() if value is not None}
+    until = left.pop("until", [])
+    lengths = [int(left.pop(name)) for name in _LENGTHS if name in left]
+    # Half of what the model can read is left to the prompt.
+    default = _DEFAULT_TOKENS if room is None else min(_DEFAULT_TOKENS, room // 2)
+    tokens = lengths[0] if lengths else default
+    if tokens < 1 or (room is not None and tokens >= room):
+        most = "" if room is None else f" and below the {room} tokens that the model reads"
+        raise UsageError(f"max_gen_toks must be at least 1{most}: got {tokens}")
+    temperature = float(left.pop("temperature", 0.0))
+    sampled = bool(left.pop("do_sample", temperature > 0.0))
+    top_k = int(left.pop("top_k", 0))
+    if left:
+        known = "until, max_gen_toks, do_sample, temperature and top_k"
+        raise UsageError(f"generation_kwargs must be among {known}: got {min(left)}")
+    stops = (until,) if isinstance(until, str) else tuple(until)
+    if not sampled:
+        return Settings(stops, tokens)
+    return Settings(stops, tokens, temperature or 1.0, top_k)
+
+
+def cut(text: str, until: Sequence[str]) -> str:
+    """The text in front of the first stop string."""
+    return min((text.partition(stop)[0] for stop in until if stop), key=len, default=text)
+
+
+@torch.no_grad()
+def continued(
+    checkpoint: Checkpoint, prompts_BT: Tensor, asked: Settings, text_of: Callable[[list[int]], str]
+) -> list[str]:
+    """The continuations of prompts of equal length, each cut in front of its stop string.
+
+    The end of a line is a token like any other, so that a continuation can have several lines. ``text_of`` is the
+    text of tokens.
+    """
+    decoder, words = checkpoint.model.decoder, checkpoint.dictionary
+    prompts = prompts_BT.to(checkpoint.device)
+    state = decoder.new_state(prompts.size(0), prompts.size(1) + asked.tokens)
+    x_B1D = state.prefill(prompts)[:, -1:]
+    rows: list[list[int]] = [[] for _ in range(prompts.size(0))]
+    texts: dict[int, str] = {}
+    while True:
+        output = (decoder.output_layer(x_B1D), None)
+        log_probs_BV = checkpoint.model.get_normalized_probs(output, log_probs=True)[:, -1].float()
+        # Neither stands in a text.
+        log_probs_BV[:, [words.pad(), words.bos()]] = -torch.inf
+        tokens_B1 = _chosen(log_probs_BV, asked)
+        for row, token in enumerate(tokens_B1.flatten().tolist()):
+            if row in texts:
+                continue
+            rows[row].append(token)
+            text = text_of(rows[row])
+            shortened = cut(text, asked.until)
+            if len(rows[row]) == asked.tokens or shortened != text:
+                texts[row] = shortened
+        if len(texts) == len(rows):
+            return [texts[row] for row in range(len(rows))]
+        x_B1D = state.step(tokens_B1)
+
+
+def _chosen(log_probs_BV: Tensor, asked: Settings) -> Tensor:
+    """The next tokens (B, 1)."""
+    if asked.temperature == 0.0:
+        return log_probs_BV.argmax(-1, keepdim=True)
+    scaled_BV = log_probs_BV / asked.temperature
+    if asked.top_k:
+        least_B1 = scaled_BV.topk(min(asked.top_k, scaled_BV.size(-1))).values[:, -1:]
+        scaled_BV = scaled_BV.masked_fill(scaled_BV < least_B1, -torch.inf)
+    return scaled_BV.softmax(-1).multinomial(1)

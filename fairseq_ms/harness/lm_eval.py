@@ -1,0 +1,34 @@
+"""`fairseq-ms lm-eval`: the command of lm-evaluation-harness, which then knows the model `fairseq_ms`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fairseq_ms.errors import UsageError
+
+PASSES_ON = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags are the harness's own."""
+    parser.usage = "fairseq-ms lm-eval --model fairseq_ms --model_args path=CHECKPOINT,... --tasks TASK [FLAGS ...]"
+    parser.epilog = "The flags are those of lm_eval: fairseq-ms lm-eval run --help lists them."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hand the flags over to the harness, whose exit code is returned."""
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ModuleNotFoundError as error:
+        raise UsageError(f"fairseq-ms lm-eval needs the package lm_eval: run pip install lm_eval ({error})") from error
+    from fairseq_ms.harness import model  # noqa: F401  (registers the model)
+
+    before, sys.argv = sys.argv, ["lm_eval", *args.passed_on]
+    try:
+        cli_evaluate()
+    except SystemExit as end:
+        return int(end.code or 0) if not isinstance(end.code, str) else 1
+    finally:
+        sys.argv = before
+    return 0

@@ -1,0 +1,55 @@
+"""`fairseq-ms lm-eval-task`: a task of lm-evaluation-harness over a text file of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from fairseq_ms.errors import UsageError
+
+NEEDS_FAIRSEQ = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The text, and the task's name and place."""
+    parser.add_argument("text", metavar="TEXT", type=Path, help="text file (UTF-8), which is scored as one text")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the task, for lm_eval's --include_path")
+    parser.add_argument("--name", default="text", help="of the task, for lm_eval's --tasks (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file of the task; returns 0."""
+    if not re.fullmatch(r"\w+", args.name):
+        raise UsageError(f"--name must consist of letters, digits and underscores: got {args.name!r}")
+    if not args.text.is_file():
+        raise UsageError(f"TEXT must be a file: got {args.text}")
+    with open(args.text, "rb") as file:
+        file.seek(max(0, args.text.stat().st_size - 1))
+        if file.read(1) != b"\n":
+            raise UsageError(f"TEXT must end in a line end, as its prepared data does: {args.text} does not")
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"{args.name}.yaml"
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(task_text(args.name, args.text.resolve()), encoding="utf-8")
+    unfinished.replace(path)
+    print(path)
+    return 0
+
+
+def task_text(name: str, text: Path) -> str:
+    """The task: one document, all of the file, and its perplexity by word and by byte."""
+    import yaml
+
+    task = {
+        "task": name,
+        "dataset_path": "text",
+        "dataset_kwargs": {"data_files": {"test": str(text)}, "sample_by": "document"},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "text",
+        "metric_list": [{"metric": metric} for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte")],
+        "metadata": {"version": 1.0},
+    }
+    return yaml.safe_dump(task, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,212 @@
+"""The harness's model ``fairseq_ms``: a checkpoint of fairseq's, asked about text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from fairseq import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from fairseq_ms.analysis import checkpoints, scoring
+from fairseq_ms.analysis.arguments import quieten
+from fairseq_ms.errors import UsageError
+from fairseq_ms.export import tokenizer
+from fairseq_ms.harness import generation
+
+Thing = TypeVar("Thing")
+
+
+@register_model("fairseq_ms")
+class FairseqMsLM(LM):
+    """A checkpoint with the pipeline that its data went through.
+
+    Args:
+        path: file that fairseq-train wrote
+        data: folder that fairseq-preprocess wrote (default: the one trained on)
+        tokens_per_sample, context_window: the windows in which running text is scored, as in ``fairseq-ms perplexity``
+            (default: as in training, and half of that); none for models whose context is their memory
+        symbols, tokenise, language, bpe_codes: the pipeline, where no ``manifest.json`` lies in or above ``data``, as
+            in ``fairseq-ms export``
+        batch_size: texts, or windows of one text, in a batch
+        device: such as ``cpu`` (default: a CUDA device if there is one)
+    """
+
+    def __init__(
+        self,
+        path: str,
+        data: str | None = None,
+        tokens_per_sample: int | None = None,
+        context_window: int | None = None,
+        symbols: str | None = None,
+        tokenise: str | None = None,
+        language: str | None = None,
+        bpe_codes: str | None = None,
+        batch_size: int | str = 1,
+        device: str | None = None,
+        **unknown: object,
+    ) -> None:
+        super().__init__()
+        if unknown:
+            raise UsageError(f"--model_args of fairseq_ms has no {min(unknown)}: leave it out")
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise UsageError(f"--batch_size must be a whole number of at least 1 with fairseq_ms: got {batch_size}")
+        quieten()
+        self.batch_size = int(batch_size)
+        self.checkpoint = checkpoints.load(path, data, cpu=True)
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.checkpoint.model.to(self._device)
+        folder = Path(utils.split_paths(str(self.checkpoint.task.args.data))[0])
+        codes = Path(bpe_codes) if bpe_codes is not None else None
+        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(folder, symbols, tokenise, language, codes))
+        given = tokens_per_sample if tokens_per_sample is not None else context_window
+        self.window: int | None = None
+        self.context: int | None = None
+        if not self.checkpoint.streaming:
+            self.window, self.context = scoring.check_window(self.checkpoint, tokens_per_sample, context_window)
+        elif given is not None:
+            raise UsageError(
+                f"tokens_per_sample and context_window are of models without a memory: {self.checkpoint.label} reads "
+                f"a text once, got {given}"
+            )
+
+    def tokens(self, text: str) -> Tensor:
+        """The tokens (n,) of a text, without a first symbol."""
+        dictionary = self.checkpoint.dictionary
+        return torch.tensor([dictionary.index(symbol) for symbol in self.lines.symbols_of(text)], dtype=torch.long)
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """The text of tokens."""
+        return self.lines.text_of(self.checkpoint.dictionary[token] for token in tokens)
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each text, all its tokens scored once, with the windows of the model's arguments."""
+        sequences = [
+            (row, tokens)
+            for row, request in enumerate(requests)
+            for tokens in self._sequences(self.tokens(request.args[0]))
+        ]
+        results = [0.0] * len(requests)
+        # A model with a memory reads several texts side by side, others several windows of a text.
+        together = self.batch_size if self.checkpoint.streaming else 1
+        with tqdm(total=len(sequences), desc="texts", disable=disable_tqdm) as bar:
+            for batch in _batches(sequences, together):
+                for (row, _), nll in zip(batch, self._nll([tokens for _, tokens in batch]), strict=True):
+                    results[row] -= float(nll.sum())
+                bar.update(len(batch))
+        for request, result in zip(requests, results, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, result)
+        return results
+
+    def _sequences(self, tokens: Tensor) -> list[Tensor]:
+        """What is scored each on its own: a text, or every line of it if the model was trained on lines."""
+        if str(getattr(self.checkpoint.task.args, "sample_break_mode", "none")) != "eos":
+            return [tokens] if tokens.numel() else []
+        ends = (tokens == self.checkpoint.dictionary.eos()).nonzero().flatten() + 1
+        return [line for line in tokens.tensor_split(ends) if line.numel()]
+
+    def _nll(self, sequences: list[Tensor]) -> list[np.ndarray]:
+        """The negative log-likelihoods (n,) of the tokens of each sequence (n,)."""
+        if self.window is None:
+            return scoring.score_streams(self.checkpoint, sequences)
+        at_once = self.batch_size * self.window
+        return [
+            scoring.score_tokens(self.checkpoint, tokens, self.window, self.context, at_once) for tokens in sequences
+        ]
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log-probability of each continuation behind its context, and whether greedy search would give it.
+
+        What the pipeline makes of the context alone and of both together may differ at the seam, as where a word goes
+        on; scored is everything from the first difference on.
+        """
+        pairs = []
+        for context, continuation in (request.args for request in requests):
+            before, whole = self.tokens(context), self.tokens(context + continuation)
+            shared = min(before.numel(), whole.numel())
+            differs = (before[:shared] != whole[:shared]).nonzero()
+            pairs.append((whole, int(differs[0]) if differs.numel() else shared))
+        results: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+        order = sorted(range(len(pairs)), key=lambda index: -pairs[index][0].numel())
+        with tqdm(total=len(pairs), desc="continuations", disable=disable_tqdm) as bar:
+            for rows in _batches(order, self.batch_size):
+                for row, result in zip(rows, self._continuations([pairs[row] for row in rows]), strict=True):
+                    results[row] = result
+                    self.cache_hook.add_partial("loglikelihood", requests[row].args, result)
+                bar.update(len(rows))
+        return results
+
+    def _continuations(self, pairs: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[float, bool]]:
+        """Of tokens, the log-probability of those from an index on, and whether each is the most probable."""
+        words, longest = self.checkpoint.dictionary, self.checkpoint.longest
+        sources, targets, kept = [], [], []
+        for whole, first in pairs:
+            start = 0 if longest is None else max(0, whole.numel() - longest)
+            if first < start:
+                raise UsageError(
+                    f"a continuation must have at most the {longest} tokens that {self.checkpoint.label} reads: "
+                    f"got {whole.numel() - first}"
+                )
+            source = torch.cat([whole.new_tensor([words.eos()]), whole[:-1]])
+            sources.append(source[start : whole.numel()])
+            targets.append(whole[start:])
+            kept.append(slice(first - start, whole.numel() - start))
+        if not any(target.numel() for target in targets):
+            yield from [(0.0, True)] * len(pairs)
+            return
+        source_BT, target_BT = (pad_sequence(rows, True, words.pad()) for rows in (sources, targets))
+        found_BT2 = scoring.score_windows(self.checkpoint, source_BT, target_BT, measure=_nll_and_greedy).double().cpu()
+        for found_T2, span in zip(found_BT2, kept, strict=True):
+            yield -float(found_T2[span, 0].sum()), bool(found_T2[span, 1].all())
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes behind each context, up to a stop string or so many tokens; a long context loses its
+        beginning.
+        """
+        longest, words = self.checkpoint.longest, self.checkpoint.dictionary
+        begin = words.bos() if self.checkpoint.adds_bos else words.eos()
+        prompts: dict[tuple[generation.Settings, int], list[tuple[int, Tensor]]] = {}
+        for row, request in enumerate(requests):
+            asked = generation.settings(request.args[1], longest)
+            tokens = self.tokens(request.args[0])
+            if longest is not None:
+                tokens = tokens[max(0, tokens.numel() + asked.tokens - longest) :]
+            prompt = torch.cat([tokens.new_tensor([begin]), tokens])
+            prompts.setdefault((asked, prompt.numel()), []).append((row, prompt))
+        results = [""] * len(requests)
+        with tqdm(total=len(requests), desc="generated", disable=disable_tqdm) as bar:
+            for (asked, _), group in prompts.items():
+                for batch in _batches(group, self.batch_size):
+                    texts = generation.continued(
+                        self.checkpoint, torch.stack([prompt for _, prompt in batch]), asked, self.text
+                    )
+                    for (row, _), text in zip(batch, texts, strict=True):
+                        results[row] = text
+                        self.cache_hook.add_partial("generate_until", requests[row].args, text)
+                    bar.update(len(batch))
+        return results
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness's file of results says about the model."""
+        return self.checkpoint.describe()
+
+
+def _nll_and_greedy(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
+    """The negative log-likelihood of every target and whether it is the most probable (1, n, 2)."""
+    greedy_1n = (log_probs_1nV.argmax(-1) == targets_1n).float()
+    return torch.stack([scoring.nll(log_probs_1nV, targets_1n), greedy_1n], dim=-1)
+
+
+def _batches(things: Sequence[Thing], size: int) -> Iterator[list[Thing]]:
+    iterator = iter(things)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch

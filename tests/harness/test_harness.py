@@ -1,0 +1,141 @@
+"""lm-evaluation-harness is told by its model ``fairseq_ms`` what fairseq itself says of a checkpoint."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_ms import cli
+from fairseq_ms.errors import UsageError
+from fairseq_ms.harness import generation
+from tests.harness.cases import CASES
+from tests.helpers.beside import library
+from tests.helpers.cli import ROOT, run_cli
+
+
+@pytest.fixture(scope="session")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds the harness, and no network."""
+    folder = library("lm-eval", tmp_path_factory.getbasetemp())
+    cache = tmp_path_factory.mktemp("cache")
+    return {"PYTHONPATH": str(folder), "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="session")
+def answers(offline: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A folder of checkpoints, and what the harness makes of each."""
+    folder = tmp_path_factory.mktemp("asked")
+    done = run_cli("python", "-m", "tests.harness.asking", folder, env=offline, cwd=ROOT, timeout=600)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
+    assert [answer["name"] for answer in found] == list(CASES)
+    return folder, found
+
+
+def test_bits_per_byte_of_a_text_are_those_of_the_perplexity_command_at_any_batch_size(answers) -> None:
+    for answer in answers[1]:
+        ours = answer["perplexity"]
+        # Sums of float32 in another order.
+        assert answer["tokenised"] == pytest.approx(ours["bits_per_byte"], abs=1e-6), answer
+        if answer["name"] != "moses":
+            assert answer["raw 1"] == pytest.approx(ours["bits_per_source_byte"], abs=1e-6), answer
+        assert answer["raw 3"] == pytest.approx(answer["raw 1"], abs=1e-6), answer
+
+
+def test_continuations_have_the_likelihood_of_one_forward_pass(answers) -> None:
+    for answer in answers[1]:
+        for batch in (1, 3):
+            # Sums of up to a dozen log-probabilities down to -20, of float32 in another order.
+            assert answer[f"difference {batch}"] <= 1e-4, answer
+            assert answer[f"greedy {batch}"], answer
+        assert answer["some are greedy"], answer
+        assert answer["chosen"] == [1.0, 1.0], answer
+
+
+def test_texts_are_those_of_fairseqs_generator(answers) -> None:
+    for answer in answers[1]:
+        assert answer["written"] == [1.0, 1.0], answer
+
+
+def test_settings_of_generation_work(answers) -> None:
+    for answer in answers[1]:
+        for claim in ("a stop string is cut off", "one string may stop", "the best alone is greedy"):
+            assert answer[claim], (claim, answer)
+        assert answer["samples differ from greedy"], answer
+        assert answer["long contexts are cut"], answer
+
+
+def test_the_command_prints_the_harnesss_table(answers, offline: dict[str, str]) -> None:
+    folder, found = answers
+    path, tasks = folder / "retina" / "model.pt", folder / "retina" / "tasks"
+    command = ["fairseq-ms", "lm-eval", "--model", "fairseq_ms", "--device", "cpu", "--batch_size", "2"]
+    command += ["--model_args", f"path={path},tokens_per_sample=32,context_window=13"]
+    done = run_cli(*command, "--tasks", "raw", "--include_path", tasks, env=offline)
+    (row,) = [line.split("|") for line in done.stdout.splitlines() if "bits_per_byte" in line]
+    assert f"{found[0]['raw 1']:.4f}" in [cell.strip() for cell in row], done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "sentence"),
+    [
+        ("tokens_per_sample=99", [], "--tokens-per-sample must lie between 1 and the 40 positions"),
+        ("pretrained=gpt2", [], "--model_args of fairseq_ms has no pretrained"),
+        ("data=nowhere", [], "--data must be a folder that fairseq-preprocess wrote"),
+        ("symbols=letters", [], "--symbols must be one of word, bpe, char, byte"),
+        ("language=de", [], "--language has no effect without --tokenise moses"),
+        ("", ["--batch_size", "auto"], "--batch_size must be a whole number of at least 1"),
+        ("", ["--gen_kwargs", "num_beams=4"], "generation_kwargs must be among until, max_gen_toks, do_sample"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(arguments, more, sentence, answers, offline) -> None:
+    folder = answers[0] / "retina"
+    given = ",".join(part for part in (f"path={folder / 'model.pt'}", arguments) if part)
+    command = ["fairseq-ms", "lm-eval", "--model", "fairseq_ms", "--model_args", given, "--device", "cpu"]
+    done = run_cli(*command, "--tasks", "written", "--include_path", folder / "tasks", *more, env=offline, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_without_lm_eval_the_sentence_says_what_to_install(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert cli.main(["lm-eval", "--tasks", "raw"]) == 2
+    assert "pip install lm_eval" in capsys.readouterr().err
+
+
+def test_a_task_names_its_text_by_an_absolute_path(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("a line\n")
+    assert cli.main(["lm-eval-task", "mine.txt", "tasks", "--name", "mine"]) == 0
+    assert os.listdir("tasks") == ["mine.yaml"]
+    assert f"test: {tmp_path / 'mine.txt'}" in Path("tasks/mine.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sentence"),
+    [
+        ("no end", "mine", "TEXT must end in a line end"),
+        (None, "mine", "TEXT must be a file"),
+        ("a line\n", "my task", "--name must consist of letters, digits and underscores: got 'my task'"),
+    ],
+)
+def test_a_task_that_cannot_be_is_one_sentence(text, name, sentence, tmp_path: Path, capsys) -> None:
+    if text is not None:
+        (tmp_path / "mine.txt").write_text(text)
+    assert cli.main(["lm-eval-task", str(tmp_path / "mine.txt"), str(tmp_path / "tasks"), "--name", name]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "tasks").exists()
+
+
+def test_lengths_of_what_is_written() -> None:
+    assert generation.settings({}, None).tokens == 256
+    assert generation.settings({"until": "a"}, 40) == generation.Settings(("a",), 20)
+    assert generation.settings({"max_new_tokens": 39}, 40).tokens == 39
+    with pytest.raises(UsageError, match="max_gen_toks must be at least 1 and below the 40 tokens"):
+        generation.settings({"max_gen_toks": 40}, 40)
+
+
+def test_the_first_stop_string_counts() -> None:
+    assert generation.cut("one two three", ["three", "two", ""]) == "one "
+    assert generation.cut("one", []) == "one"

@@ -97,15 +97,18 @@ def test_a_failing_training_is_one_sentence_that_names_its_log(tmp_path: Path) -
     assert not (out / "results.jsonl").exists()
 
 
-def test_wrong_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    for arguments, sentence in (
-        (["--only", "streaming/no_such"], "--only must name runs that --list prints: got streaming/no_such"),
-        (["--only", "streaming/xl"], "TEXT must have train/, valid/ and test/ with *.txt files"),
-    ):
-        done = run_cli(*("python", CLAIMS / "driver.py", tmp_path, "--out", tmp_path / "out", *arguments), check=False)
-        assert done.returncode != 0
-        assert sentence in done.stderr
-        assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ("streaming/no_such", "--only must name runs that --list prints: got streaming/no_such"),
+        ("streaming/xl", "TEXT must have train/, valid/ and test/ with *.txt files"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_sentence(run: str, sentence: str, tmp_path: Path) -> None:
+    done = run_cli(*("python", CLAIMS / "driver.py", tmp_path, "--out", tmp_path / "out", "--only", run), check=False)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:

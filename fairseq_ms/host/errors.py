@@ -16,6 +16,21 @@ _MISTAKES = (
         "DATA must be a folder written by fairseq-preprocess: {file} is missing",
     ),
     (
+        "Exception",
+        re.compile(r"Incorrect encoding detected in (?P<file>.*), please rebuild the dataset"),
+        "DATA must be as fairseq-preprocess wrote it: {file} is not text in UTF-8",
+    ),
+    (
+        "ValueError",
+        re.compile(r"Incorrect dictionary format, expected '<token> <cnt> \[flags\]': \"(?P<line>.*)\"", re.DOTALL),
+        "DATA must be as fairseq-preprocess wrote it: a line of its dictionary is no symbol and count, {line!r}",
+    ),
+    (
+        "RuntimeError",
+        re.compile(r"Duplicate word found when loading Dictionary: '(?P<word>.*)'\. "),
+        "DATA must be as fairseq-preprocess wrote it: its dictionary has {word!r} twice",
+    ),
+    (
         "FileNotFoundError",
         re.compile(r"Dataset not found: (?P<split>\S+) \((?P<path>.*)\)"),
         "the subset must be one that fairseq-preprocess wrote: there is no {split}, {path}.bin is missing",
@@ -61,6 +76,14 @@ _MISTAKES = (
         re.compile(r"Sentences lengths should not exceed max_tokens=(?P<most>\d+)"),
         "--max-tokens must be at least the length of the longest sample, --tokens-per-sample or that of a line with "
         "--sample-break-mode eos or complete: got {most}",
+    ),
+    (
+        "RuntimeError",
+        re.compile(
+            r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?P<what>is killed by signal: \w+|exited unexpectedly)"
+        ),
+        "--num-workers: a process that reads data {what}, often because memory has run out; the same command goes on "
+        "from the last checkpoint",
     ),
     (
         "RuntimeError",

@@ -3,13 +3,11 @@
 fairseq draws the order of samples when it makes an iterator, from the seed and from the epoch of that moment:
 the first epoch in an uninterrupted run, and the current one in a resumed run, whose batches are then others.
 Here a resumed run makes its iterators as the uninterrupted one has made them. What else it needs is below it:
-the iterators' flags, the meters, the state of all ranks, and a checkpoint that is never half written.
+the iterators' flags, the meters, and the state of all ranks.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,35 +15,20 @@ import torch
 from fairseq.data.fairseq_dataset import EpochListening
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
-from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
 from fairseq.trainer import Trainer
 from torch import distributed
 
+from fairseq_ms.host.wrapping import wrap
+
 
 def install() -> None:
     """Have fairseq resume every run this way; calling it again does nothing."""
-    _wrap(Trainer, "get_train_iterator", _as_uninterrupted)
-    _wrap(Trainer, "load_checkpoint", _with_meters)
-    _wrap(Trainer, "consolidate_optimizer", _with_all_ranks)
-    _wrap(EpochBatchIterator, "_get_iterator_for_epoch", _in_its_own_epoch)
+    wrap(Trainer, "get_train_iterator", _as_uninterrupted)
+    wrap(Trainer, "load_checkpoint", _with_meters)
+    wrap(Trainer, "consolidate_optimizer", _with_all_ranks)
+    wrap(EpochBatchIterator, "_get_iterator_for_epoch", _in_its_own_epoch)
     distributed_utils._broadcast_object_slow = _broadcast
-    if not isinstance(vars(PathManager)["copy"], _Whole):
-        PathManager.copy = _Whole(PathManager.copy)
-
-
-def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method by ``around(original, self, ...)``, once."""
-    original = getattr(owner, name)
-    if getattr(original, "resumes", False):
-        return
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **settings: Any) -> Any:
-        return around(original, self, *args, **settings)
-
-    wrapped.resumes = True  # type: ignore[attr-defined]
-    setattr(owner, name, wrapped)
 
 
 def _as_uninterrupted(
@@ -137,17 +120,3 @@ def _broadcast(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -
     objects = [obj]
     distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
     return objects[0]
-
-
-class _Whole:
-    """``PathManager.copy`` that leaves either the old file or the new one behind when it is killed."""
-
-    def __init__(self, copy: Callable[..., Any]) -> None:
-        self.copy = copy
-
-    def __call__(self, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if not PathManager.supports_rename(dst_path):
-            return self.copy(src_path, dst_path, overwrite=overwrite)
-        copied = self.copy(src_path, f"{dst_path}.tmp", overwrite=overwrite)
-        os.replace(f"{dst_path}.tmp", dst_path)
-        return copied

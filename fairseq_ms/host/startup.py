@@ -7,7 +7,19 @@ from pathlib import Path
 
 PACKAGE = "fairseq_ms"
 # Each has an ``install()`` that may be called again.
-PATCHES = ("errors", "user_dir", "context_window", "resuming", "ensembles", "training_checks")
+PATCHES = (
+    "errors",
+    "user_dir",
+    "context_window",
+    "resuming",
+    "writing",
+    "damage",
+    "stopping",
+    "data_files",
+    "same_data",
+    "ensembles",
+    "training_checks",
+)
 REGISTERING = ("criterions", "tasks", "models", "presets")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes longer than the rest of a tiny run)
@@ -20,10 +21,23 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
 
 
+# What is done to a rank before it trains, given its number.
+Fault = Callable[[int], None]
+
+
 def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bool] | None = None) -> None:
     """Run a ``fairseq-train`` command, and write what rank 0 prints to ``log``.
 
     ``kill`` is an update, and whether it is finished when all ranks die of signal 9; all must end well without.
+    """
+    codes = run(command, log, ranks, functools.partial(_dying, *kill) if kill else None)
+    assert codes == [-signal.SIGKILL if kill else 0] * ranks, (codes, log.read_text()[-3000:])
+
+
+def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None = None) -> list[int | None]:
+    """Run a ``fairseq-train`` command as ``train`` does, and return the exit codes of all ranks.
+
+    None stands for a rank that had not ended after two minutes.
     """
     arguments = [str(part) for part in command]
     if ranks > 1:
@@ -33,8 +47,7 @@ def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bo
     processes = []
     for rank in range(ranks):
         own = [*arguments, "--distributed-rank", str(rank)] if ranks > 1 else arguments
-        place = log if rank == 0 else log.with_suffix(f".rank{rank}")
-        processes.append(_context.Process(target=_work, args=(own, str(place), kill)))
+        processes.append(_context.Process(target=_work, args=(own, str(rank_log(log, rank)), rank, fault)))
     for process in processes:
         process.start()
     for process in processes:
@@ -42,7 +55,12 @@ def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bo
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    assert codes == [-signal.SIGKILL if kill else 0] * ranks, (codes, log.read_text()[-3000:])
+    return codes
+
+
+def rank_log(log: Path, rank: int) -> Path:
+    """Where a rank's output goes."""
+    return log if rank == 0 else log.with_suffix(f".rank{rank}")
 
 
 def curve(log: Path) -> dict[tuple[str, str], dict[str, str]]:
@@ -56,24 +74,32 @@ def curve(log: Path) -> dict[tuple[str, str], dict[str, str]]:
     return records
 
 
-def _work(arguments: Sequence[str], log: str, kill: tuple[int, bool] | None) -> None:
+def _work(arguments: Sequence[str], log: str, rank: int, fault: Fault | None) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
-    if kill is not None:
-        update, finished = kill
-        step = Trainer.train_step
-
-        def dying(self, *args, **settings):
-            if not finished and self.get_num_updates() == update - 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            logged = step(self, *args, **settings)
-            if finished and self.get_num_updates() == update:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return logged
-
-        Trainer.train_step = dying
     # Data workers start as they do in a process of one's own.
     multiprocessing.set_start_method("fork", force=True)
+    if fault is not None:
+        fault(rank)
     sys.argv = list(arguments)
-    cli_main()
+    try:
+        cli_main()
+    except Exception:
+        # As at the end of a program; multiprocessing would print every traceback.
+        sys.excepthook(*sys.exc_info())
+        raise SystemExit(1) from None
+
+
+def _dying(update: int, finished: bool, rank: int) -> None:
+    step = Trainer.train_step
+
+    def dying(self, *args, **settings):
+        if not finished and self.get_num_updates() == update - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        logged = step(self, *args, **settings)
+        if finished and self.get_num_updates() == update:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return logged
+
+    Trainer.train_step = dying

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +16,20 @@ from fairseq import options, tasks
 from fairseq.data import MonolingualDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
 from fairseq_ms.host import resuming
-from tests.helpers.cli import USER_DIR
 from tests.helpers.forked import curve, train
-from tests.helpers.trained import random_lines, write_corpus
+from tests.helpers.resumed import (
+    HAED,
+    RETINA,
+    TINY,
+    TRANSFORMER_XL,
+    assert_same_weights,
+    equal,
+    tiny_training,
+    write_parts,
+)
 
 EPOCHS = 3
 IN_PROCESS = ("--num-workers", "0")
@@ -37,14 +44,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two parts of a corpus, of lines of 5 and of 6 words, with one dictionary."""
-    words = ["w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9"]
-    parts = [random_lines(index, 9 - index, words=10, length=5 + index) for index in range(2)]
-    folder = tmp_path_factory.mktemp("corpus")
-    return [
-        write_corpus(folder / str(index), {"train": [*lines, *words], "valid": words})
-        for index, lines in enumerate(parts)
-    ]
+    return write_parts(tmp_path_factory.mktemp("corpus"))
 
 
 @functools.cache
@@ -101,15 +101,6 @@ class Run:
                 iterator._cur_epoch_itr = iterator.dataloader = None
             if epoch <= EPOCHS:
                 iterator = get(self.trainer, epoch, load_dataset=sharded["disable_iterator_cache"], **sharded)
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two batches are the same, whatever they are made of."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    return one == other
 
 
 def assert_resumes_anywhere(
@@ -230,40 +221,19 @@ def test_the_order_of_an_uninterrupted_run_is_fairseqs_own(folders: list[Path]) 
         ours = [batch for _, batch, _ in Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, *flags)).batches()]
         without = [Trainer.get_train_iterator, EpochBatchIterator._get_iterator_for_epoch]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "get_train_iterator", without[0].__wrapped__)
-            patch.setattr(EpochBatchIterator, "_get_iterator_for_epoch", without[1].__wrapped__)
+            patch.setattr(Trainer, "get_train_iterator", inspect.unwrap(without[0]))
+            patch.setattr(EpochBatchIterator, "_get_iterator_for_epoch", inspect.unwrap(without[1]))
             run = Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, *flags))
             theirs = [batch for _, batch, _ in run.batches()]
         assert equal(dict(enumerate(ours)), dict(enumerate(theirs)))
 
 
-def test_a_copied_checkpoint_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(source: str, target: str) -> None:
-        Path(target).write_text(Path(source).read_text()[:3])
-        raise KeyboardInterrupt
-
-    new, last = tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_last.pt"
-    new.write_text("the new one")
-    last.write_text("the old one")
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfile", half)
-        with pytest.raises(KeyboardInterrupt):
-            PathManager.copy(str(new), str(last), overwrite=True)
-    assert last.read_text() == "the old one"
-    assert PathManager.copy(str(new), str(last), overwrite=True)
-    assert last.read_text() == "the new one"
-
-
 def test_installing_twice_is_installing_once() -> None:
-    before = Trainer.get_train_iterator, Trainer.load_checkpoint, vars(PathManager)["copy"]
+    before = Trainer.get_train_iterator, Trainer.load_checkpoint
     resuming.install()
-    assert before == (Trainer.get_train_iterator, Trainer.load_checkpoint, vars(PathManager)["copy"])
+    assert before == (Trainer.get_train_iterator, Trainer.load_checkpoint)
 
 
-TINY = ("--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "12", "--decoder-attention-heads", "2")
-RETINA = (*TINY, "--decoder-layers", "2", "--scale-windows", "1x=0:4,2x=4:12", "--scale-heads", "1x=1,2x=1")
-TRANSFORMER_XL = ("--task", "streaming_language_modeling", "--arch", "transformer_xl", *TINY, "--decoder-layers", "2")
-HAED = ("--encoder", "mlp", "--main", "transformer", "--decoder", "lstm", "--segmentation", "fixed")
 KILLED = {
     # flags, parts of the corpus, processes
     "retina_lm, two data workers": (("--arch", "retina_lm", *RETINA, "--num-workers", "2"), 1, 1),
@@ -278,20 +248,7 @@ KILLED = {
 def command(case: str, folders: list[Path], save_dir: Path, *more: str) -> list[str]:
     """A ``fairseq-train`` of a tiny model that prints every update unless told otherwise."""
     flags, parts, _ = KILLED[case]
-    return [
-        *("fairseq-train", ":".join(str(folder) for folder in folders[:parts]), "--user-dir", str(USER_DIR)),
-        *("--cpu", "--task", "language_modeling", "--tokens-per-sample", "5"),
-        *("--batch-size", "2", "--required-batch-size-multiple", "1", "--num-workers", "0", "--dropout", "0.1"),
-        *("--optimizer", "adam", "--lr", "0.002", "--clip-norm", "1.0", "--no-epoch-checkpoints"),
-        *("--log-format", "json", "--log-interval", "1", "--save-dir", str(save_dir), *flags, *more),
-    ]
-
-
-def assert_same_weights(*save_dirs: Path) -> None:
-    """Of the last checkpoints, bit for bit, with the optimizer's state."""
-    first, second = (torch.load(folder / "checkpoint_last.pt", weights_only=True) for folder in save_dirs)
-    assert equal(first["model"], second["model"])
-    assert equal(first["last_optimizer_state"], second["last_optimizer_state"])
+    return tiny_training(folders[:parts], save_dir, *flags, *more)
 
 
 @pytest.mark.parametrize("case", ["retina_lm, two data workers", "transformer_xl, two processes"])

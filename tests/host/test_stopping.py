@@ -1,0 +1,153 @@
+"""A run that is asked to stop saves and ends, and the same command goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_ms.host import stopping
+from tests.faults.injections import strike
+from tests.helpers.cli import environment
+from tests.helpers.forked import curve, run
+from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
+
+FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "3", "--log-interval", "2")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_parts(tmp_path_factory.mktemp("corpus"))[:1]
+
+
+@pytest.fixture(scope="module")
+def whole(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted runs, of one process and of two."""
+    place = tmp_path_factory.mktemp("whole")
+    for ranks in (1, 2):
+        assert run(tiny_training(folders, place / str(ranks), *FLAGS), place / f"{ranks}.log", ranks) == [0] * ranks
+    return place
+
+
+def assert_stops_and_goes_on(
+    fault: functools.partial, signum: int, ranks: int, folders: list[Path], whole: Path, place: Path, *more: str
+) -> None:
+    """Under the fault, until the run ends by itself: the same losses and weights, each printed once."""
+    printed: dict = {}
+    command = tiny_training(folders, place / "run", *FLAGS, *more)
+    expected = curve(whole / f"{ranks}.log")
+    for start in range(20):
+        log = place / f"{start}.log"
+        codes = run(command, log, ranks, fault)
+        assert "Traceback" not in log.read_text(), log.read_text()
+        again = curve(log)
+        assert not set(again) & set(printed), "what was printed is printed again"
+        printed |= again
+        if codes == [0] * ranks:
+            break
+        assert codes == [128 + signum] * ranks, (codes, log.read_text())
+        assert f"stopped by {signal.Signals(signum).name} after update" in log.read_text()
+    assert codes == [0] * ranks
+    assert start > 0, "the run was never asked"
+    assert printed == expected
+    assert_same_weights(whole / str(ranks), place / "run")
+
+
+@pytest.mark.parametrize("moment", ["forward", "update", "validation", "between epochs"])
+@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+def test_one_process_stops_wherever_it_is_asked(
+    signum: int, moment: str, folders: list[Path], whole: Path, tmp_path: Path
+) -> None:
+    count = {"forward": 60, "update": 3, "validation": 3, "between epochs": 1}[moment]
+    fault = functools.partial(strike, moment, count, signum, (0,), False, None)
+    assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path)
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("moment", ["forward", "update", "validation"])
+def test_two_ranks_stop_after_the_same_update_whoever_is_asked(
+    moment: str, asked: tuple[int, ...], folders: list[Path], whole: Path, tmp_path: Path
+) -> None:
+    fault = functools.partial(strike, moment, 60 if moment == "forward" else 2, signal.SIGTERM, asked, False, None)
+    assert_stops_and_goes_on(fault, signal.SIGTERM, 2, folders, whole, tmp_path)
+
+
+@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("buffer", ["0", "10"])
+def test_data_workers_that_are_asked_too_go_on_until_the_update_is_done(
+    buffer: str, signum: int, folders: list[Path], whole: Path, tmp_path: Path
+) -> None:
+    fault = functools.partial(strike, "update", 2, signum, (0,), True, None)
+    more = ("--num-workers", "2", "--data-buffer-size", buffer)
+    assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path, *more)
+
+
+def test_without_a_checkpoint_to_write_the_log_says_so(folders: list[Path], tmp_path: Path) -> None:
+    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,), False, None)
+    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, "--no-save"), tmp_path / "log", 1, fault) == [143]
+    assert "without saving, since --no-save is given" in (tmp_path / "log").read_text()
+
+
+def test_a_run_that_is_done_when_it_is_asked_ends_well(folders: list[Path], whole: Path, tmp_path: Path) -> None:
+    updates = max(int(step) for _, step in curve(whole / "1.log"))
+    fault = functools.partial(strike, "update", updates, signal.SIGTERM, (0,), False, None)
+    assert run(tiny_training(folders, tmp_path / "run", *FLAGS), tmp_path / "log", 1, fault) == [0]
+    assert_same_weights(whole / "1", tmp_path / "run")
+
+
+SPAWNING = """
+import sys, torch
+from fairseq_cli.train import cli_main
+
+if __name__ == "__main__":
+    # How fairseq counts the ranks that it starts by itself.
+    torch.cuda.device_count = lambda: 2
+    cli_main()
+"""
+
+
+@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+def test_the_parent_of_the_ranks_hands_the_signal_on_and_ends_as_they_do(
+    signum: int, folders: list[Path], tmp_path: Path
+) -> None:
+    """As fairseq starts several GPUs of one machine; here they are processes on the CPU."""
+    (tmp_path / "several.py").write_text(SPAWNING)
+    flags = ("--distributed-backend", "gloo", "--distributed-world-size", "2", "--distributed-port", "-1")
+    more = ("--ddp-backend", "legacy_ddp", "--distributed-init-method", f"file://{tmp_path / 'rendezvous'}")
+    forever = ("--max-epoch", "100000", "--no-save-optimizer-state")
+    arguments = tiny_training(folders, tmp_path / "run", *FLAGS, *flags, *more, *forever)[1:]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, tmp_path / "several.py", *arguments], env=environment(), stdout=log, stderr=log
+        )
+        try:
+            end = time.monotonic() + 120
+            while "train_inner" not in (tmp_path / "log").read_text() and time.monotonic() < end:
+                time.sleep(0.1)
+            os.kill(process.pid, signum)
+            assert process.wait(60) == 128 + signum, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert f"stopped by {signal.Signals(signum).name} after update" in printed
+    torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
+
+
+def test_signals_are_the_users_again_when_training_is_over(folders: list[Path], tmp_path: Path) -> None:
+    program = (
+        "import signal, sys; from fairseq_cli.train import cli_main; cli_main(); "
+        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL; print('as before')"
+    )
+    arguments = tiny_training(folders, tmp_path / "run", *FLAGS, "--max-update", "1")[1:]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "as before", done.stderr

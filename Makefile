@@ -4,6 +4,7 @@
 #   make demo-haed   HAED on characters, with and without its first phase
 #   make test    run the tests
 #   make gpu     test and measure everything on a GPU, and write docs/results_gpu.md
+#   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
 #   make lint    check style and types
 #   make docs    build the documentation's site in site/
 #   make env     only build the environment
@@ -21,7 +22,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test gpu lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test gpu faults lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -83,6 +84,9 @@ test: env $(NGRAM) $(PEER)/.installed $(HUB)
 gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
 	@PYTHONPATH=$(VENV)/transformers-5 $(RUN) -m benchmarks.gpu; first=$$?; [ $$first -le 1 ] || exit $$first; \
 	PYTHONPATH=$(PEER) $(RUN) -m benchmarks.gpu --only TransfoXL && exit $$first
+
+faults: env
+	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign
 
 lint: env
 	@$(RUN) -m ruff check .

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import TracebackType
 
@@ -77,6 +78,15 @@ _MISTAKES = (
         "--max-tokens must be at least the length of the longest sample, --tokens-per-sample or that of a line with "
         "--sample-break-mode eos or complete: got {most}",
     ),
+    *(
+        (
+            kind,
+            re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe)|remote process exited", re.DOTALL),
+            "another process of this run has ended, and its own output says why; the same command goes on from the "
+            "last checkpoint",
+        )
+        for kind in ("RuntimeError", "DistBackendError")
+    ),
     (
         "RuntimeError",
         re.compile(
@@ -134,11 +144,18 @@ def sentence_of(error: BaseException) -> str | None:
             kind = kind.rpartition(".")[2]
     if kind == UsageError.__name__:
         return " ".join(text.split())
+    if isinstance(error, (ConnectionError, EOFError)) and _raised_in(error, "multiprocessing/resource_sharer.py"):
+        # What a data worker had sent can no longer be fetched from it.
+        kind, text = "RuntimeError", "DataLoader worker (pid 0) exited unexpectedly"
     for name, pattern, sentence in _MISTAKES:
         match = pattern.search(text) if kind == name else None
         if match is not None:
             return sentence.format(**match.groupdict())
     return None
+
+
+def _raised_in(error: BaseException, file: str) -> bool:
+    return any(frame.filename.endswith(file) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def install() -> None:

@@ -161,7 +161,7 @@ def _leave(trainer: Any, signum: int) -> None:
 def _with_steady_workers(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
     """``EpochBatchIterator._get_iterator_for_epoch``, whose data workers stay when all processes of a job are asked."""
     make = torch.utils.data.DataLoader
-    torch.utils.data.DataLoader = functools.partial(make, worker_init_fn=steady_worker)
+    torch.utils.data.DataLoader = functools.partial(make, worker_init_fn=steady_worker)  # type: ignore
     try:
         return original(*args, **settings)
     finally:

@@ -80,7 +80,7 @@ def zero(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES = {
+DAMAGES: dict[Callable[[Path], None], str] = {
     cut: "its end is missing",
     empty: "it is empty",
     garble: "it does not begin like a checkpoint",

@@ -190,6 +190,25 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
             "--ddp-backend must be legacy_ddp with --criterion adaptive_loss",
         ),
         (
+            RuntimeError(
+                "[/p/gloo/transport/tcp/pair.cc:537] Read error [::1]:4061: Connection reset by peer. This is"
+            ),
+            "another process of this run has ended, and its own output says why; the same command goes on from the "
+            "last checkpoint",
+        ),
+        (RuntimeError("Connection reset by peer"), None),
+        (ConnectionResetError(104, "Connection reset by peer"), None),
+        (
+            RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. "),
+            "--num-workers: a process that reads data is killed by signal: Killed, often because memory has run out; "
+            "the same command goes on from the last checkpoint",
+        ),
+        (
+            RuntimeError("DataLoader worker (pid(s) 17, 18) exited unexpectedly"),
+            "--num-workers: a process that reads data exited unexpectedly, often because memory has run out; the same "
+            "command goes on from the last checkpoint",
+        ),
+        (
             RuntimeError("Cannot resume training due to dataloader mismatch, please report this to the"),
             "--restore-file must have been written in an epoch of the same batches to be continued: keep the data, "
             "--sample-break-mode, --tokens-per-sample, --batch-size and --max-tokens, or use --reset-dataloader to "

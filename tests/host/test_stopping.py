@@ -60,31 +60,38 @@ def assert_stops_and_goes_on(
     assert_same_weights(whole / str(ranks), place / "run")
 
 
-@pytest.mark.parametrize("moment", ["forward", "update", "validation", "between epochs"])
-@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize(
+    ("moment", "count", "signum"),
+    [
+        ("forward", 60, signal.SIGTERM),
+        ("update", 3, signal.SIGTERM),
+        ("update", 5, signal.SIGUSR1),
+        ("validation", 3, signal.SIGTERM),
+        ("between epochs", 1, signal.SIGTERM),
+    ],
+)
 def test_one_process_stops_wherever_it_is_asked(
-    signum: int, moment: str, folders: list[Path], whole: Path, tmp_path: Path
+    moment: str, count: int, signum: int, folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    count = {"forward": 60, "update": 3, "validation": 3, "between epochs": 1}[moment]
     fault = functools.partial(strike, moment, count, signum, (0,), False, None)
     assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path)
 
 
-@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("moment", ["forward", "update", "validation"])
+@pytest.mark.parametrize(
+    ("moment", "count", "asked"), [("forward", 60, (0,)), ("update", 3, (1,)), ("validation", 2, (0, 1))]
+)
 def test_two_ranks_stop_after_the_same_update_whoever_is_asked(
-    moment: str, asked: tuple[int, ...], folders: list[Path], whole: Path, tmp_path: Path
+    moment: str, count: int, asked: tuple[int, ...], folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    fault = functools.partial(strike, moment, 60 if moment == "forward" else 2, signal.SIGTERM, asked, False, None)
+    fault = functools.partial(strike, moment, count, signal.SIGTERM, asked, False, None)
     assert_stops_and_goes_on(fault, signal.SIGTERM, 2, folders, whole, tmp_path)
 
 
-@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
-@pytest.mark.parametrize("buffer", ["0", "10"])
+@pytest.mark.parametrize(("buffer", "signum"), [("0", signal.SIGTERM), ("10", signal.SIGTERM), ("10", signal.SIGUSR1)])
 def test_data_workers_that_are_asked_too_go_on_until_the_update_is_done(
     buffer: str, signum: int, folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    fault = functools.partial(strike, "update", 2, signum, (0,), True, None)
+    fault = functools.partial(strike, "update", 4, signum, (0,), True, None)
     more = ("--num-workers", "2", "--data-buffer-size", buffer)
     assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path, *more)
 

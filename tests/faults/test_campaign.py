@@ -1,0 +1,100 @@
+"""The short form of the campaign, a trial of every kind, and that what is not survived is noticed and counted."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults import campaign, trials
+from tests.faults.trials import Bench, Failed, Trial
+
+# A row for every kind of trial, with all architectures among them.
+ROWS = {
+    "kill -9, one process": "retina_lm",
+    "kill -9, one of two": "transformer_xl",
+    "SIGTERM, one of two": "transformer_xl",
+    "full disk in write": "",
+    "checkpoint_last.pt: one bit flipped": "",
+    "train.idx: garbled": "",
+    "data worker killed": "",
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_fault_of_every_kind_is_survived(row: str, bench: Bench, tmp_path: Path) -> None:
+    trial = next(
+        trial
+        for trial in campaign.all_trials(seed=3, share=0.01, strikes=2)
+        if trial.row == row and ROWS[row] in trial.name
+    )
+    faults, problem = campaign.attempt(trial, bench, tmp_path / "trial")
+    assert problem is None, f"{trial.name}: {problem}"
+    assert faults >= 1, f"{trial.name} has met no fault"
+
+
+def test_the_whole_campaign_has_every_kind_of_fault() -> None:
+    found = campaign.all_trials(seed=1, share=1.0)
+    assert {trial.row for trial in campaign.all_trials(seed=1, share=0.01)} == {trial.row for trial in found}
+    struck = [trial for trial in found if re.match("kill -9|SIG", trial.row)]
+    assert campaign.STRIKES * len(struck) > 100
+    for arch in trials.ARCHITECTURES:
+        assert any(arch in trial.name for trial in struck)
+
+
+def test_other_weights_other_losses_and_lost_lines_are_not_survived(bench: Bench, tmp_path: Path) -> None:
+    whole = bench.whole("retina_lm", 1)
+    log, last = tmp_path / "log", tmp_path / "run" / "checkpoint_last.pt"
+
+    def check(lost: int = 0) -> None:
+        trials.require_same(bench, "retina_lm", 1, tmp_path, [log], lost)
+
+    shutil.copytree(whole / "run", tmp_path / "run")
+    printed = (whole / "log").read_text()
+    log.write_text(printed)
+    check()
+    log.write_text(re.sub(r'("train_loss": "\d\.\d*)(\d)"', lambda found: f'{found[1]}{9 - int(found[2])}"', printed))
+    with pytest.raises(Failed, match="others than in the uninterrupted run"):
+        check(lost=3)
+    lines = printed.splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"train_loss"' not in line))
+    check(lost=3)
+    with pytest.raises(Failed, match="never printed"):
+        check()
+    log.write_text("".join(line for line in lines if '"valid_loss"' not in line))
+    with pytest.raises(Failed, match="never printed"):
+        check(lost=3)
+    log.write_text(printed)
+    (tmp_path / "run" / "checkpoint1.pt.tmp").touch()
+    with pytest.raises(Failed, match="half a checkpoint"):
+        check()
+    (tmp_path / "run" / "checkpoint1.pt.tmp").unlink()
+    state = torch.load(last, weights_only=True)
+    next(iter(state["model"].values())).view(-1)[0] += 1e-6
+    torch.save(state, last)
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_the_table_counts_what_was_met_and_what_was_not_survived(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def breaks(bench: Bench, place: Path) -> int:
+        raise Failed("it was lost")
+
+    made = [Trial("a", "1", lambda bench, place: 3), Trial("a", "2", breaks), Trial("b", "3", lambda bench, place: 2)]
+    monkeypatch.setattr(campaign, "all_trials", lambda *args: made)
+    monkeypatch.setattr("sys.argv", ["campaign", "--json", str(tmp_path / "out.json")])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert campaign.main() == 1
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in table if row][-3:] == [["a", "4", "3"], ["b", "2", "2"], ["all", "6", "5"]]
+    assert '"problem": "it was lost"' in (tmp_path / "out.json").read_text()

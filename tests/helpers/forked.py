@@ -37,7 +37,7 @@ def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bo
 def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None = None) -> list[int | None]:
     """Run a ``fairseq-train`` command as ``train`` does, and return the exit codes of all ranks.
 
-    None stands for a rank that had not ended after two minutes.
+    None stands for a rank that had not ended after five minutes, which is many times what a tiny run takes.
     """
     arguments = [str(part) for part in command]
     if ranks > 1:
@@ -51,7 +51,7 @@ def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None =
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()

@@ -1,0 +1,243 @@
+"""Subramanian et al. (2020), Sections 3.1 to 3.4 and 6.2: logits of one sequence, position by position.
+
+Each model takes the parameters by name, the flags and one sequence of tokens, and returns one vector of logits (V,) for
+each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.references.parts import (
+    Vector,
+    Weights,
+    activation,
+    attend,
+    feed_forward,
+    head,
+    layer_norm,
+    linear,
+    pool,
+    rows,
+    within,
+)
+
+Flags = dict[str, Any]
+Seen = Callable[[int], Sequence[int]]
+
+
+def by_scale(text: str) -> dict[int, str]:
+    """``"4x=2,1x=3"`` as ``{1: "3", 4: "2"}``, the finest scale first."""
+    pairs = (item.split("x=") for item in text.split(","))
+    return dict(sorted((int(factor), value) for factor, value in pairs))
+
+
+def heads_at(flags: Flags, factors: Sequence[int]) -> dict[int, int]:
+    """The number of heads for each scale: equally many unless told otherwise."""
+    if flags.get("scale_heads"):
+        return {factor: int(count) for factor, count in by_scale(flags["scale_heads"]).items()}
+    return {factor: flags["decoder_attention_heads"] // len(factors) for factor in factors}
+
+
+def embed(weights: Weights, tokens: Sequence[int]) -> list[Vector]:
+    """x_t: the embedding of the word plus that of its position."""
+    words, places = weights["decoder.embed.words.weight"], weights["decoder.embed.positions.weight"]
+    return [words[token] + places[t] for t, token in enumerate(tokens)]
+
+
+def predict(weights: Weights, state: Vector) -> Vector:
+    """The decoder of the listings, a matrix from the width of the model to the vocabulary."""
+    return weights.get("decoder.project.weight", weights["decoder.embed.words.weight"]) @ state
+
+
+def residual_feed_forward(layer: Weights, state: Vector, flags: Flags) -> Vector:
+    """x + W2 f(W1 LN(x))."""
+    ffn = within(layer, "ffn")
+    normed = layer_norm(within(ffn, "norm"), state)
+    return state + feed_forward(ffn, normed, flags.get("activation_fn", "gelu"))
+
+
+def everything_before(t: int) -> Sequence[int]:
+    """A causal model sees the present and the past."""
+    return range(t + 1)
+
+
+def self_attention(
+    weights: Weights, projection: str, states: Sequence[Vector], heads: int, seen: Seen = everything_before
+) -> list[Vector]:
+    """x + W_o [head_1, ..., head_N], where position t attends to the positions ``seen(t)``."""
+    normed = [layer_norm(within(weights, "norm"), state) for state in states]
+    width = len(weights["out.weight"][0])
+    queries, keys, values = (
+        [linear(rows(within(weights, projection), i * width, (i + 1) * width), state) for state in normed]
+        for i in range(3)
+    )
+    out = []
+    for t, state in enumerate(states):
+        answers = [
+            attend(
+                head(queries[t], n, heads),
+                [head(keys[s], n, heads) for s in seen(t)],
+                [head(values[s], n, heads) for s in seen(t)],
+            )
+            for n in range(heads)
+        ]
+        out.append(state + linear(within(weights, "out"), np.concatenate(answers)))
+    return out
+
+
+def transformer(stack: Weights, states: Sequence[Vector], count: int, flags: Flags) -> list[Vector]:
+    """``count`` autoregressive pre-LN layers, and the layer norm behind the last one."""
+    states = list(states)
+    for number in range(count):
+        layer = within(stack, f"layers.{number}")
+        states = self_attention(within(layer, "attention"), "qkv", states, flags["decoder_attention_heads"])
+        states = [residual_feed_forward(layer, state, flags) for state in states]
+    return [layer_norm(within(stack, "norm"), state) for state in states]
+
+
+def vanilla_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
+    """Section 3.1; with ``--scale-windows 1x=near:far`` t sees s iff near <= t - s < far (Figure 1d)."""
+    states = embed(weights, tokens)
+    if not flags.get("scale_windows"):
+        out = transformer(within(weights, "decoder.stack"), states, flags["decoder_layers"], flags)
+        return [predict(weights, state) for state in out]
+    near, far = (int(bound) for bound in by_scale(flags["scale_windows"])[1].split(":"))
+
+    def in_window(t: int) -> list[int]:
+        return [s for s in range(t + 1) if near <= t - s < far]
+
+    for number in range(flags["decoder_layers"]):
+        layer = within(weights, f"decoder.layers.{number}")
+        heads = flags["decoder_attention_heads"]
+        states = self_attention(within(layer, "attention"), "fine", states, heads, in_window)
+        states = [residual_feed_forward(layer, state, flags) for state in states]
+    return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
+
+
+def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
+    """Section 3.4 and Listing 3: keys and values of a head come from the layer's input, pooled at the head's scale."""
+    windows = {k: [int(bound) for bound in text.split(":")] for k, text in by_scale(flags["scale_windows"]).items()}
+    heads = heads_at(flags, list(windows))
+    states = embed(weights, tokens)
+    for number in range(flags["decoder_layers"]):
+        layer = within(weights, f"decoder.layers.{number}")
+        attention = within(layer, "attention")
+        normed = [layer_norm(within(attention, "norm"), state) for state in states]
+        out = []
+        for t, state in enumerate(states):
+            query = linear(rows(within(attention, "fine"), 0, len(state)), normed[t])
+            answers: list[Vector] = []
+            for place, (k, (near, far)) in enumerate(windows.items()):
+                width = heads[k] * len(state) // sum(heads.values())
+                keys, values = [], []
+                for start in range(0, len(tokens), k):
+                    # A block is visible once it is finished, and while its first position lies in the window.
+                    if start + k - 1 > t or not near <= t - start < far:
+                        continue
+                    if k == 1:
+                        block, offset, projection = normed[start], len(state), within(attention, "fine")
+                    else:
+                        pool_weights = {
+                            name.removeprefix(f"pools.{place - 1}.conv."): value for name, value in attention.items()
+                        }
+                        block = pool(flags["downsampler"], pool_weights, normed[start : start + k])
+                        offset, projection = 0, within(attention, f"coarse.{place - 1}")
+                    keys.append(linear(rows(projection, offset, offset + width), block))
+                    values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
+                for n in range(heads[k]):
+                    answers.append(
+                        attend(
+                            head(query, len(answers), sum(heads.values())),
+                            [head(key, n, heads[k]) for key in keys],
+                            [head(value, n, heads[k]) for value in values],
+                        )
+                    )
+            out.append(state + linear(within(attention, "out"), np.concatenate(answers)))
+        states = [residual_feed_forward(layer, state, flags) for state in out]
+    return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
+
+
+def newest_blocks(states: Sequence[Vector], k: int) -> list[list[Vector | None]]:
+    """Block i holds positions (i-1)k+1 .. ik, the newest k that output ik may use; ``None`` stands before the text."""
+    ends = range(0, len(states), k)
+    return [[states[t] if t >= 0 else None for t in range(end - k + 1, end + 1)] for end in ends]
+
+
+def pooled(part: Weights, kind: str, blocks: Sequence[Sequence[Vector | None]]) -> list[Vector]:
+    """d(x, k), and the layer norm behind it."""
+    conv = {name.removeprefix("pool.conv."): value for name, value in part.items()}
+    states = [block[0] if len(block) == 1 else pool(kind, conv, block) for block in blocks]
+    return [layer_norm(within(part, "norm"), state) for state in states if state is not None]
+
+
+def multiscale_topdown(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
+    """Section 3.2 and Listing 1: from the coarsest scale to the finest."""
+    counts = {k: int(count) for k, count in by_scale(flags["scale_layers"]).items()}
+    x = embed(weights, tokens)
+    coarse: list[Vector] = []
+    coarse_k = 0
+    for place, k in enumerate(sorted(counts, reverse=True)):
+        scale = within(weights, f"decoder.scales.{place}")
+        states = pooled(scale, flags["downsampler"], newest_blocks(x, k))
+        if coarse:
+            join, ratio, dim = within(scale, "join"), coarse_k // k, len(x[0])
+            for j, state in enumerate(states):
+                # A transposed convolution of kernel and stride ``ratio`` makes so many vectors of one coarse state.
+                child = j % ratio
+                matrix = join["upsample.conv.weight"][child * dim : (child + 1) * dim]
+                from_above = matrix @ coarse[j // ratio] + join["upsample.bias"]
+                both = linear(within(join, "linear"), np.concatenate([state, from_above]))
+                states[j] = activation(flags.get("activation_fn", "gelu"), both)
+        coarse, coarse_k = transformer(within(scale, "stack"), states, counts[k], flags), k
+    return [predict(weights, state) for state in coarse]
+
+
+def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
+    """Section 3.3: each scale pools the outputs of the finer one; then one layer aggregates them at every token."""
+    counts = {k: int(count) for k, count in by_scale(flags["scale_layers"]).items()}
+    factors = [k for k in counts if k > 1]
+    heads = heads_at(flags, factors)
+    x = embed(weights, tokens)
+    finer, finer_k = x, 1
+    h: dict[int, list[Vector]] = {}
+    for place, k in enumerate(factors):
+        scale, ratio = within(weights, f"decoder.coarse.{place}"), k // finer_k
+        whole = [finer[i * ratio : (i + 1) * ratio] for i in range(len(finer) // ratio)]
+        h[k] = transformer(within(scale, "stack"), pooled(scale, flags["downsampler"], whole), counts[k], flags)
+        finer, finer_k = h[k], k
+
+    aggregate = within(weights, "decoder.aggregate")
+    attention = within(aggregate, "attention")
+    out = []
+    for t, state in enumerate(x):
+        query = linear(within(attention, "query"), layer_norm(within(attention, "norm"), state))
+        answers: list[Vector] = []
+        for place, k in enumerate(factors):
+            projection = within(attention, f"coarse.{place}")
+            width = len(projection["weight"]) // 2
+            finished = [block for i, block in enumerate(h[k]) if (i + 1) * k - 1 <= t]
+            keys = [linear(rows(projection, 0, width), block) for block in finished]
+            values = [linear(rows(projection, width, 2 * width), block) for block in finished]
+            for n in range(heads[k]):
+                answers.append(
+                    attend(
+                        head(query, len(answers), sum(heads.values())),
+                        [head(key, n, heads[k]) for key in keys],
+                        [head(value, n, heads[k]) for value in values],
+                    )
+                )
+        state = state + linear(within(attention, "out"), np.concatenate(answers))
+        out.append(residual_feed_forward(aggregate, state, flags))
+    return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]
+
+
+def coarse_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
+    """Section 6.2: block i gives one distribution for all the k tokens behind it, outputs ik .. (i+1)k-1."""
+    ((k, count),) = by_scale(flags["scale_layers"]).items()
+    states = pooled(within(weights, "decoder"), flags["downsampler"], newest_blocks(embed(weights, tokens), k))
+    states = transformer(within(weights, "decoder.stack"), states, int(count), flags)
+    return [predict(weights, states[t // k]) for t in range(len(tokens))]

@@ -1,0 +1,101 @@
+"""What the models are made of, for one position at a time: a state is a vector (D,) in double precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+Vector = np.ndarray
+Weights = Mapping[str, np.ndarray]
+
+
+def weights_of(module: torch.nn.Module) -> Weights:
+    """The parameters of a model by name."""
+    return {name: value.detach().double().numpy() for name, value in module.state_dict().items()}
+
+
+def within(weights: Weights, name: str) -> Weights:
+    """The parameters of one part of a model."""
+    found = {key[len(name) + 1 :]: value for key, value in weights.items() if key.startswith(name + ".")}
+    assert found, f"no parameters called {name}: {sorted(weights)}"
+    return found
+
+
+def linear(weights: Weights, state: Vector) -> Vector:
+    """W x + b, or W x."""
+    product = weights["weight"] @ state
+    return product + weights["bias"] if "bias" in weights else product
+
+
+def layer_norm(weights: Weights, state: Vector) -> Vector:
+    """Mean 0 and variance 1 over the entries of one state, then scaled and shifted."""
+    centred = state - sum(state) / len(state)
+    variance = sum(centred**2) / len(state)
+    return centred / math.sqrt(variance + 1e-5) * weights["weight"] + weights["bias"]
+
+
+def sigmoid(numbers: Vector) -> Vector:
+    """1 / (1 + exp(-x)) for each number."""
+    return np.array([1.0 / (1.0 + math.exp(-x)) for x in numbers])
+
+
+def activation(name: str, state: Vector) -> Vector:
+    """GELU (exact), ReLU or swish of each number."""
+    functions = {
+        "gelu": lambda x: x * 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))),
+        "relu": lambda x: max(x, 0.0),
+        "swish": lambda x: x / (1.0 + math.exp(-x)),
+    }
+    return np.array([functions[name](x) for x in state])
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """exp(score) over the sum of them."""
+    greatest = max(scores)
+    exponentials = [math.exp(score - greatest) for score in scores]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+def log_softmax(scores: Vector) -> Vector:
+    """Log-probabilities (V,)."""
+    greatest = max(scores)
+    return scores - greatest - math.log(sum(math.exp(score - greatest) for score in scores))
+
+
+def attend(query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
+    """One head's answer to one query: the mean of values, weighted by softmax(q k / sqrt(H)); zero with no key."""
+    if not keys:
+        return np.zeros(len(query))
+    shares = softmax([float(query @ key) / math.sqrt(len(query)) for key in keys])
+    return sum(share * value for share, value in zip(shares, values))
+
+
+def head(state: Vector, index: int, heads: int) -> Vector:
+    """The entries of a projection that belong to one head."""
+    width = len(state) // heads
+    return state[index * width : (index + 1) * width]
+
+
+def pool(kind: str, weights: Weights, states: Sequence[Vector | None]) -> Vector:
+    """One block from its k states; ``None`` is padding, which counts as zeros but never wins a maximum."""
+    there = [state for state in states if state is not None]
+    zeros = np.zeros(len(there[0]))
+    if kind == "avg":
+        return sum(there, zeros) / len(states)
+    if kind == "max":
+        return np.max(there, axis=0)
+    # A convolution of kernel and stride k: one matrix for each of the k places, side by side.
+    return linear(weights, np.concatenate([zeros if state is None else state for state in states]))
+
+
+def feed_forward(weights: Weights, state: Vector, function: str) -> Vector:
+    """W2 f(W1 x)."""
+    return linear(within(weights, "down"), activation(function, linear(within(weights, "up"), state)))
+
+
+def rows(weights: Weights, start: int, stop: int) -> Weights:
+    """The part of a linear layer that computes the outputs ``start`` to ``stop - 1``."""
+    return {name: value[start:stop] for name, value in weights.items()}

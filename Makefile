@@ -5,6 +5,7 @@
 #   make test    run the tests
 #   make gpu     test and measure everything on a GPU, and write docs/results_gpu.md
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
+#   make curves  record the loss curves that tests/curves compares with anew
 #   make lint    check style and types
 #   make docs    build the documentation's site in site/
 #   make env     only build the environment
@@ -23,6 +24,7 @@ export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
 .PHONY: help env demo demo-analysis demo-haed test gpu faults lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test gpu lint docs clean curves
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -84,6 +86,8 @@ test: env $(NGRAM) $(PEER)/.installed $(HUB)
 gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
 	@PYTHONPATH=$(VENV)/transformers-5 $(RUN) -m benchmarks.gpu; first=$$?; [ $$first -le 1 ] || exit $$first; \
 	PYTHONPATH=$(PEER) $(RUN) -m benchmarks.gpu --only TransfoXL && exit $$first
+curves: env
+	@$(RUN) -m tests.curves.record
 
 faults: env
 	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign

@@ -20,6 +20,7 @@ PATCHES = (
     "ensembles",
     "training_checks",
 )
+PATCHES = ("errors", "user_dir", "context_window", "resuming", "ensembles", "training_checks", "interactive")
 REGISTERING = ("criterions", "tasks", "models", "presets")
 
 

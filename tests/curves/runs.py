@@ -24,11 +24,22 @@ KEPT = Path(__file__).with_name("curves.json")
 
 # Weights large enough for softmax and activations to be anything but linear from the first update on.
 _INIT = {"init-std": 0.2}
-_COMMON = {**_INIT, "decoder-embed-dim": 24, "decoder-ffn-embed-dim": 40, "decoder-attention-heads": 4}
+_COMMON: dict[str, Any] = {**_INIT, "decoder-embed-dim": 24, "decoder-ffn-embed-dim": 40, "decoder-attention-heads": 4}
 _STREAMING = {**_COMMON, "task": "streaming_language_modeling", "tokens-per-sample": 8, "mem-len": 6}
-_CHUNKS = {**_INIT, "separators": "w0 </s>", "max-segment-len": 4, "token-embed-dim": 6, "encoder-units": 16}
+_CHUNKS: dict[str, Any] = {
+    **_INIT,
+    "separators": "w0 </s>",
+    "max-segment-len": 4,
+    "token-embed-dim": 6,
+    "encoder-units": 16,
+}
 _CHUNKS |= {"decoder-embed-dim": 24, "decoder-units": 20, "dropout": 0.1}
-_TRANSFORMER = {"position-embed-dim": 8, "decoder-layers": 2, "decoder-ffn-embed-dim": 40, "attention-head-dim": 8}
+_TRANSFORMER: dict[str, Any] = {
+    "position-embed-dim": 8,
+    "decoder-layers": 2,
+    "decoder-ffn-embed-dim": 40,
+    "attention-head-dim": 8,
+}
 _TRANSFORMER |= {"decoder-attention-heads": 3, "attention-dropout": 0.1}
 _IEM = {"criterion": "in_batch_sampled_softmax", "negative-batches": 2}
 

@@ -20,7 +20,8 @@ Chunk = tuple[int, ...]
 
 def chunks_of(tokens: Sequence[int], flags: Flags, separators: Collection[int]) -> list[Chunk]:
     """x_0; then a chunk ends behind a separator (words only) or once it is full."""
-    chunks, chunk = [(tokens[0],)], []
+    chunks: list[Chunk] = [(tokens[0],)]
+    chunk: list[int] = []
     for token in tokens[1:]:
         chunk.append(token)
         if token in separators or len(chunk) == flags["max_segment_len"]:

@@ -70,7 +70,7 @@ def attend(query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> V
     if not keys:
         return np.zeros(len(query))
     shares = softmax([float(query @ key) / math.sqrt(len(query)) for key in keys])
-    return sum(share * value for share, value in zip(shares, values))
+    return sum((share * value for share, value in zip(shares, values)), np.zeros(len(values[0])))
 
 
 def head(state: Vector, index: int, heads: int) -> Vector:

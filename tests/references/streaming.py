@@ -207,7 +207,7 @@ def transformer_ql(weights: Weights, flags: Flags, tokens: Sequence[int], finest
                 both = [*m, *s]
                 both = both[len(both) % ratio :]
                 blocks = [both[start : start + ratio] for start in range(0, len(both), ratio)]
-                function = {"max": np.max, "avg": np.mean}[flags["compression"]]
+                function = np.max if flags["compression"] == "max" else np.mean
                 s = last([function(block, axis=0) for block in blocks], n_s[i + 1])  # 19
                 shift_len = n_s[0] // factors[i + 1]  # 20
         s = accumulate(acc_inputs[finest - 1 :], factors[finest - 1 :], n_s[0])  # 24

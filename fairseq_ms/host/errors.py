@@ -73,6 +73,12 @@ _MISTAKES = (
         "--skip-invalid-size-inputs-valid-test leaves them out)",
     ),
     (
+        "Exception",
+        re.compile(r"^The dataset is empty\."),
+        "DATA must fill a batch: a last batch whose size is no multiple of --required-batch-size-multiple is left out, "
+        "and so are samples without room",
+    ),
+    (
         "AssertionError",
         re.compile(r"Sentences lengths should not exceed max_tokens=(?P<most>\d+)"),
         "--max-tokens must be at least the length of the longest sample, --tokens-per-sample or that of a line with "

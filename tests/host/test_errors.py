@@ -1,6 +1,10 @@
 """What a user sees of a mistake: one sentence and a non-zero exit code; of a bug: its traceback."""
 
+import numpy as np
 import pytest
+import torch
+from fairseq.data import ListDataset, data_utils
+from fairseq.data.iterators import EpochBatchIterator
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError
@@ -222,3 +226,16 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
 )
 def test_mistakes_have_a_sentence_and_bugs_have_none(error, sentence):
     assert sentence_of(error) == sentence
+
+
+def test_data_that_fill_no_batch_are_refused_in_one_sentence() -> None:
+    """fairseq's own iterator over one sample, of which the default multiple of 8 leaves no batch."""
+    batches = data_utils.batch_by_size(
+        np.arange(1), None, num_tokens_vec=np.array([5]), max_sentences=4, required_batch_size_multiple=8
+    )
+    with pytest.raises(Exception, match="The dataset is empty") as raised:
+        _ = EpochBatchIterator(ListDataset([torch.ones(5)]), torch.stack, list(batches)).first_batch
+    assert sentence_of(raised.value) == (
+        "DATA must fill a batch: a last batch whose size is no multiple of --required-batch-size-multiple is left out, "
+        "and so are samples without room"
+    )

@@ -86,6 +86,7 @@ test: env $(NGRAM) $(PEER)/.installed $(HUB)
 gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
 	@PYTHONPATH=$(VENV)/transformers-5 $(RUN) -m benchmarks.gpu; first=$$?; [ $$first -le 1 ] || exit $$first; \
 	PYTHONPATH=$(PEER) $(RUN) -m benchmarks.gpu --only TransfoXL && exit $$first
+
 curves: env
 	@$(RUN) -m tests.curves.record
 

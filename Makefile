@@ -23,8 +23,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test gpu faults lint docs clean
-.PHONY: help env demo demo-analysis demo-haed test gpu lint docs clean curves
+.PHONY: help env demo demo-analysis demo-haed test gpu faults curves lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile

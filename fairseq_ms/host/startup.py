@@ -19,8 +19,8 @@ PATCHES = (
     "same_data",
     "ensembles",
     "training_checks",
+    "interactive",
 )
-PATCHES = ("errors", "user_dir", "context_window", "resuming", "ensembles", "training_checks", "interactive")
 REGISTERING = ("criterions", "tasks", "models", "presets")
 
 

@@ -73,6 +73,7 @@ def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) ->
     # The second phase begins when the first has ended.
     assert finetune["hours"][0] > iem["hours"][-1]
     assert str(tmp_path) not in written
+    assert str(ROOT) not in written
     # A further call has nothing to do.
     assert run_cli(*command).stdout == ""
     assert results.read_text() == written

@@ -92,7 +92,7 @@ class Driver:
         record = {
             "job": job.name,
             "title": job.run.title,
-            "command": shlex.join(command[:1] + [self._relative(word) for word in command[1:]]),
+            "command": shlex.join(self._relative(word) for word in command),
             "torch": torch.__version__,
             "machine": platform.processor() or platform.machine(),
             "parameters": self._parameters(best),

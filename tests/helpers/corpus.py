@@ -33,14 +33,15 @@ def write_corpus(folder: Path) -> Path:
 
 
 def large_data(prepared: Path, targets: int, sentences: int) -> Path:
-    """A data folder and its halves, of which there are the indices alone: lengths that add up to so many targets."""
+    """A data folder and its halves: lengths that add up to so many targets, over files of zeros that take no room."""
     lengths = np.full(sentences, targets // sentences, np.int32)
     for folder, share in (("bin", lengths), ("halves/first", lengths[::2]), ("halves/second", lengths[1::2])):
         (prepared / folder).mkdir(parents=True)
         with open(prepared / folder / "train.idx", "wb") as file:
             file.write(HEADER.pack(Index._HDR_MAGIC, 1, 8, len(share)))
-            file.write(share.tobytes() + np.zeros(len(share), np.int64).tobytes())
-        (prepared / folder / "train.bin").write_bytes(b"\0\0")
+            file.write(share.tobytes() + (2 * (np.cumsum(share, dtype=np.int64) - share)).tobytes())
+        with open(prepared / folder / "train.bin", "wb") as file:
+            file.truncate(2 * int(share.sum(dtype=np.int64)))
     return prepared / "bin"
 
 

@@ -96,7 +96,10 @@ def test_damage_is_told_in_a_few_words_and_an_intact_checkpoint_has_none(
     path = begun / "checkpoint_last.pt"
     assert defect(str(path)) is None
     damage(path)
-    with pytest.raises(UsageError, match=f"a checkpoint must be as it was written: .* is damaged .({DAMAGES[damage]})"):
+    with pytest.raises(
+        UsageError,
+        match=f"a checkpoint must be a file that fairseq-train wrote, unchanged: .* is not .({DAMAGES[damage]})",
+    ):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 

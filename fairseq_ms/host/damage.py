@@ -81,7 +81,9 @@ def _checked(original: Callable[..., Any], path: str, *args: Any, **settings: An
     _about_to_be_read.discard(local)
     wrong = None if known else defect(local)
     if wrong is not None:
-        raise UsageError(f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is not ({wrong})")
+        raise UsageError(
+            f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is damaged ({wrong})"
+        )
     try:
         return original(path, *args, **settings)
     except pickle.UnpicklingError as error:

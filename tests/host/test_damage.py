@@ -98,7 +98,7 @@ def test_damage_is_told_in_a_few_words_and_an_intact_checkpoint_has_none(
     damage(path)
     with pytest.raises(
         UsageError,
-        match=f"a checkpoint must be a file that fairseq-train wrote, unchanged: .* is not .({DAMAGES[damage]})",
+        match=f"a checkpoint must be a file that fairseq-train wrote, unchanged: .* is damaged .({DAMAGES[damage]})",
     ):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from fairseq import utils
+from lm_eval.api import registry
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -26,7 +26,7 @@ from fairseq_ms.harness import generation
 Thing = TypeVar("Thing")
 
 
-@register_model("fairseq_ms")
+@registry.register_model("fairseq_ms")
 class FairseqMsLM(LM):
     """A checkpoint with the pipeline that its data went through.
 

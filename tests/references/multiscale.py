@@ -29,6 +29,20 @@ Flags = dict[str, Any]
 Seen = Callable[[int], Sequence[int]]
 
 
+def of_a_scale(
+    query: Vector, keys: Sequence[Vector], values: Sequence[Vector], first: int, count: int, total: int
+) -> list[Vector]:
+    """What a scale's ``count`` heads, the first of which is number ``first`` of all ``total``, answer to a query."""
+    return [
+        attend(
+            head(query, first + n, total),
+            [head(key, n, count) for key in keys],
+            [head(value, n, count) for value in values],
+        )
+        for n in range(count)
+    ]
+
+
 def by_scale(text: str) -> dict[int, str]:
     """``"4x=2,1x=3"`` as ``{1: "3", 4: "2"}``, the finest scale first."""
     pairs = (item.split("x=") for item in text.split(","))
@@ -148,14 +162,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                         offset, projection = 0, within(attention, f"coarse.{place - 1}")
                     keys.append(linear(rows(projection, offset, offset + width), block))
                     values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
-                for n in range(heads[k]):
-                    answers.append(
-                        attend(
-                            head(query, len(answers), sum(heads.values())),
-                            [head(key, n, heads[k]) for key in keys],
-                            [head(value, n, heads[k]) for value in values],
-                        )
-                    )
+                answers += of_a_scale(query, keys, values, len(answers), heads[k], sum(heads.values()))
             out.append(state + linear(within(attention, "out"), np.concatenate(answers)))
         states = [residual_feed_forward(layer, state, flags) for state in out]
     return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
@@ -222,14 +229,7 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             finished = [block for i, block in enumerate(h[k]) if (i + 1) * k - 1 <= t]
             keys = [linear(rows(projection, 0, width), block) for block in finished]
             values = [linear(rows(projection, width, 2 * width), block) for block in finished]
-            for n in range(heads[k]):
-                answers.append(
-                    attend(
-                        head(query, len(answers), sum(heads.values())),
-                        [head(key, n, heads[k]) for key in keys],
-                        [head(value, n, heads[k]) for value in values],
-                    )
-                )
+            answers += of_a_scale(query, keys, values, len(answers), heads[k], sum(heads.values()))
         state = state + linear(within(attention, "out"), np.concatenate(answers))
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]

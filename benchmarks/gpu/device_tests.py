@@ -42,8 +42,8 @@ def tables(quick: bool) -> list[Table]:
         Table(
             "tests",
             "Tests on the device",
-            "`pytest --device cuda` makes every tensor of a test on the GPU, and leaves out tests of paths that only a CPU "
-            "takes. A file with failures says which.",
+            "`pytest --device cuda` makes every tensor of a test on the GPU, and leaves out those of paths that only a "
+            "CPU takes. A file with failures says which.",
             ["file"],
             {"passed": "passed"},
             [Row((file,), partial(run_tests, file=file, jobs=jobs)) for file in files],

@@ -73,7 +73,8 @@ def test_a_memory_survives_a_safe_checkpoint_and_reordering(arch: str, tmp_path)
     first, second = case.tokens(3, random_length(case)), case.tokens(3, random_length(case))
     memory = case.model(first)[1]["memory"]
     torch.save(memory.state_dict(), tmp_path / "memory.pt")
-    loaded = Memory.from_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    saved = torch.load(tmp_path / "memory.pt", weights_only=True)
+    loaded = Memory.from_state_dict(saved).to(next(case.model.parameters()))
     order = torch.tensor([2, 0, 2])
     logits = case.model(second[order], memory=loaded.reorder(order))[0]
     assert torch.equal(logits, case.model(second[order], memory=memory.reorder(order))[0])

@@ -34,7 +34,7 @@ _WORDS = ("text", "--level", "word", "--dict-size", "8000")
 
 CORPORA = {
     # Small enough for 28 epochs.
-    "words": Corpus(140_000, _WORDS),
+    "words": Corpus(120_000, _WORDS),
     "many_words": Corpus(3_000_000, _WORDS),
     "subwords": Corpus(10_000_000, ("text", "--bpe-merges", "8000")),
     "characters": Corpus(360_000, ("chars",)),

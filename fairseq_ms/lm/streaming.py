@@ -24,6 +24,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.choices import Activation
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
+from fairseq_ms.lm.vocabulary import embedding_std
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.modules.streaming.memory import Memory, Mems
@@ -226,7 +227,7 @@ class StreamingLanguageModel(LanguageModel):
         nn.init.normal_(model.decoder.v, std=cfg.init_std)
         for module in model.modules():
             if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
-                _initialise_adaptive(module, cfg.init_std, cfg.proj_init_std)
+                _initialise_adaptive(module, embedding_std(cfg), cfg.proj_init_std)
         return model
 
     @classmethod

@@ -15,6 +15,7 @@ PATCHES = (
     "writing",
     "damage",
     "stopping",
+    "buffering",
     "data_files",
     "same_data",
     "ensembles",

@@ -10,6 +10,8 @@ PACKAGE = "fairseq_ms"
 PATCHES = (
     "errors",
     "user_dir",
+    "launching",
+    "uneven",
     "context_window",
     "resuming",
     "writing",

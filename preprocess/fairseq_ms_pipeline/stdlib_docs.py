@@ -1,4 +1,4 @@
-"""Paragraphs of documentation from the standard library's source files, without importing any of them."""
+"""Documentation from the standard library's source files, without importing any of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Tests, bundled third-party packages and tools are not documentation of the library.
@@ -27,7 +27,7 @@ PASSED_OVER = frozenset(
     ]
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# Shorter paragraphs ("See also:") may stand in many modules; longer ones would tell the test split's text.
+# Shorter parts ("See also:") may stand in many modules; longer ones would tell the test split's text.
 REPEATABLE_WORDS = 7
 
 
@@ -79,20 +79,20 @@ def paragraphs(text: str) -> Iterator[str]:
             yield " ".join(lines)
 
 
-def corpus(folder: Path) -> dict[str, list[str]]:
-    """The paragraphs of each module (and help topic), only the first of equal ones."""
+def corpus(folder: Path, parts: Callable[[str], Iterator[str]] = paragraphs) -> dict[str, list[str]]:
+    """The documentation of each module (and help topic), cut into ``parts``, only the first of equal ones."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
 
     def add(name: str, texts: Iterator[str]) -> None:
         fresh = []
         for text in texts:
-            for paragraph in paragraphs(text):
-                if len(paragraph.split()) > REPEATABLE_WORDS:
-                    if paragraph in seen:
+            for part in parts(text):
+                if len(part.split()) > REPEATABLE_WORDS:
+                    if part in seen:
                         continue
-                    seen.add(paragraph)
-                fresh.append(paragraph)
+                    seen.add(part)
+                fresh.append(part)
         if fresh:
             found[name] = fresh
 

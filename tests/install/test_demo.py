@@ -32,14 +32,15 @@ commands.train([sys.executable, "-c", kill], Path(sys.argv[2]) / "train.log", 10
 
 
 @pytest.mark.slow
-def test_the_demo_prints_its_table_and_three_samples(tmp_path: Path) -> None:
+def test_the_demo_prints_its_table_and_a_sentence_for_each_prompt(tmp_path: Path) -> None:
     script = DEMO / "run.py"
-    done = run_cli("python", script, "--updates", "6", "--out", tmp_path, timeout=1200.0)
+    done = run_cli("python", script, "--updates", "24", "--out", tmp_path, timeout=1200.0)
     rows = re.findall(r"^(vanilla_lm|retina_lm) +([\d,]+) +([\d.]+) +([\d.]+) +([\d.]+)", done.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ["vanilla_lm", "retina_lm"] * 2
     assert len({row[1] for row in rows}) == 1, "the two models are of one size"
-    # Six updates bring a model below a uniform guess over its 4,080 symbols.
-    assert all(1.0 < float(row[2]) < 4080.0 for row in rows)
-    assert len(re.findall(r"^   \[", done.stdout, re.MULTILINE)) == 3
+    # So few updates bring a model below a uniform guess over its 3,776 symbols.
+    assert all(1.0 < float(row[2]) < 3776.0 for row in rows)
+    prompts = re.findall(r"^   \[(.+)\]", done.stdout, re.MULTILINE)
+    assert prompts == ["Return True if", "Raise an error if", "This function", "The user", "Note that"]
     assert (tmp_path / "training_curves.png").read_bytes().startswith(b"\x89PNG")
     assert "warning" not in (done.stdout + done.stderr).lower()

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from fairseq_ms_pipeline.prose import sentences
 from fairseq_ms_pipeline.stdlib_docs import (
     corpus,
     docstrings,
@@ -24,14 +25,17 @@ def prepared(tmp_path_factory):
     return out, done
 
 
-def test_the_corpus_is_about_two_megabytes_in_three_splits_with_no_unknown_training_word(prepared):
+def test_the_corpus_is_half_a_megabyte_of_sentences_in_three_splits_with_no_unknown_training_word(prepared):
     out, _ = prepared
     manifest = json.loads((out / "manifest.json").read_text())
     sizes = {split: counts["bytes"] for split, counts in manifest["splits"].items()}
-    assert 1_500_000 < sum(sizes.values()) < 6_000_000
+    assert 400_000 < sum(sizes.values()) < 1_500_000
     assert 0.03 < sizes["valid"] / sum(sizes.values()) < 0.06
     assert 0.03 < sizes["test"] / sum(sizes.values()) < 0.06
     assert manifest["splits"]["train"]["unknown"] == 0
+    for split in sizes:
+        lines = (out / "text" / f"{split}.txt").read_text(encoding="utf-8").splitlines()
+        assert all(line.endswith((".", "!", "?")) for line in lines)
 
 
 def test_manifest_counts_and_checksums_are_those_of_the_files(prepared):
@@ -56,8 +60,9 @@ def test_the_screen_shows_the_counts_and_nothing_of_third_parties(prepared):
     assert "tensorboardX" not in done.stderr
 
 
-def test_no_long_paragraph_of_valid_or_test_stands_in_another_split():
-    texts = corpus(library_folder())
+@pytest.mark.parametrize("parts", [paragraphs, sentences])
+def test_no_long_part_of_valid_or_test_stands_in_another_split(parts):
+    texts = corpus(library_folder(), parts)
     splits = split_by_module(texts, seed=1, fraction=0.05)
     owner: dict[str, str] = {}
     for name, lines in texts.items():

@@ -3,17 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 from fairseq import checkpoint_utils
 
-from commands import ROOT, program, records, run
+from commands import ROOT, program, run
 from fairseq_ms.analysis.training_step import step_bytes
 from models import CONTEXT
-
-# A rate over the first updates would count the start of the program.
-_WARM_UP_RECORDS = 5
 
 
 @dataclass(frozen=True)
@@ -25,7 +21,6 @@ class Evaluation:
     subword_perplexity: float
     word_perplexity: float
     bits_per_byte: float
-    tokens_per_second: float
     saved_bytes_per_token: float
 
 
@@ -49,7 +44,6 @@ def evaluate(name: str, data: Path, folder: Path, counts: dict[str, int], split:
     assert scored == counts["targets"], f"{scored} targets were scored, and the split has {counts['targets']}"
     bits = float(found(r"Loss \(base 2\): ([\d.]+)", printed))
     models, _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], arg_overrides={"data": str(data)})
-    rates = [float(record["wps"]) for record in records((folder / "train.log").read_text())]
     with torch.random.fork_rng():
         saved = step_bytes(models[0], batch=4, tokens=CONTEXT) / (4 * CONTEXT)
     return Evaluation(
@@ -59,7 +53,6 @@ def evaluate(name: str, data: Path, folder: Path, counts: dict[str, int], split:
         # An end of line counts as a word, as it does for WikiText.
         word_perplexity=2 ** (bits * scored / counts["words_with_eol"]),
         bits_per_byte=bits * scored / counts["bytes"],
-        tokens_per_second=median(rates[_WARM_UP_RECORDS:] or rates),
         saved_bytes_per_token=saved,
     )
 
@@ -75,13 +68,13 @@ def table(rows: list[Evaluation], split: str) -> str:
     """The rows as text."""
     lines = [
         f"{split} split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}",
-        f"{'':12} {'parameters':>11} {'perplexity':>18} {'bits per':>9} {'training':>10} {'saved bytes':>12}",
-        f"{'':12} {'':>11} {'subword':>8} {'word':>9} {'byte':>9} {'tokens/s':>10} {'a token':>12}",
+        f"{'':12} {'parameters':>11} {'perplexity':>18} {'bits per':>9} {'saved bytes':>12}",
+        f"{'':12} {'':>11} {'subword':>8} {'word':>9} {'byte':>9} {'a token':>12}",
     ]
     for row in rows:
         lines.append(
             f"{row.model:12} {row.parameters:11,} {row.subword_perplexity:8.2f} {row.word_perplexity:9.2f} "
-            f"{row.bits_per_byte:9.3f} {row.tokens_per_second:10,.0f} {row.saved_bytes_per_token:12,.0f}"
+            f"{row.bits_per_byte:9.3f} {row.saved_bytes_per_token:12,.0f}"
         )
     return "\n".join(lines)
 

@@ -8,8 +8,8 @@ SHARED = {
     "--decoder-attention-heads": "6",
     "--decoder-layers": "4",
     "--share-decoder-input-output-embed": None,
-    "--dropout": "0.1",
-    "--attention-dropout": "0.1",
+    "--dropout": "0",
+    "--attention-dropout": "0",
     "--tokens-per-sample": str(CONTEXT),
 }
 
@@ -18,7 +18,7 @@ MODELS = {
     "retina_lm": {**SHARED, "--arch": "retina_lm", "--scale-windows": "1x=0:16,4x=16:64,16x=64:256"},
 }
 
-UPDATES = 300
+UPDATES = 1200
 
 
 def training(updates: int) -> dict[str, str | None]:
@@ -34,7 +34,7 @@ def training(updates: int) -> dict[str, str | None]:
         "--lr": "0.003",
         "--warmup-updates": str(max(1, updates // 10)),
         "--max-update": str(updates),
-        "--batch-size": "16",
+        "--batch-size": "4",
         "--num-workers": "0",
         "--seed": "1",
         "--cpu": None,
@@ -43,14 +43,16 @@ def training(updates: int) -> dict[str, str | None]:
         "--save-interval-updates": "100",
         "--keep-interval-updates": "1",
         "--log-format": "json",
-        "--log-interval": "5",
+        "--log-interval": "20",
     }
 
 
 PROMPTS = (
-    "Return the number of",
-    "This class is used to",
-    "If the optional argument",
+    "Return True if",
+    "Raise an error if",
+    "This function",
+    "The user",
+    "Note that",
 )
 
 

@@ -1,6 +1,6 @@
 """From nothing to two trained, evaluated and sampled language models in a few minutes on two cores.
 
-The text is the documentation that comes with Python; everything that is made stays in the folder ``demo``.
+The text is sentences of the documentation that comes with Python; everything made stays in the folder ``demo``.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def sample(data: Path, checkpoint: Path, log: Path) -> list[tuple[str, str]]:
             str(data / "bin"),
             *("--user-dir", "fairseq_ms", "--task", "language_modeling", "--path", str(checkpoint), "--cpu"),
             *("--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", str(data / "codes.bpe")),
-            *("--sampling", "--sampling-topk", "20", "--temperature", "0.8", "--beam", "1"),
-            *("--max-len-a", "0", "--max-len-b", "60", "--min-len", "40", "--seed", "3"),
+            *("--sampling", "--sampling-topk", "20", "--temperature", "0.7", "--beam", "1"),
+            *("--max-len-a", "0", "--max-len-b", "60", "--seed", "5"),
             *("--buffer-size", str(len(PROMPTS)), "--batch-size", str(len(PROMPTS))),
         ],
         log,
@@ -53,7 +53,7 @@ def main() -> None:
     out = args.out.resolve()
     began = time.monotonic()
     out.mkdir(exist_ok=True, parents=True)
-    print("1. Text: the documentation of Python's standard library", flush=True)
+    print("1. Text: sentences of the documentation of Python's standard library", flush=True)
     data = prepare(out)
     counts = json.loads((data / "manifest.json").read_text())["splits"]
     print(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, run_job, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.prose import sentences
 from fairseq_ms_pipeline.run import Job
 from fairseq_ms_pipeline.stdlib_docs import corpus, library_folder, split_by_module
 
@@ -24,14 +25,14 @@ DATASET = Dataset(
 
 
 class Documentation:
-    """The library's documentation as lines, module by module in the order of their names."""
+    """The sentences of the library's documentation, one a line, module by module in the order of their names."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def lines(self, advance: Callable[[int], object]) -> Iterator[Line]:
-        """All paragraphs, each with the split of its module."""
-        texts = corpus(library_folder())
+        """All sentences, each with the split of its module."""
+        texts = corpus(library_folder(), sentences)
         splits = split_by_module(texts, self.seed, DATASET.valid_fraction)
         for name, lines in texts.items():
             for index, line in enumerate(lines):

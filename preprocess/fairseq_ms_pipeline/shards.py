@@ -64,7 +64,7 @@ def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int) -> dict[str
     if empty:
         raise ValueError(
             f"--input has no text for the split {' or '.join(empty)}: "
-            "give it files of its own, larger fractions, or smaller documents (--documents)."
+            "give it files of its own, larger fractions, or smaller documents, such as --documents lines:10."
         )
     found = {split: {"shards": w.shards, "documents": w.documents} for split, w in writers.items()}
     write_json(index, found)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import random
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -234,6 +235,17 @@ def test_a_flag_that_would_be_ignored_is_refused(tmp_path, dataset, flags, sente
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -> None:
+    text, out = tmp_path / "mine.txt", tmp_path / "out"
+    text.write_text("\n".join(sentences(1000, 5)) + "\n")
+    command = ("text", "--input", text, "--out", out, "--bpe-merges", "50")
+    told = prepare(*command, check=False).stderr
+    flag = re.search(r"such as (--documents \S+)\.$", told.strip())
+    assert flag is not None, told
+    prepare(*command, *flag[1].split())
+    assert all(counts["lines"] > 0 for counts in manifest_of(out)["splits"].values())
 
 
 def test_the_command_prepares_what_the_script_prepares(tmp_path: Path) -> None:

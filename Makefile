@@ -33,7 +33,7 @@ help:
 PINS := $(VENV)/.pins-installed
 PLUGIN := $(VENV)/.plugin-installed
 
-$(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.txt requirements/numpy-1.26.txt
+$(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.txt requirements/numpy-oldest.txt
 	@requirements/make_env.sh $(VENV) "$(PYTHON)"
 	@touch $@
 

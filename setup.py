@@ -35,6 +35,7 @@ setup(
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
@@ -42,7 +43,7 @@ setup(
     packages=find_packages(include=["fairseq_ms", "fairseq_ms.*"]) + find_packages("preprocess"),
     package_dir={"fairseq_ms_pipeline": "preprocess/fairseq_ms_pipeline"},
     package_data={"fairseq_ms": ["**/*.md", "py.typed"]},
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.10,<3.14",
     # fairseq is an extra, not a requirement: several builds of it work here, under several distribution
     # names, and installing the plugin must never overwrite the one that is already there.
     install_requires=["torch>=2.6", "numpy>=1.26", "omegaconf", "tqdm"],

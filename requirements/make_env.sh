@@ -14,24 +14,24 @@ LOG=$VENV/setup.log
 say() { printf '%s\n' "$*"; }
 stop() { printf 'fairseq_ms: %s\n' "$*" >&2; exit 1; }
 
-# A Python that can build fairseq: 3.10-3.12, with venv and pip, and with the headers of its C interface.
+# A Python that can build fairseq: 3.10-3.13, with venv and pip, and with the headers of its C interface.
 usable() {
     "$1" - >/dev/null 2>&1 <<'PROGRAM'
 import ensurepip, os, sys, sysconfig, venv
 headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
-sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 12) and os.path.exists(headers)))
+sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13) and os.path.exists(headers)))
 PROGRAM
 }
 
 find_python() {
     if [ -n "$PYTHON" ]; then
-        usable "$PYTHON" || stop "PYTHON=$PYTHON must be a Python 3.10-3.12 with venv, pip and C headers."
+        usable "$PYTHON" || stop "PYTHON=$PYTHON must be a Python 3.10-3.13 with venv, pip and C headers."
         return
     fi
-    for PYTHON in python3.11 python3.12 python3.10 python3; do
+    for PYTHON in python3.11 python3.12 python3.10 python3.13 python3; do
         if usable "$PYTHON"; then return; fi
     done
-    stop "no Python 3.10-3.12 with venv, pip and C headers was found (on Debian: apt install python3-venv" \
+    stop "no Python 3.10-3.13 with venv, pip and C headers was found (on Debian: apt install python3-venv" \
         "python3-dev); name one with make PYTHON=/path/to/python3.11."
 }
 
@@ -70,6 +70,6 @@ step "[3/5] libraries" pip install --no-build-isolation -r "$HERE/libraries.txt"
 step "[4/5] compiling fairseq against them (2 to 3 minutes)" \
     pip install --no-build-isolation --no-cache-dir --no-binary fairseq-fixed -r "$HERE/fairseq.txt"
 # The oldest NumPy that is supported, beside the environment: the tests put it in front of the newer one.
-step "[5/5] numpy 1.26 for the tests" \
-    pip install --no-deps --target "$VENV/numpy-1.26" -r "$HERE/numpy-1.26.txt"
+step "[5/5] the oldest numpy, for the tests" \
+    pip install --no-deps --target "$VENV/numpy-oldest" -r "$HERE/numpy-oldest.txt"
 say "fairseq_ms: ready after $SECONDS s"

@@ -13,7 +13,7 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 SEED = 20240917
 
 # The only reasons for which a test may be skipped when CI is set; anything else fails the run.
-ALLOWED_SKIPS = (re.compile(r"needs a CUDA device"),)
+ALLOWED_SKIPS = (re.compile(r"needs a CUDA device"), re.compile(r"kenlm does not compile on Python 3\.13"))
 
 _unexpected_skips: list[str] = []
 

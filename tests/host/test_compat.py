@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 
 from fairseq_ms.host import compat, quiet
-from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import train_command, write_corpus
 
-BUNDLED_NUMPY = Path(sys.prefix) / "numpy-1.26"
+OLDEST = "1.26" if sys.version_info < (3, 13) else "2.1"
+BUNDLED_NUMPY = Path(sys.prefix) / "numpy-oldest"
 
 
 @pytest.fixture(scope="session")
-def numpy_1_26(tmp_path_factory) -> Path:
-    """A folder holding NumPy 1.26, the oldest that is supported, to be put in front of the installed one."""
+def oldest_numpy(tmp_path_factory) -> Path:
+    """A folder holding the oldest NumPy that is supported on this Python, to be put in front of the installed one."""
     if BUNDLED_NUMPY.is_dir():
         return BUNDLED_NUMPY
-    folder = tmp_path_factory.mktemp("numpy-1.26")
+    folder = tmp_path_factory.mktemp("numpy-oldest")
     command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
-    subprocess.run([*command, "numpy==1.26.4"], check=True)
+    subprocess.run([*command, "-r", str(ROOT / "requirements" / "numpy-oldest.txt")], check=True)
     return folder
 
 
@@ -70,10 +71,10 @@ def test_blocks_of_sentences_work_under_numpy_2():
     assert blocks == "[[4, 5, 2], [6, 2]]\n"
 
 
-def test_blocks_of_sentences_work_under_numpy_1_26(numpy_1_26):
-    done = run_cli("python", "-c", BLOCKS, env={"PYTHONPATH": str(numpy_1_26)})
+def test_blocks_of_sentences_work_under_the_oldest_numpy(oldest_numpy):
+    done = run_cli("python", "-c", BLOCKS, env={"PYTHONPATH": str(oldest_numpy)})
     version, _, blocks = done.stdout.partition(" ")
-    assert version.startswith("1.26.")
+    assert version.startswith(f"{OLDEST}.")
     assert blocks == "[[4, 5, 2], [6, 2]]\n"
 
 
@@ -82,9 +83,9 @@ def data(tmp_path_factory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.mark.parametrize("version", ["2", "1.26"])
+@pytest.mark.parametrize("version", ["2", OLDEST])
 def test_training_evaluation_and_sampling_work_without_a_warning_on_the_screen(version, data, tmp_path, request):
-    env = {} if version == "2" else {"PYTHONPATH": str(request.getfixturevalue("numpy_1_26"))}
+    env = {} if version == "2" else {"PYTHONPATH": str(request.getfixturevalue("oldest_numpy"))}
     used = run_cli("python", "-c", "import numpy; print(numpy.__version__)", env=env).stdout
     assert used.startswith(f"{version}.")
     checkpoint = tmp_path / "checkpoint_last.pt"

@@ -1,6 +1,7 @@
 """Each data set's script on small files in the exact layout of the archive that people download."""
 
 import gzip
+import importlib.util
 import io
 import json
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_ms import cli
 from tests.helpers.cli import ROOT, run_cli
 
 WORDS = ["the", "of", "river", "unnatural", "kings", "walked", "dance", "dancing", "town", "towns", "<unk>", "@-@"]
@@ -278,3 +280,23 @@ def test_the_command_refuses_bad_input_in_one_sentence(arguments: tuple[str, ...
     done = run_cli("fairseq-ms", "prepare", *arguments, check=False)
     assert done.returncode == 2
     assert sentence in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("fairseq", "fairseq-ms prepare needs fairseq, which is missing; run: pip install"),
+        ("sacremoses", "fairseq-ms prepare needs the package sacremoses: run pip install sacremoses"),
+        ("subword_nmt", "fairseq-ms prepare needs the package subword-nmt: run pip install subword-nmt"),
+    ],
+)
+def test_what_is_missing_is_told_before_any_work(missing, sentence, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "mine.txt").write_text("\n".join(sentences(1000, 5)) + "\n")
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == missing else find(name, *rest))
+    command = ["prepare", "text", "--input", str(tmp_path / "mine.txt"), "--out", str(tmp_path / "out")]
+    assert cli.main([*command, "--documents", "lines:10"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fairseq-ms: {sentence}")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,8 @@
 """What every language model here is: a decoder and a model in fairseq's sense."""
 
+import os
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
@@ -10,7 +12,7 @@ from fairseq_ms.decoding.incremental import Decoding, PromptReader
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.copyable import CopyableModel
-from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, validate
+from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, require, validate
 from fairseq_ms.lm.vocabulary import adaptive_softmax, embedding_std, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.ops.output import TiedOutput, untied_output
@@ -169,6 +171,25 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         With ``features_only``, features (B, T, D) stand in for the logits.
         """
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory, features_only=features_only)
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
+    ) -> Any:
+        """fairseq's loading of a model with its tokenisation; raises ``UsageError`` for a path that is missing.
+
+        fairseq also takes addresses and archives of models, and several checkpoints.
+        """
+        folder, data = Path(model_name_or_path), Path(data_name_or_path)
+        if "://" not in model_name_or_path:
+            require(folder.exists(), f"from_pretrained: the model's folder {folder} does not exist")
+            if folder.is_dir():
+                for path in (folder / name for name in checkpoint_file.split(os.pathsep)):
+                    require(path.is_file(), f"from_pretrained: the checkpoint {path} does not exist")
+        # What begins with a dot is beside the model.
+        if not data_name_or_path.startswith(".") and "://" not in data_name_or_path:
+            require(data.exists(), f"from_pretrained: the data folder {data} does not exist")
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -48,16 +48,19 @@ def draw(path: str, source: str, count: int, rng: random.Random) -> list[Mutant]
     """
     places: dict[tuple[int, int], list[tuple[str, int]]] = {}
     nodes = list(ast_nodes(get_ast(source)))
-    for name, operator in OPERATORS.items():
-        positions = [start for node in nodes for start, _ in operator().mutation_positions(node)]
+    for name, kind in OPERATORS.items():
+        operator = kind()
+        positions = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, start in enumerate(positions):
             places.setdefault(start, []).append((name, occurrence))
     same = _meaning(source)
     found: list[Mutant] = []
     for place in rng.sample(sorted(places), len(places)):
+        if len(found) == count:
+            break
         for name, occurrence in rng.sample(places[place], len(places[place])):
             changed = mutate_code(source, OPERATORS[name](), occurrence)
-            if len(found) < count and _meaning(changed) not in (None, same):
+            if _meaning(changed) not in (None, same):
                 found.append(Mutant(path, name, source, changed))
                 break
     return found

@@ -65,7 +65,7 @@ class DropBound(Operator):
 
     @classmethod
     def examples(cls) -> Iterable[Example]:
-        return Example("x[:, a:b]", "x[:, :b]"), Example("x[a : b + 1]", "x[a :]", occurrence=1)
+        return Example("x[a:b]", "x[:b]"), Example("x[:, a : b + 1]", "x[:, a :]", occurrence=1)
 
 
 def _fits(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A planted project: which of its bugs are noticed, that a campaign goes on where it ended, and what it leaves alone."""
+"""A planted project: which bugs are noticed, that a campaign goes on where it ended, and what it leaves alone."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,8 @@ def _pytest(tree: Path, log: Path, arguments: list[str]) -> None:
     own = {path.stem for path in (*tree.iterdir(), *tree.glob("preprocess/*"))}
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
+    # Processes that tests spawn would otherwise begin with the campaign.
+    sys.modules["__main__"] = types.ModuleType("__main__")
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={tree}", *arguments])
     sys.stdout.flush()
     os._exit(int(code))

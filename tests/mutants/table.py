@@ -62,7 +62,11 @@ TABLE: dict[str, Stages] = {
     ),
     "fairseq_ms/modules/streaming/layer.py": _STREAMING,
     "fairseq_ms/modules/streaming/memory.py": _STREAMING,
-    "fairseq_ms/modules/streaming/scales.py": (*_STREAMING, _invariants("transformer_ql")),
+    "fairseq_ms/modules/streaming/scales.py": (
+        ("tests/modules/test_scale_lengths.py",),
+        *_STREAMING,
+        _invariants("transformer_ql"),
+    ),
     "fairseq_ms/modules/streaming/compression.py": _STREAMING,
     # Streams.
     "fairseq_ms/data/streams.py": (

@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,6 +149,8 @@ def main() -> int:
     results = ROOT / "build" / "mutants.jsonl"
     parser.add_argument("--results", type=Path, default=results, help="a campaign that was ended goes on from here")
     args = parser.parse_args()
+    # Ended by a signal, it takes the tests that are running with it, and leaves no copy of the tree behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     table = {path: stages for path, stages in TABLE.items() if args.only in path}
     print(report(run(ROOT, table, args.results, args.sample, args.seed, args.again)))
     return 0

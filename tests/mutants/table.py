@@ -22,6 +22,11 @@ _STREAMING: Stages = (
     ("tests/models/test_streaming.py",),
     ("tests/references/test_streaming.py", "tests/decoding/test_streaming.py"),
 )
+# Without the tests that run whole commands.
+_STREAMING_TASK = (
+    "tests/tasks/test_streaming_language_modeling.py",
+    *("-k", "not (flag or break_mode or perplexity or prompt)"),
+)
 _FIRST_PHASE: Stages = (("tests/models/test_iem.py",), ("tests/references/test_hierarchical.py",))
 
 TABLE: dict[str, Stages] = {
@@ -61,20 +66,27 @@ TABLE: dict[str, Stages] = {
         ("tests/ops/test_dropout_masks.py", "tests/models/test_half_precision.py"),
     ),
     "fairseq_ms/modules/streaming/layer.py": _STREAMING,
-    "fairseq_ms/modules/streaming/memory.py": _STREAMING,
+    "fairseq_ms/modules/streaming/memory.py": (
+        ("tests/models/test_streaming.py", "-k", "memory or forgotten"),
+        *_STREAMING,
+    ),
     "fairseq_ms/modules/streaming/scales.py": (
         ("tests/modules/test_scale_lengths.py",),
         *_STREAMING,
         _invariants("transformer_ql"),
     ),
-    "fairseq_ms/modules/streaming/compression.py": _STREAMING,
+    "fairseq_ms/modules/streaming/compression.py": (
+        ("tests/models/test_streaming.py", "-k", "reconstruction or compression"),
+        *_STREAMING,
+    ),
     # Streams.
     "fairseq_ms/data/streams.py": (
         ("tests/data/test_streams.py",),
-        ("tests/tasks/test_streaming_language_modeling.py",),
+        _STREAMING_TASK,
     ),
     "fairseq_ms/data/stream_memory.py": (
-        ("tests/tasks/test_streaming_language_modeling.py",),
+        ("tests/tasks/test_streaming_language_modeling.py", "-k", "transformer_xl and (carries or rebuilt)"),
+        _STREAMING_TASK,
         ("tests/host/test_resuming.py", "-k", "later_end and transformer_xl"),
     ),
     # Segmentation and sampled softmax.

@@ -89,6 +89,7 @@ class Workshop:
 def _pytest(tree: Path, log: Path, arguments: list[str]) -> None:
     """In a forked process: become one that knows the copy and not the tree it was copied from."""
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)

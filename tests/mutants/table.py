@@ -92,7 +92,10 @@ TABLE: dict[str, Stages] = {
     # Segmentation and sampled softmax.
     "fairseq_ms/modules/hierarchical/segmentation.py": (("tests/models/test_haed.py",), _invariants("haed", "hred")),
     "fairseq_ms/modules/hierarchical/sampled_softmax.py": _FIRST_PHASE,
-    "fairseq_ms/criterions/in_batch_sampled_softmax.py": _FIRST_PHASE,
+    "fairseq_ms/criterions/in_batch_sampled_softmax.py": (
+        ("tests/criterions/test_in_batch_metrics.py",),
+        *_FIRST_PHASE,
+    ),
     "fairseq_ms/data/chunk_sampling.py": _FIRST_PHASE,
     # Context windows.
     "fairseq_ms/host/context_window.py": (

@@ -23,7 +23,9 @@ def test_bits_shares_and_negatives_are_those_of_a_chunk_whatever_the_batches() -
 
 def test_batches_without_a_chunk_to_predict_are_logged_as_zeros() -> None:
     with metrics.aggregate(new_root=True) as found:
-        InBatchSampledSoftmax.reduce_metrics([{"loss": 0.0, "sample_size": 0, "top1": 0, "top5": 0, "negatives": 0}, {}])
+        InBatchSampledSoftmax.reduce_metrics(
+            [{"loss": 0.0, "sample_size": 0, "top1": 0, "top5": 0, "negatives": 0}, {}]
+        )
     assert found.get_smoothed_values() == {"loss": 0.0, "top1": 0.0, "top5": 0.0, "negatives": 0.0}
 
 

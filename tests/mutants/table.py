@@ -93,7 +93,7 @@ TABLE: dict[str, Stages] = {
     "fairseq_ms/modules/hierarchical/segmentation.py": (("tests/models/test_haed.py",), _invariants("haed", "hred")),
     "fairseq_ms/modules/hierarchical/sampled_softmax.py": _FIRST_PHASE,
     "fairseq_ms/criterions/in_batch_sampled_softmax.py": (
-        ("tests/criterions/test_in_batch_metrics.py",),
+        ("tests/criterions/test_in_batch_softmax.py",),
         *_FIRST_PHASE,
     ),
     "fairseq_ms/data/chunk_sampling.py": _FIRST_PHASE,

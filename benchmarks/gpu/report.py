@@ -9,7 +9,7 @@ from benchmarks.gpu.rows import NUMBERS, OUTCOMES, Cell, Record, Row, Table
 
 
 def report(tables: Sequence[Table], records: Mapping[str, Record], machine: Mapping[str, object]) -> str:
-    """All tables in Markdown; rows without a record say "not measured"."""
+    """All tables in Markdown, with the rows that have a record; the others are counted."""
     counts = {outcome: sum(outcome in record for record in records.values()) for outcome in OUTCOMES}
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     minutes = sum(float(record["seconds"]) for record in records.values()) / 60.0
@@ -27,7 +27,8 @@ def report(tables: Sequence[Table], records: Mapping[str, Record], machine: Mapp
     ]
     if machine["quick"]:
         lines += ["", "These are tiny shapes: the numbers mean nothing."]
-    for table in tables:
+    begun = [table for table in tables if any(table.key(row) in records for row in table.rows)]
+    for table in begun:
         lines += [
             "",
             f"## {table.title}",
@@ -36,6 +37,12 @@ def report(tables: Sequence[Table], records: Mapping[str, Record], machine: Mapp
             "",
             *_markdown(table, records),
         ]
+    later = [f"{table.title} ({len(table.rows)})" for table in tables if table not in begun]
+    if later:
+        lines += [
+            "",
+            *textwrap.wrap(f"Tables not measured, with their rows: {'; '.join(later)}.", 120, break_on_hyphens=False),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -43,12 +50,14 @@ def _markdown(table: Table, records: Mapping[str, Record]) -> list[str]:
     columns = [column for key, heading in table.columns.items() for column in _columns(table, key, heading)]
     header = [*table.settings, *columns]
     lines = [_line(header), _line(["---"] * len(header))]
-    for row in table.rows:
-        record = records.get(table.key(row), {})
+    measured = [row for row in table.rows if table.key(row) in records]
+    for row in measured:
+        record = records[table.key(row)]
         cells = _cells(table, row, record, records) if NUMBERS in record else [_why_not(record)]
         cells += [""] * (len(columns) - len(cells))
         lines.append(_line([*row.settings, *cells]))
-    return lines
+    missing = len(table.rows) - len(measured)
+    return lines + (["", f"Rows not measured: {missing} (`--list` names them)."] if missing else [])
 
 
 def _columns(table: Table, key: str, heading: str) -> list[str]:
@@ -85,7 +94,7 @@ def _why_not(record: Record) -> str:
     for outcome in OUTCOMES:
         if outcome in record and outcome != NUMBERS:
             return outcome if outcome == "does not fit" else f"{outcome}: {record[outcome]}"
-    return "not measured"
+    raise KeyError(f"a record has one of {OUTCOMES}: got {record}")
 
 
 def _text(value: Cell | None) -> str:

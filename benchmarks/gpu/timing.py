@@ -31,9 +31,9 @@ class Effort:
         most_rows: of a batch
     """
 
-    rounds: int = 5
+    rounds: int = 3
     least_seconds: float = 0.2
-    most_rows: int = 512
+    most_rows: int = 256
 
 
 QUICK = Effort(1, 0.0, 2)

@@ -56,8 +56,8 @@ class InBatchSampledSoftmax(FairseqCriterion):
 
     Candidates for a chunk are all chunks that are predicted in this batch, and those of ``negative_batches`` further
     batches of as many random blocks of the training data. Which blocks is a function of the seed, of the number of
-    the update and of the batch, so that a run that is killed and resumed repeats them. The loss is in nats, the sample
-    size the number of chunks predicted.
+    the update and of the row they are for, so that a run that is killed and resumed repeats them. The loss is in
+    nats, the sample size the number of chunks predicted.
 
     Raises:
         UsageError: for flags out of range, and for a model that has no such phase.
@@ -121,11 +121,11 @@ class InBatchSampledSoftmax(FairseqCriterion):
         tokens_BT = sample["target"]
         # Validation asks for the same negatives every time, so that its losses compare.
         update = model.update + 1 if model.training else 0
-        key = [self.seed, _NEGATIVES, update, *sample["id"].tolist()]
-        count = self.negative_batches * tokens_BT.size(0)
-        if count == 0:
+        # By rows, so that it is the same how they are spread over processes and batches.
+        keys = [[self.seed, _NEGATIVES, update, row] for row in sample["id"].tolist()]
+        if self.negative_batches == 0:
             return tokens_BT.new_empty(0, model.segmentation.max_length)
-        blocks_BT = random_blocks(self._dataset(), count, key, self.padding_idx)
+        blocks_BT = random_blocks(self._dataset(), self.negative_batches, keys, self.padding_idx)
         return predicted_chunks(model.segmentation, blocks_BT.to(tokens_BT.device))
 
     def _dataset(self) -> MonolingualDataset:
@@ -142,7 +142,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
                 random_blocks(
                     dataset,
                     min(_COUNTED_AT_ONCE, self.log_q_blocks - start),
-                    [self.seed, _COUNTING, start],
+                    [[self.seed, _COUNTING, start]],
                     self.padding_idx,
                 ).to(device)
                 for start in starts

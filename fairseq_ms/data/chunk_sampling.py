@@ -12,12 +12,12 @@ from torch import Tensor
 from fairseq_ms.modules.hierarchical.segmentation import Segmentation
 
 
-def random_blocks(dataset: MonolingualDataset, count: int, key: Sequence[int], pad: int) -> Tensor:
-    """``count`` blocks of a fairseq ``MonolingualDataset``, drawn with replacement: (count, T + 1) padded tokens.
+def random_blocks(dataset: MonolingualDataset, count: int, keys: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """``count`` blocks of a fairseq ``MonolingualDataset`` for each key, drawn with replacement: padded tokens.
 
-    Each is a block's source with its last target behind it. The same key gives the same blocks.
+    (keys * count, T + 1), each a block's source with its last target behind it. The same key gives the same blocks.
     """
-    indices = np.random.default_rng(list(key)).integers(len(dataset), size=count)
+    indices = [index for key in keys for index in np.random.default_rng(list(key)).integers(len(dataset), size=count)]
     items = [dataset[int(index)] for index in indices]
     rows = [torch.cat([item["source"], item["target"][-1:]]) for item in items]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)

@@ -87,11 +87,20 @@ _MISTAKES = (
     *(
         (
             kind,
-            re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe)|remote process exited", re.DOTALL),
+            re.compile(
+                r"gloo.*(Connection (closed|reset) by peer|Connection refused|Broken pipe)|remote process exited",
+                re.DOTALL,
+            ),
             "another process of this run has ended, and its own output says why; the same command goes on from the "
             "last checkpoint",
         )
         for kind in ("RuntimeError", "DistBackendError")
+    ),
+    (
+        "ProcessExitedException",
+        re.compile(r"^process (?P<rank>\d+) terminated with signal (?P<name>\w+)"),
+        "process {rank} of this run was ended by {name}, often because memory has run out; the same command goes on "
+        "from the last checkpoint",
     ),
     (
         "RuntimeError",
@@ -130,9 +139,41 @@ _MISTAKES = (
         "--fp16 must be left out on a machine without a GPU: torch finds none",
     ),
     (
-        "ValueError",
-        re.compile(r"DistributedDataParallel device_ids .*'cpu'"),
-        "--ddp-backend must be legacy_ddp when several processes train with --cpu",
+        "AssertionError",
+        re.compile(r"^world size is (?P<size>\d+) but have (?P<gpus>\d+) available devices"),
+        "--distributed-world-size must be at most the number of GPUs here, {gpus}, unless a launcher such as torchrun "
+        "starts the processes: got {size}",
+    ),
+    *(
+        (
+            kind,
+            re.compile(r"NCCL built in|ProcessGroupNCCL is only supported with GPUs"),
+            "--distributed-backend must be gloo on machines without GPUs: got nccl",
+        )
+        for kind in ("RuntimeError", "ValueError", "DistBackendError")
+    ),
+    (
+        "DistNetworkError",
+        re.compile(r"failed to listen .* port: (?P<port>\d+).*EADDRINUSE"),
+        "--distributed-port must be free where the first process runs: another program listens on {port}",
+    ),
+    (
+        "DistStoreError",
+        re.compile(r"Timed out after (?P<wait>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<size>\d+) clients"),
+        "--distributed-world-size {size} says that so many processes are started: {came} had come within {wait} "
+        "seconds",
+    ),
+    (
+        "DistNetworkError",
+        re.compile(
+            r"client socket has timed out after \d+ms while trying to connect to \((?P<host>.*), (?P<port>\d+)\)"
+        ),
+        "the first process of this run must be reachable: nobody answers at {host}:{port}",
+    ),
+    (
+        "ImportError",
+        re.compile(r"install (the )?fairscale"),
+        "--ddp-backend slowmo and --zero-sharding os need the package fairscale, which is not installed",
     ),
 )
 

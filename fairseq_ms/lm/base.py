@@ -11,7 +11,7 @@ from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.copyable import CopyableModel
 from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, validate
-from fairseq_ms.lm.vocabulary import adaptive_softmax, initialise, word_embedding
+from fairseq_ms.lm.vocabulary import adaptive_softmax, embedding_std, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.ops.output import TiedOutput, untied_output
 
@@ -188,7 +188,7 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)
         decoder = cls.decoder_for(cfg).build(cfg, task.source_dictionary, task.target_dictionary)
-        initialise(decoder, cfg.init_std)
+        initialise(decoder, cfg.init_std, embedding_std(cfg))
         return cls(decoder)
 
     @classmethod

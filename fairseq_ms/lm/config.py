@@ -54,6 +54,10 @@ class LanguageModelConfig(FairseqDataclass):
     init_std: float = field(
         default=0.02, metadata={"help": "standard deviation of the normal distribution weights start from"}
     )
+    embedding_init_std: Optional[float] = field(
+        default=None,
+        metadata={"help": "the same of word and position embeddings, where --init-std should not hold for them"},
+    )
     checkpoint_activations: bool = field(
         default=False,
         metadata={"help": "keep only the input of every layer, and run the layer again in backward"},
@@ -138,6 +142,8 @@ def validate(cfg: Any, task: Any) -> None:
         else f"--decoder-attention-heads must be at least 1: got {heads}",
     )
     require(cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
+    spread = cfg.embedding_init_std
+    require(spread is None or spread >= 0.0, f"--embedding-init-std must be at least 0: got {spread}")
     for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
         value = getattr(cfg, flag)
         name = "--" + flag.replace("_", "-")

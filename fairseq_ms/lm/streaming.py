@@ -24,6 +24,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.choices import Activation
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
+from fairseq_ms.lm.vocabulary import embedding_std
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.modules.streaming.memory import Memory, Mems
@@ -135,7 +136,7 @@ class StreamingDecoder(Decoder):
         return Memory({name: state.detach() for name, state in states.items()}, pending)
 
     def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
-        """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss or None."""
+        """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss (B,) or None."""
         memory = self._checked(memory, tokens_BT)
         mems, known = memory.states, memory.pending_BT.size(1)
         tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
@@ -149,11 +150,11 @@ class StreamingDecoder(Decoder):
         y_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if not whole and self.training:
             y_BTD = keep_in_graph(y_BTD, self.idle_without_a_whole_segment())
-        loss = torch.stack(losses).mean() if losses else None
-        return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss
+        loss_B = torch.stack(losses).mean(dim=0) if losses else None
+        return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss_B
 
     def features_with_memory(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, dict[str, Any]]:
-        """As the base's; ``auxiliary_loss`` is what the memory adds to a training loss, or None."""
+        """As the base's; ``auxiliary_loss`` is what the memory adds to a training loss (B,), or None."""
         x_BTD, after, loss = self.stream(tokens_BT, memory)
         return x_BTD, {"memory": after, "auxiliary_loss": loss}
 
@@ -226,7 +227,7 @@ class StreamingLanguageModel(LanguageModel):
         nn.init.normal_(model.decoder.v, std=cfg.init_std)
         for module in model.modules():
             if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
-                _initialise_adaptive(module, cfg.init_std, cfg.proj_init_std)
+                _initialise_adaptive(module, embedding_std(cfg), cfg.proj_init_std)
         return model
 
     @classmethod

@@ -66,7 +66,12 @@ def adaptive_softmax(cfg: Any, vocabulary: int, words: nn.Module) -> AdaptiveSof
     )
 
 
-def initialise(module: nn.Module, std: float) -> None:
+def embedding_std(cfg: Any) -> float:
+    """The standard deviation that embeddings start from."""
+    return float(cfg.init_std if cfg.embedding_init_std is None else cfg.embedding_init_std)
+
+
+def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
     """Weights normal around 0, biases 0, padding embedding 0; fairseq's adaptive modules keep their own."""
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         return
@@ -75,8 +80,8 @@ def initialise(module: nn.Module, std: float) -> None:
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
+        nn.init.normal_(module.weight, std=embedding_std)
         if module.padding_idx is not None:
             nn.init.zeros_(module.weight[module.padding_idx])
     for child in module.children():
-        initialise(child, std)
+        initialise(child, std, embedding_std)

@@ -52,7 +52,7 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
         self.compress = TypedList(Downsample("conv", cfg.decoder_embed_dim, self.rate) for _ in self.layers)
 
     def forward_segment(self, x_BTD: Tensor, mems: Mems, positions: Tensor) -> tuple[Tensor, Mems, Tensor | None]:
-        """Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2."""
+        """Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2, of every row."""
         s, moving, losses = x_BTD, {}, []
         whole = s.size(1) == self.segment_len
         for index, (layer, f_c) in enumerate(zip(self.layers, self.compress)):
@@ -64,7 +64,11 @@ class CompressiveTransformerDecoder(TransformerXLDecoder):
                     losses.append(reconstruction_loss(layer, s, old, new_cm))
                 moving[f"layer{index}"], moving[f"compressed{index}"] = s, new_cm
             s = layer(s, torch.cat([cm, m], dim=1), positions)
-        return s, {**mems, **shift_all(moving, mems)}, self.loss_weight * torch.stack(losses).sum() if losses else None
+        return (
+            s,
+            {**mems, **shift_all(moving, mems)},
+            self.loss_weight * torch.stack(losses).sum(dim=0) if losses else None,
+        )
 
     def memory_lengths(self) -> dict[str, int]:
         names = {f"layer{index}": self.mem_len for index in range(len(self.layers))}

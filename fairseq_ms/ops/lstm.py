@@ -199,7 +199,7 @@ class LSTM(nn.Module):
         x_PI = F.embedding(symbol_P, table_RI)
         if context_MD is not None:
             x_PI = torch.cat([x_PI, torch.cat([context_MD[:size] for size in packing.batch_sizes])], dim=1)
-        packed, (_, cell_1MU) = self.cell(PackedSequence(x_PI, torch.tensor(packing.batch_sizes)))
+        packed, (_, cell_1MU) = self.cell(PackedSequence(x_PI, torch.tensor(packing.batch_sizes, device="cpu")))
         hidden_PU = packed.data
         hidden_FU = hidden_PU.new_zeros(slots, self.units).index_copy(0, slot_P, hidden_PU)
         return hidden_FU, cell_1MU[0], packing.rank_M

@@ -245,8 +245,10 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         with forward, self._carry(True, sample, model) as extra, half:
             loss, sample_size, logging_output = criterion(model, sample)
         if extra.get("auxiliary_loss") is not None:
-            # The criterion's loss is a sum that fairseq divides by the sample size.
-            auxiliary = extra["auxiliary_loss"] * sample_size
+            # The criterion's loss is a sum that fairseq divides by the sample size. A row counts as its targets do,
+            # so that the sum is the same whichever rows share a process.
+            targets_B = (sample["target"] != self.dictionary.pad()).sum(dim=1)
+            auxiliary = (extra["auxiliary_loss"] * targets_B).sum() / targets_B.sum().clamp(min=1) * sample_size
             logging_output["auxiliary_loss"] = auxiliary.detach()
             loss = loss + auxiliary
         if ignore_grad:

@@ -21,7 +21,7 @@ def test_frequencies_are_counted_once_for_a_dataset_and_subtracted_from_the_scor
     assert not torch.isclose(corrected(model, sample)[0], criterion(task)(model, sample)[0])
     counted = corrected._frequencies(model.segmentation, torch.device("cpu"))
     # Seventy blocks, at most 64 of them at a time; 2 is the second use of the seed, which is 5.
-    blocks = [random_blocks(task.datasets["train"], count, [5, 2, start], 1) for start, count in ((0, 64), (64, 6))]
+    blocks = [random_blocks(task.datasets["train"], count, [[5, 2, start]], 1) for start, count in ((0, 64), (64, 6))]
     expected = ChunkFrequencies(model.segmentation, blocks)
     assert (counted.counts, counted.total) == (expected.counts, expected.total)
     assert corrected._frequencies(model.segmentation, torch.device("cpu")) is counted

@@ -89,10 +89,14 @@ def corpus(folder: Path) -> Path:
     return write_corpus(folder, {"train": lines})
 
 
+def flags_of(run: str) -> dict[str, Any]:
+    """The flags of one of ``RUNS`` with those that all have."""
+    return {"task": "language_modeling", "criterion": "cross_entropy", "tokens-per-sample": 24, **RUNS[run][1]}
+
+
 def train(run: str, data: Path) -> dict[str, list[float]]:
     """``UPDATES`` updates of one of ``RUNS``: the loss in bits and the norm of the gradient at each, not rounded."""
-    arch, flags = RUNS[run]
-    flags = {"task": "language_modeling", "criterion": "cross_entropy", "tokens-per-sample": 24, **flags}
+    arch, flags = RUNS[run][0], flags_of(run)
     arguments = [str(data), "--arch", arch]
     for name, value in flags.items():
         arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]

@@ -43,7 +43,7 @@ def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None =
     if ranks > 1:
         rendezvous = log.with_suffix(".rendezvous")
         arguments += ["--distributed-backend", "gloo", "--distributed-world-size", str(ranks), "--distributed-no-spawn"]
-        arguments += ["--ddp-backend", "legacy_ddp", "--distributed-init-method", f"file://{rendezvous}"]
+        arguments += ["--distributed-init-method", f"file://{rendezvous}"]
     processes = []
     for rank in range(ranks):
         own = [*arguments, "--distributed-rank", str(rank)] if ranks > 1 else arguments

@@ -199,8 +199,6 @@ def test_two_processes_train_together(arch: str, data: Path, tmp_path: Path) -> 
     command = train_command(arch, data, tmp_path / "save", "--num-workers", "2")
     program = [sys.executable, str(Path(sys.executable).parent / command[0]), *command[1:], "--max-update", "3"]
     program += ["--distributed-backend", "gloo", "--distributed-world-size", "2", "--distributed-no-spawn"]
-    # fairseq's other backends want a GPU for every process.
-    program += ["--ddp-backend", "legacy_ddp"]
     program += ["--distributed-init-method", f"file://{tmp_path}/rendezvous", "--distributed-rank"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = partial(subprocess.Popen, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,11 +1,14 @@
 """What a user sees of a mistake: one sentence and a non-zero exit code; of a bug: its traceback."""
 
+import socket
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
 from fairseq.data import ListDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.errors import sentence_of
@@ -160,6 +163,7 @@ def spawned(text):
     return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 2)
 
 
+GLOO = "--distributed-backend must be gloo on machines without GPUs"
 NO_GPU = "--fp16 must be left out on a machine without a GPU"
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n'
 
@@ -180,9 +184,27 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
         (RuntimeError("CUDA out of memory."), None),
         (AttributeError("'NoneType' object has no attribute 'device'"), None),
         (
-            ValueError("DistributedDataParallel device_ids ..., and module parameters {device(type='cpu')}."),
-            "--ddp-backend must be legacy_ddp when several processes train with --cpu",
+            AssertionError("world size is 2 but have 0 available devices"),
+            "--distributed-world-size must be at most the number of GPUs here, 0, unless a launcher such as torchrun "
+            "starts the processes: got 2",
         ),
+        (RuntimeError("Distributed package doesn't have NCCL built in"), f"{GLOO}: got nccl"),
+        (ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"), f"{GLOO}: got nccl"),
+        (
+            ImportError("\n\nPlease install the fairscale package:\n\n  pip install fairscale"),
+            "--ddp-backend slowmo and --zero-sharding os need the package fairscale, which is not installed",
+        ),
+        (ImportError("cannot import name 'a' from 'b'"), None),
+        (
+            spawned(f"{TRACE}ImportError: Cannot find SlowMoDistributedDataParallel. Please install fairscale with:"),
+            "--ddp-backend slowmo and --zero-sharding os need the package fairscale, which is not installed",
+        ),
+        (
+            ProcessExitedException("process 1 terminated with signal SIGKILL", 1, 7, -9, "SIGKILL"),
+            "process 1 of this run was ended by SIGKILL, often because memory has run out; the same command goes on "
+            "from the last checkpoint",
+        ),
+        (ProcessExitedException("process 1 terminated with exit code 3", 1, 7, 3), None),
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
         (
             AssertionError("Sentences lengths should not exceed max_tokens=5"),
@@ -196,6 +218,13 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
         (
             RuntimeError(
                 "[/p/gloo/transport/tcp/pair.cc:537] Read error [::1]:4061: Connection reset by peer. This is"
+            ),
+            "another process of this run has ended, and its own output says why; the same command goes on from the "
+            "last checkpoint",
+        ),
+        (
+            RuntimeError(
+                "Gloo connectFullMesh failed with [/p/gloo/transport/tcp/pair.cc:152] SO_ERROR: Connection refused"
             ),
             "another process of this run has ended, and its own output says why; the same command goes on from the "
             "last checkpoint",
@@ -226,6 +255,37 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
 )
 def test_mistakes_have_a_sentence_and_bugs_have_none(error, sentence):
     assert sentence_of(error) == sentence
+
+
+def test_weights_in_shards_are_refused_before_anything_is_written(data):
+    done = train(data, "--ddp-backend", "fully_sharded")
+    assert_one_sentence(done, "fairseq-train", "--ddp-backend must be pytorch_ddp or legacy_ddp", "got fully_sharded")
+    assert_nothing_written(data)
+
+
+@pytest.mark.parametrize(
+    ("address", "rank", "sentence"),
+    [
+        ("tcp://127.0.0.1:{taken}", 0, "--distributed-port must be free where the first process runs"),
+        ("tcp://127.0.0.1:{free}", 0, "--distributed-world-size 2 says that so many processes are started: 1 had come"),
+        ("tcp://127.0.0.1:{free}", 1, "the first process of this run must be reachable: nobody answers at 127.0.0.1:"),
+    ],
+)
+def test_processes_that_do_not_meet_are_told_so(address, rank, sentence):
+    """What torch itself raises, which waits for half an hour unless told otherwise."""
+    with socket.socket() as taken, socket.socket() as other:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        other.bind(("127.0.0.1", 0))
+        ports = {"taken": taken.getsockname()[1], "free": other.getsockname()[1]}
+        other.close()
+        with pytest.raises(RuntimeError) as raised:
+            torch.distributed.init_process_group(
+                "gloo", init_method=address.format(**ports), rank=rank, world_size=2, timeout=timedelta(seconds=1)
+            )
+    found = sentence_of(raised.value)
+    assert found is not None
+    assert sentence in found
 
 
 def test_data_that_fill_no_batch_are_refused_in_one_sentence() -> None:

@@ -191,6 +191,11 @@ def test_a_negative_spread_of_weights_is_refused(arch: str) -> None:
         build(arch, {"tokens_per_sample": 16, "init_std": -1.0}, dictionary(9))
 
 
+def test_a_negative_spread_of_embeddings_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^--embedding-init-std must be at least 0: got -0\.5$"):
+        build("vanilla_lm", {"tokens_per_sample": 16, "embedding_init_std": -0.5}, dictionary(9))
+
+
 def test_a_negative_spread_of_projections_is_refused() -> None:
     flags = {"proj_init_std": -0.5, "adaptive_softmax_cutoff": "4,7"}
     with pytest.raises(ValueError, match=r"^--proj-init-std must be at least 0: got -0\.5$"):

@@ -19,6 +19,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "dropout": (0.0, 0.3),
     "attention_dropout": (0.0, 0.3),
     "activation_dropout": (0.0, 0.3),
+    "embedding_init_std": (0.1, 0.4),
     "checkpoint_activations": (False, True),
     "recompute": ("pointwise", "none"),
 }

@@ -234,7 +234,7 @@ def test_all_targets_are_predicted_the_last_one_included() -> None:
     assert size == sample["ntokens"] == logged["sample_size"]
 
 
-def test_negatives_are_a_function_of_seed_update_and_batch() -> None:
+def test_negatives_are_a_function_of_seed_update_and_row() -> None:
     task = small_task()
     model = first_phase(1)
     sample = batch(task, [3, 7])
@@ -247,6 +247,8 @@ def test_negatives_are_a_function_of_seed_update_and_batch() -> None:
     assert torch.equal(first, drawn(8))
     for other in (drawn(9), drawn(8, batch(task, [3, 8])), drawn(8, seed=6)):
         assert not torch.equal(first, other)
+    apart = [drawn(8, batch(task, [row])) for row in (3, 7)]
+    assert torch.equal(first, torch.cat(apart)), "however rows are spread over batches and processes"
     model.eval()
     with torch.no_grad():
         scores = [float(criterion(task, negative_batches=3)(model, sample)[0]) for _ in range(2)]
@@ -257,7 +259,7 @@ def test_negatives_are_a_function_of_seed_update_and_batch() -> None:
 
 def test_further_batches_are_as_many_random_blocks_of_the_training_data() -> None:
     task = small_task()
-    blocks = random_blocks(task.datasets["train"], 6, [1, 2, 3], 1)
+    blocks = random_blocks(task.datasets["train"], 6, [[1, 2, 3]], 1)
     rows = {tuple(row) for row in task.datasets["train"].dataset.tokens.tolist()}
     assert blocks.shape == (6, 12)
     assert all(tuple(row) in rows for row in blocks.tolist())
@@ -272,7 +274,7 @@ def test_random_blocks_begin_as_those_of_a_batch_do() -> None:
     task = small_task(bos=True)
     train = task.datasets["train"]
     rows = {tuple(extended(train[n]["source"][None], train[n]["target"][None], 1)[0].tolist()) for n in range(40)}
-    assert {tuple(row) for row in random_blocks(train, 6, [1, 2, 3], 1).tolist()} <= rows
+    assert {tuple(row) for row in random_blocks(train, 6, [[1, 2, 3]], 1).tolist()} <= rows
 
 
 def test_a_row_of_words_of_one_token_has_room() -> None:

@@ -24,7 +24,9 @@ def test_recomputed_equals_autograd() -> None:
 @pytest.mark.parametrize("p", [0.0, 0.2])
 def test_a_layer_under_autocast_has_bfloat16_gradients_near_those_of_float32(p: float) -> None:
     x = torch.randn(2, 70, 24, requires_grad=True)
-    layer = TransformerLayer(LayerConfig(24, 48, 3, p, p, p))
+    # On a GPU, each precision has a kernel of attention with masks of its own.
+    in_attention = p if x.device.type == "cpu" else 0.0
+    layer = TransformerLayer(LayerConfig(24, 48, 3, p, in_attention, p))
     inputs = [x, *layer.parameters()]
     torch.manual_seed(5)
     exact = layer(x)

@@ -19,7 +19,7 @@ class Corpus:
     """An excerpt and how it is prepared.
 
     Attributes:
-        words: of the training text, by white space; valid and test have a tenth of it each
+        words: of the training text, by white space, at most; valid and test have a tenth of it each
         command: data set and flags of `fairseq-ms prepare`
     """
 
@@ -27,10 +27,16 @@ class Corpus:
     command: Sequence[str]
 
 
+# However much text there is, validation must not take longer than training.
+MOST_HELD_OUT = 100_000
+_WORDS = ("text", "--level", "word", "--dict-size", "8000")
+
+
 CORPORA = {
     # Small enough for 28 epochs.
-    "words": Corpus(140_000, ("text", "--level", "word", "--dict-size", "8000")),
-    "subwords": Corpus(1_000_000, ("text", "--bpe-merges", "8000")),
+    "words": Corpus(120_000, _WORDS),
+    "many_words": Corpus(3_000_000, _WORDS),
+    "subwords": Corpus(10_000_000, ("text", "--bpe-merges", "8000")),
     "characters": Corpus(360_000, ("chars",)),
 }
 
@@ -62,7 +68,7 @@ def prepare(name: str, text: Path, out: Path) -> Path:
         source = out / "data" / f"{name}.text"
         source.mkdir(parents=True, exist_ok=True)
         for split in SPLITS:
-            words = corpus.words if split == "train" else corpus.words // 10
+            words = corpus.words if split == "train" else min(MOST_HELD_OUT, corpus.words // 10)
             (source / f"{split}.txt").write_text(excerpt(text / split, words), encoding="utf-8")
         command = [sys.executable, "-m", "fairseq_ms", "prepare", *corpus.command, "--input", str(source)]
         done = subprocess.run([*command, "--out", str(folder), "--quiet"], check=False)

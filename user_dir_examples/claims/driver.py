@@ -5,9 +5,10 @@
     python user_dir_examples/claims/driver.py TEXT --out runs/claims --only streaming/xl/1 streaming/ql
     python user_dir_examples/claims/tables.py runs/claims/results.jsonl
 
-TEXT has train/*.txt, valid/*.txt and test/*.txt, a document a file, such as novels. Every run is one thread; --jobs of
-them go on at a time. A run that is done appends one line to OUT/results.jsonl, with its curve and tests, and is not
-repeated; the same command goes on with runs that were interrupted. --list prints the runs and starts none.
+TEXT has train/*.txt, valid/*.txt and test/*.txt, a document a file, such as novels. Every run is one process with one
+thread; --jobs of them go on at a time, and share the GPU with --device cuda. A run that is done appends one line to
+OUT/results.jsonl, with its curve and tests, and is not repeated; the same command goes on with runs that were
+interrupted. --list prints the runs and starts none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,10 @@ class Job:
         """part/run/seed, as --only takes it."""
         return f"{self.run.part}/{self.run.name}/{self.seed}"
 
+    def follows(self, other: Job) -> bool:
+        """Whether this begins with the checkpoint of another."""
+        return (other.run.part, other.run.name, other.seed) == (self.run.part, self.run.after, self.seed)
+
     def matches(self, text: str) -> bool:
         """Whether this is `text` or lies below it."""
         return self.name == text or self.name.startswith(f"{text}/")
@@ -55,8 +60,8 @@ class Job:
 class Driver:
     """Trains and tests; the only writer of a results file."""
 
-    def __init__(self, text: Path, out: Path, most_updates: int | None) -> None:
-        self.text, self.out, self.most_updates = text, out, most_updates
+    def __init__(self, text: Path, out: Path, most_updates: int | None, device: str = "cpu") -> None:
+        self.text, self.out, self.most_updates, self.device = text, out, most_updates, device
         self.results = out / "results.jsonl"
         self.lock = threading.Lock()
         self.environment = {
@@ -74,6 +79,11 @@ class Driver:
     def folder(self, job: Job) -> Path:
         """Where a job's checkpoints and logs lie."""
         return self.out / job.run.part / f"{job.run.name}.{job.seed}"
+
+    def do_in_turn(self, jobs: Sequence[Job]) -> None:
+        """Jobs of which each needs the one before."""
+        for job in jobs:
+            self.do(job)
 
     def do(self, job: Job) -> None:
         """Train and test one job, and write its line."""
@@ -94,7 +104,9 @@ class Driver:
             "title": job.run.title,
             "command": shlex.join(self._relative(word) for word in command),
             "torch": torch.__version__,
-            "machine": platform.processor() or platform.machine(),
+            "machine": torch.cuda.get_device_name()
+            if self.device == "cuda"
+            else platform.processor() or platform.machine(),
             "parameters": self._parameters(best),
             "kept_bytes_per_target": self._kept(best) if job.run.part == "multiscale" else None,
             "updates": [int(point.updates) for point in points],
@@ -127,17 +139,22 @@ class Driver:
             "seed": job.seed,
             "save": self.folder(job),
             "data": self._data(part.corpus),
-            "examples": EXAMPLES,
         }
-        return [word.format(**values) for word in shlex.split(command)]
+        return self._command(command, values)
+
+    def _command(self, template: str, values: Mapping[str, object], lengths: str = "") -> list[str]:
+        """A command of runs.py; {cpu} and {lengths} are any number of words, everything else is part of one."""
+        on_cpu = self.device == "cpu"
+        template = template.replace("{cpu}", "--cpu" if on_cpu else "").replace("{lengths}", lengths)
+        values = {**values, "hydra_cpu": str(on_cpu).lower(), "examples": EXAMPLES}
+        return [word.format(**values) for word in shlex.split(template)]
 
     def _test(self, job: Job, lengths: str, checkpoint: Path) -> float:
         part = PARTS[job.run.part]
-        values = {"checkpoint": checkpoint, "data": self._data(part.corpus), "examples": EXAMPLES}
-        command = shlex.split(part.test.replace("{lengths}", lengths))
+        command = self._command(part.test, {"checkpoint": checkpoint, "data": self._data(part.corpus)}, lengths)
         log = self.folder(job) / f"test.{lengths.replace(' ', '_')}.log"
         log.unlink(missing_ok=True)
-        self._run([word.format(**values) for word in command], self.folder(job), log)
+        self._run(command, self.folder(job), log)
         found = re.findall(part.result, log.read_text(encoding="utf-8"))
         if not found:
             raise SystemExit(f"claims: {log} has no result")
@@ -154,6 +171,9 @@ class Driver:
         weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
         # Tied weights are two names for one tensor.
         return sum({weight.data_ptr(): weight.numel() for weight in weights.values()}.values())
+
+    def _machine(self) -> str:
+        return torch.cuda.get_device_name() if self.device == "cuda" else platform.processor() or platform.machine()
 
     def _relative(self, word: str) -> str:
         for path, name in ((self.out, "OUT"), (EXAMPLES, "user_dir_examples")):
@@ -181,6 +201,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, metavar="TEXT", help="folder with train/*.txt, valid/*.txt and test/*.txt")
     parser.add_argument("--out", type=Path, required=True, help="folder for data, checkpoints and results")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where (default: cpu)")
     parser.add_argument("--only", nargs="+", metavar="PART[/RUN[/SEED]]", help="these runs (default: all)")
     parser.add_argument("--max-updates", type=int, metavar="N", help="stop every run there; to try the driver")
     parser.add_argument("--list", action="store_true", help="print the runs and start none")
@@ -191,7 +212,7 @@ def main() -> None:
             parser.error(f"--only must name runs that --list prints: got {text}")
     if args.only:
         jobs = [job for job in jobs if any(job.matches(text) for text in args.only)]
-    driver = Driver(args.text.resolve(), args.out.resolve(), args.max_updates)
+    driver = Driver(args.text.resolve(), args.out.resolve(), args.max_updates, args.device)
     done = driver.done()
     if args.list:
         print("\n".join(f"{job.name}{'  (done)' if job.name in done else ''}" for job in jobs))
@@ -200,10 +221,11 @@ def main() -> None:
     for corpus in sorted({PARTS[job.run.part].corpus for job in jobs}):
         corpora.prepare(corpus, driver.text, driver.out)
     # A later phase needs the earlier one's checkpoint.
-    for phase in ([job for job in jobs if not job.run.after], [job for job in jobs if job.run.after]):
-        with ThreadPoolExecutor(args.jobs) as pool:
-            for future in [pool.submit(driver.do, job) for job in phase]:
-                future.result()
+    later = {job: [other for other in jobs if other.follows(job)] for job in jobs}
+    chains = [[job, *later[job]] for job in jobs if not any(job in others for others in later.values())]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for future in [pool.submit(driver.do_in_turn, chain) for chain in chains]:
+            future.result()
 
 
 if __name__ == "__main__":

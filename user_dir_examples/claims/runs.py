@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Part:
         epochs: over the corpus
         validations: of a run
         train: command of a training; {examples}, {data}, {save}, {seed}, {updates}, {interval} (updates between two
-            validations), {warmup} (a twentieth of the updates) and {preset} are filled in
+            validations), {warmup} (a twentieth of the updates), {preset}, {cpu} (`--cpu`, or nothing on a GPU) and
+            {hydra_cpu} (true or false) are filled in
         test: command of a test, with {checkpoint}, and {lengths} of a column
         result: regular expression of what the test prints
         metric: what that is
@@ -59,33 +60,36 @@ class Run:
     seeds: Sequence[int] = (1,)
 
 
+_STREAMING = Part(
+    *("words", 1024, 28, 28),
+    "{examples}/transformer_ql/train.sh {preset} {data} {cpu} --num-workers 0 --log-format json "
+    "--max-update {updates} --validate-interval-updates {interval} --save-interval-updates {interval} "
+    "--keep-interval-updates 1 --seed {seed} --save-dir {save}",
+    "{examples}/transformer_ql/evaluate.sh {checkpoint} {data} {lengths} {cpu}",
+    r"Perplexity: *([0-9.]+)",
+    "perplexity of words",
+)
 _WARM_UP = " ".join(f"optimizer.groups.{part}.lr_scheduler.warmup_updates={{warmup}}" for part in ("encoder", "main"))
 _DECODER_WARM_UP = "optimizer.groups.decoder.lr_scheduler.warmup_updates={warmup}"
 
 PARTS = {
     # Table 1 of "Transformer-QL": Appendix E's recipe for SimpleBooks-2, as many epochs, less text, so that the models
     # overfit as the paper's do.
-    "streaming": Part(
-        *("words", 1024, 28, 28),
-        "{examples}/transformer_ql/train.sh {preset} {data} --cpu --num-workers 0 --log-format json "
-        "--max-update {updates} --validate-interval-updates {interval} --save-interval-updates {interval} "
-        "--keep-interval-updates 1 --seed {seed} --save-dir {save}",
-        "{examples}/transformer_ql/evaluate.sh {checkpoint} {data} {lengths} --cpu",
-        r"Perplexity: *([0-9.]+)",
-        "perplexity of words",
-    ),
+    "streaming": _STREAMING,
+    # The other regime, of Table 2: the same models and recipe, but text that they see once.
+    "plenty": replace(_STREAMING, corpus="many_words", epochs=1, validations=10),
     # Tables 3 and 4 of "Multi-scale Transformer Language Models", at a third of the width.
     "multiscale": Part(
-        *("subwords", 2 * 512, 1, 10),
-        "fairseq-train {data} --user-dir {examples}/../fairseq_ms --task language_modeling --cpu --num-workers 0 "
+        *("subwords", 16 * 512, 1, 10),
+        "fairseq-train {data} --user-dir {examples}/../fairseq_ms --task language_modeling {cpu} --num-workers 0 "
         "--criterion linear_cross_entropy --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024 "
-        "--decoder-attention-heads 4 --share-decoder-input-output-embed --tokens-per-sample 512 --batch-size 2 "
+        "--decoder-attention-heads 4 --share-decoder-input-output-embed --tokens-per-sample 512 --batch-size 16 "
         "--optimizer adam --lr 0.002 --lr-scheduler cosine --warmup-updates {warmup} --clip-norm 1.0 "
         "--log-format json --max-update {updates} --validate-interval-updates {interval} "
         "--save-interval-updates {interval} --keep-interval-updates 1 --no-epoch-checkpoints --seed {seed} "
         "--save-dir {save}",
         "fairseq-eval-lm {data} --user-dir {examples}/../fairseq_ms --path {checkpoint} --gen-subset test "
-        "--tokens-per-sample 512 --context-window 256 --batch-size 8 --cpu",
+        "--tokens-per-sample 512 --context-window 256 --batch-size 8 {cpu}",
         r"Perplexity: *([0-9.]+)",
         "perplexity of subwords",
     ),
@@ -93,11 +97,11 @@ PARTS = {
     # rows of 1,344 as there, but two of them an update and a shorter warm-up.
     "hierarchical": Part(
         *("characters", 2 * 1344, 1, 10),
-        "{examples}/haed/train.sh characters_{preset} {data} dataset.batch_size=2 common.cpu=true "
+        "{examples}/haed/train.sh characters_{preset} {data} dataset.batch_size=2 common.cpu={hydra_cpu} "
         "dataset.num_workers=0 common.log_format=json common.seed={seed} optimization.max_update={updates} "
         "dataset.validate_interval_updates={interval} checkpoint.save_interval_updates={interval} "
         "checkpoint.keep_interval_updates=1 checkpoint.save_dir={save} hydra.run.dir={save}/hydra",
-        "{examples}/haed/evaluate.sh {checkpoint} {data} characters --cpu",
+        "{examples}/haed/evaluate.sh {checkpoint} {data} characters {cpu}",
         r"Loss \(base 2\): *([0-9.]+)",
         "bits per character",
     ),
@@ -115,6 +119,9 @@ STREAMING = [
     Run("streaming", "xl_dropout", "Transformer-XL with dropout 0.3", _XL, "--dropout 0.3", _WINDOWS),
     Run("streaming", "compressive", "Compressive Transformer", "compressive_transformer_simplebooks2", "", _COMPRESSED),
     Run("streaming", "ms", "MS-Transformer", f"{_QL}_ms", "", _NO_MEMORY),
+    Run("plenty", "xl", "Transformer-XL", _XL, columns=_WINDOWS, seeds=(1, 2)),
+    Run("plenty", "ql", "Transformer-QL", _QL, columns=_WINDOWS, seeds=(1, 2)),
+    Run("plenty", "ql_no_droppath", "Transformer-QL without droppath", _QL, "--droppath 0", _WINDOWS),
 ]
 
 

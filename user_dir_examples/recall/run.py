@@ -37,7 +37,8 @@ RUNS = {
     ),
     "blocks": (
         "--longest 32 --ask announced",
-        "--task language_modeling --tokens-per-sample 64 --batch-size 16 --max-update 500 --init-std 0.1",
+        "--task language_modeling --tokens-per-sample 64 --batch-size 16 --max-update 1000 "
+        "--init-std 0.1 --embedding-init-std 0.7",
         {
             "vanilla_lm_window4": "--decoder-layers 2 --scale-windows 1x=0:4",
             "retina_lm": "--decoder-layers 2 --scale-windows 1x=0:4,4x=4:12",

@@ -12,7 +12,7 @@ from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 def reconstruction_loss(
     layer: TransformerXLLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
 ) -> Tensor:
-    """How differently the layer's heads read the compressed memory and the memory it was made of.
+    """How differently the layer's heads read the compressed memory and the memory it was made of, of every row (B,).
 
     The mean squared difference of what attention by content alone (no positions, neither u nor v) brings back from
     either. Only ``compressed`` passes a gradient on: everything else is detached, the layer's weights included.
@@ -21,7 +21,7 @@ def reconstruction_loss(
     segment_BTD, old_BMD = segment_BTD.detach(), old_BMD.detach()
     precise = torch.promote_types(compressed_BCD.dtype, torch.float32)
     by_compressed, by_old = (_read(layer, segment_BTD, memory).to(precise) for memory in (compressed_BCD, old_BMD))
-    return F.mse_loss(by_compressed, by_old)
+    return (by_compressed - by_old).square().mean(dim=(1, 2))
 
 
 def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:

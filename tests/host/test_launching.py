@@ -1,0 +1,209 @@
+"""Processes that torchrun starts, on one machine or on several, train together, and end together when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq.distributed import utils as distributed_utils
+
+from tests.helpers.cli import environment
+from tests.helpers.forked import curve, run
+from tests.helpers.launched import Nodes
+from tests.helpers.resumed import TINY, TRANSFORMER_XL, assert_same_weights, tiny_training, write_parts
+
+FELLOW = "error: another process of this run has ended, and its own output says why"
+MODELS = {
+    "vanilla_lm": ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1"),
+    "transformer_xl": (*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5"),
+}
+SCHEDULE = ("--max-epoch", "2", "--save-interval-updates", "2", "--keep-interval-updates", "1")
+# How long processes may take to end when one of them has died, on a busy machine.
+SOON = 60.0
+# Struck in its 7th update, the process of rank 1.
+STRUCK = """
+import os, signal
+from fairseq_cli.train import cli_main
+from tests.faults.injections import strike
+
+strike("update", 7, signal.{signal}, (1,), False, None, int(os.environ["RANK"]))
+cli_main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_parts(tmp_path_factory.mktemp("corpus"))[:1]
+
+
+def command(arch: str, folders: list[Path], save_dir: Path, *more: str) -> list[str]:
+    return tiny_training(folders, save_dir, *MODELS[arch], *SCHEDULE, "--distributed-backend", "gloo", *more)
+
+
+def struck(place: Path, signum: signal.Signals) -> Path:
+    """A program that trains and is struck by the signal."""
+    program = place / f"{signum.name}.py"
+    program.write_text(STRUCK.format(signal=signum.name))
+    return program
+
+
+def whole(arch: str, folders: list[Path], place: Path) -> dict:
+    """What an uninterrupted run of two processes prints."""
+    assert run(command(arch, folders, place / "whole"), place / "whole.log", 2) == [0, 0]
+    return curve(place / "whole.log")
+
+
+def test_two_nodes_of_one_process_each_train_together(folders: list[Path], tmp_path: Path) -> None:
+    """Without --distributed-world-size, whose default is the number of GPUs of a node."""
+    expected = whole("vanilla_lm", folders, tmp_path)
+    with Nodes(command("vanilla_lm", folders, tmp_path / "run"), tmp_path / "nodes") as nodes:
+        assert nodes.wait(120) == [0, 0], nodes.printed()
+    assert curve(nodes.log_of(0)) == expected
+    assert curve(nodes.log_of(1)) == {}, "the first process prints for all"
+    assert_same_weights(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", MODELS)
+def test_when_a_process_is_killed_the_others_end_and_the_same_command_goes_on(
+    arch: str, folders: list[Path], tmp_path: Path
+) -> None:
+    expected = whole(arch, folders, tmp_path)
+    killing = struck(tmp_path, signal.SIGKILL)
+    with Nodes(command(arch, folders, tmp_path / "run"), tmp_path / "killed", program=killing) as killed:
+        while not any(process.poll() is not None for process in killed.processes):
+            time.sleep(0.1)
+        assert 0 not in killed.wait(SOON)
+    survivor = killed.log_of(0).read_text()
+    lines = [line for line in survivor.splitlines() if FELLOW in line]
+    assert len(lines) == 1, survivor
+    assert "Traceback" not in survivor.partition(FELLOW)[0]
+    before = curve(killed.log_of(0))
+    assert before
+    assert all(expected[place] == record for place, record in before.items())
+    with Nodes(command(arch, folders, tmp_path / "run"), tmp_path / "again") as again:
+        assert again.wait(120) == [0, 0], again.printed()
+    after = curve(again.log_of(0))
+    assert 0 < len(after) < len(expected), "it goes on, and does not begin anew"
+    assert before | after == expected
+    assert_same_weights(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_torchrun_that_is_asked_to_stop_saves_on_all_nodes_and_the_same_command_goes_on(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    """One node's launcher gets SIGTERM, as from a scheduler, and hands it on to its process."""
+    expected = whole("vanilla_lm", folders, tmp_path)
+    # The run would last for minutes, if it was not stopped.
+    with Nodes(command("vanilla_lm", folders, tmp_path / "run", "--max-epoch", "2000"), tmp_path / "asked") as asked:
+        end = time.monotonic() + 120
+        while '"num_updates": "3"' not in asked.printed() and time.monotonic() < end:
+            time.sleep(0.05)
+        asked.processes[0].send_signal(signal.SIGTERM)
+        assert 0 not in asked.wait(SOON)
+    (first,) = (log.read_text() for log in asked.logs if "stopped by SIGTERM after update" in log.read_text())
+    assert "goes on from the last checkpoint (exit code 143)" in first
+    before = curve(asked.log_of(0))
+    stopped = max(int(step) for _, step in before)
+    with Nodes(command("vanilla_lm", folders, tmp_path / "run"), tmp_path / "again") as again:
+        assert again.wait(120) == [0, 0], again.printed()
+    after = curve(again.log_of(0))
+    assert min(int(step) for kind, step in after if kind == "train_inner") == stopped + 1
+    assert {**before, **after} == expected
+    assert_same_weights(tmp_path / "whole", tmp_path / "run")
+
+
+SPAWNING = """
+import multiprocessing, signal, torch
+from fairseq_cli.train import cli_main
+from tests.faults.injections import strike
+
+if __name__ == "__main__":
+    # How fairseq counts the processes that it starts by itself.
+    torch.cuda.device_count = lambda: 2
+    cli_main()
+elif multiprocessing.current_process().name.endswith("-2"):
+    strike("update", 3, signal.SIGKILL, (1,), False, None, 1)
+"""
+
+
+def test_the_parent_of_a_process_that_is_killed_says_so_in_one_sentence(folders: list[Path], tmp_path: Path) -> None:
+    """As fairseq starts several GPUs of one machine; here they are processes on the CPU."""
+    (tmp_path / "several.py").write_text(SPAWNING)
+    more = ("--distributed-world-size", "2", "--distributed-init-method", f"file://{tmp_path / 'rendezvous'}")
+    arguments = command("vanilla_lm", folders, tmp_path / "run", *more, "--distributed-port", "-1")[1:]
+    program = [sys.executable, str(tmp_path / "several.py"), *arguments]
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=SOON + 60, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("several: error: ")]
+    # Whichever of both is noticed first.
+    died = "several: error: process 1 of this run was ended by SIGKILL, often because memory has run out; "
+    assert len(sentences) == 1
+    assert sentences[0].startswith((died, f"several: {FELLOW}")), sentences
+
+
+@pytest.mark.slow
+def test_three_processes_of_legacy_ddp_resume_bit_identically(folders: list[Path], tmp_path: Path) -> None:
+    """Torch's own backend adds three gradients up in another order before and after its first update."""
+    more = ("--ddp-backend", "legacy_ddp", "--decoder-embed-dim", "64")
+    for place, ends in (("whole", ("9",)), ("resumed", ("4", "6", "9"))):
+        for end in ends:
+            arguments = command("vanilla_lm", folders, tmp_path / place, *more, "--max-update", end)
+            assert run(arguments, tmp_path / f"{place}{end}.log", 3) == [0, 0, 0]
+    assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process of the second of two nodes with two GPUs, as torchrun starts it."""
+    said = {"MASTER_ADDR": "first", "MASTER_PORT": "1", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def inferred(**given: object) -> DistributedTrainingConfig:
+    cfg = DistributedTrainingConfig(tpu=False, **given)
+    distributed_utils.infer_init_method(cfg)
+    return cfg
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.usefixtures("launched")
+def test_a_launcher_is_believed_whatever_the_number_of_gpus(size: int) -> None:
+    cfg = inferred(distributed_world_size=size)
+    found = (cfg.distributed_init_method, cfg.distributed_world_size, cfg.distributed_rank, cfg.device_id)
+    assert found == ("env://", 4, 3, 1)
+    assert cfg.distributed_no_spawn
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_process_with_a_gpu_of_its_own_takes_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert inferred().device_id == 0
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_single_process_of_a_launcher_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert inferred(distributed_world_size=1).distributed_init_method is None
+
+
+@pytest.mark.usefixtures("launched")
+def test_what_the_user_says_of_how_processes_meet_is_kept() -> None:
+    cfg = inferred(distributed_init_method="tcp://other:2", distributed_world_size=2, distributed_rank=1)
+    assert (cfg.distributed_init_method, cfg.distributed_world_size, cfg.distributed_rank) == ("tcp://other:2", 2, 1)
+
+
+def test_without_a_launcher_a_process_trains_alone() -> None:
+    assert not {"RANK", "WORLD_SIZE"} & set(os.environ)
+    assert inferred(distributed_world_size=1).distributed_init_method is None

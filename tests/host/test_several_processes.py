@@ -1,0 +1,93 @@
+"""Several processes train as one does with the same global batch: losses, gradient norms and validation losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.curves.runs import RUNS, flags_of
+from tests.helpers.together import Curve, configuration, curves
+from tests.helpers.trained import random_lines, write_corpus
+
+# All architectures, and the first phase of those that have one; the others differ in numerics, not in batches.
+CASES = [name for name in RUNS if name not in ("vanilla_lm, window", "vanilla_lm, linear_cross_entropy")]
+BACKENDS = ["pytorch_ddp", pytest.param("legacy_ddp", marks=pytest.mark.slow)]
+# fairseq computes losses in single precision, and gradients are in double here.
+LOSS, GRADIENT = 1e-6, 1e-9
+
+Together = Callable[..., dict[str, Curve]]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    """Trains cases with these settings, streams perhaps with others, in so many processes, and each only once."""
+    place = tmp_path_factory.mktemp("together")
+    # 7 batches of two blocks, and streams of which some are shorter by a segment.
+    data = write_corpus(place / "data", {"train": random_lines(1, 26, 19, 11), "valid": random_lines(2, 5, 19, 9)})
+    configurations = {name: configuration(flags_of(name)["task"], arguments(name, data)) for name in CASES}
+    found: dict[str, dict[str, Curve]] = {}
+
+    def train(ranks: int, changes: dict, streaming: dict | None = None, cases: Sequence[str] = CASES) -> dict:
+        key = repr((ranks, changes, streaming, cases))
+        if key not in found:
+            settings = [streaming if streaming and "task" in RUNS[name][1] else changes for name in cases]
+            log = place / f"{len(found)}.log"
+            found[key] = dict(zip(cases, curves([configurations[name] for name in cases], settings, ranks, log)))
+        return found[key]
+
+    return train
+
+
+def arguments(name: str, data: Path) -> list[object]:
+    """One epoch of a small model, which ends with a validation."""
+    flags = {**flags_of(name), "dropout": 0}
+    # Masks are drawn by each process for its own rows, where a single one draws them for all.
+    flags |= {flag: 0 for flag in ("attention-dropout", "droppath") if flag in flags}
+    if "decoder-attention-heads" in flags:
+        flags["attention-dropout"] = 0
+    given = [
+        part for flag, value in flags.items() for part in ([f"--{flag}"] if value is True else [f"--{flag}", value])
+    ]
+    return [
+        *(data, "--arch", RUNS[name][0], *given, "--optimizer", "adam", "--lr", "0.003", "--clip-norm", "1.0"),
+        *("--seed", "3", "--max-epoch", "1", "--batch-size", "2", "--required-batch-size-multiple", "1", "--cpu"),
+        *("--num-workers", "0", "--no-save", "--save-dir", data / "none", "--log-format", "none"),
+    ]
+
+
+def assert_same(several: dict[str, Curve], one: dict[str, Curve]) -> None:
+    for name, expected in one.items():
+        for update, (logged, alone) in enumerate(zip(several[name], expected, strict=True)):
+            assert logged.keys() == alone.keys()
+            for value in alone:
+                tolerance = GRADIENT if value == "gnorm" else LOSS
+                assert logged[value] == pytest.approx(alone[value], rel=tolerance), f"{name}: {value} of {update}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_processes_train_as_one_that_accumulates_their_batches(backend: str, together: Together) -> None:
+    """7 batches: in the last update, one process has none. Two processes have the streams of a batch of four."""
+    several = together(2, {"distributed_training.ddp_backend": backend})
+    one = together(1, {"optimization.update_freq": [2]}, streaming={"dataset.batch_size": 4})
+    assert_same(several, one)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_processes_that_accumulate_train_as_one(backend: str, together: Together) -> None:
+    """7 batches: in the last update, one process has two and the other has one."""
+    several = together(2, {"distributed_training.ddp_backend": backend, "optimization.update_freq": [2]})
+    streaming = {"dataset.batch_size": 4, "optimization.update_freq": [2]}
+    assert_same(several, together(1, {"optimization.update_freq": [4]}, streaming=streaming))
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(together: Together) -> None:
+    """Where batches are not shuffled; the candidates of a first phase are those of all processes if asked for."""
+    ordered: dict = {"dataset.curriculum": 9}
+    joint = {"dataset.batch_size": 4, "dataset.batch_size_valid": 4}
+    gathering = {**ordered, "criterion.gather_negatives": True, "optimization.max_update": 3}
+    for changes, first_phase in ((ordered, False), (gathering, True)):
+        cases = [name for name in CASES if ("first phase" in name) == first_phase]
+        several = together(2, changes, cases=cases)
+        assert_same(several, together(1, {**changes, **joint}, cases=cases))

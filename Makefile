@@ -5,6 +5,7 @@
 #   make test    run the tests
 #   make gpu     test and measure everything on a GPU, and write docs/results_gpu.md
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
+#   make mutants plant small bugs into the files that hold masks, windows and memories, and print which the tests notice
 #   make curves  record the loss curves that tests/curves compares with anew
 #   make lint    check style and types
 #   make docs    build the documentation's site in site/
@@ -23,7 +24,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test gpu faults curves lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test gpu faults mutants curves lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,10 +58,12 @@ $(PEER)/.installed: $(PINS) requirements/transfo-xl.txt
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(PEER) -r requirements/transfo-xl.txt
 	@touch $@
 
-# Exported models are tested with two versions of transformers, checkpoints with lm-evaluation-harness.
+# Exported models are tested with two versions of transformers, checkpoints with lm-evaluation-harness, and tests with
+# cosmic-ray.
 HUB := $(VENV)/transformers-4/.installed $(VENV)/transformers-5/.installed $(VENV)/lm-eval/.installed
+MUTANTS := $(VENV)/cosmic-ray/.installed
 
-$(HUB): $(VENV)/%/.installed: $(PINS) requirements/%.txt
+$(HUB) $(MUTANTS): $(VENV)/%/.installed: $(PINS) requirements/%.txt
 	@rm -rf $(VENV)/$*
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(VENV)/$* -r requirements/$*.txt
 	@touch $@
@@ -77,7 +80,7 @@ demo-analysis: env
 demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py
 
-test: env $(NGRAM) $(PEER)/.installed $(HUB)
+test: env $(NGRAM) $(PEER)/.installed $(HUB) $(MUTANTS)
 	@$(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
@@ -91,6 +94,9 @@ curves: env
 
 faults: env
 	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign
+
+mutants: env $(MUTANTS)
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(VENV)/cosmic-ray $(RUN) -m tests.mutants.campaign
 
 lint: env
 	@$(RUN) -m ruff check .

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.decoding.retina import RetinaState, SlidingCache
@@ -155,6 +156,20 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
     assert next(in_order, None) is None
     assert all((table == 0.0).any() for table in masks)
     assert_same_with_gradients(result, dense(layer, x, masks), [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize("downsampler", ["avg", "max", "conv"])
+def test_keys_and_values_are_the_projections_of_tokens_and_of_whole_blocks(downsampler: str) -> None:
+    layer = attention(6, PAPER, downsampler)
+    x = torch.randn(2, 37, 6, dtype=torch.float64)
+    fine, *coarse = layer.keys_and_values(x)
+    normed = layer.norm(x)
+    assert torch.equal(fine, F.linear(normed, layer.fine.weight[6:], layer.fine.bias[6:]))
+    assert [pair.size(1) for pair in coarse] == [9, 2]
+    for pool, project, pair in zip(layer.pools, layer.coarse, coarse):
+        # float64, the same products.
+        expected = project(pool(normed[:, : pair.size(1) * pool.factor]))
+        torch.testing.assert_close(pair, expected, rtol=0.0, atol=1e-12)
 
 
 def test_queries_that_see_nothing_are_zero_and_pass_no_gradient() -> None:

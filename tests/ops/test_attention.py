@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.modules.config import LayerConfig
 from fairseq_ms.modules.transformer import SelfAttention
 from fairseq_ms.ops import attention as module
@@ -13,9 +14,11 @@ from fairseq_ms.ops.attention import (
     ChunkedAttention,
     attend,
     merge_heads,
+    self_attention_linear,
     split_heads,
     split_qkv,
 )
+from fairseq_ms.ops.linear import Linear
 from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
 
 
@@ -130,6 +133,25 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     share = keep_prob(dropout) if dropout else 1.0
     expected = layer.out(merge_heads(naive(q, k, v, None, True, masks, share)))
     assert_same_with_gradients(result, expected, [x, *layer.parameters()])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_self_attention_keeps_its_projection_alone_and_computes_in_its_own_type(dropout: float) -> None:
+    qkv, out = torch.randn(2, 70, 45, requires_grad=True), Linear(15, 15)
+
+    def attended(dtype: torch.dtype) -> torch.Tensor:
+        torch.manual_seed(3)
+        return self_attention_linear(qkv.to(dtype), 3, out.to(dtype), dropout, recompute=True)
+
+    assert saved_bytes(lambda: attended(torch.float32), out) == qkv.untyped_storage().nbytes()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        result = attended(dtype)
+        results.append((result.double(), torch.autograd.grad(result.square().sum(), qkv)[0]))
+    for one, other in zip(*results):
+        # float32's rounding of sums of 70 products; bfloat16's is 65,536 times as much.
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_drops_nothing() -> None:

@@ -48,7 +48,7 @@ class CachedScale:
 
     Attributes:
         outputs_BTD: those that are remembered and those of the segment
-        read: how many of the finer scale's have been compressed or passed over
+        read: how many of the finer scale's have been compressed
     """
 
     def __init__(self, lengths: ScaleLengths, layers: Iterable[TransformerXLLayer], norm: nn.Module) -> None:
@@ -60,7 +60,7 @@ class CachedScale:
     def begin(self, mems: Mems, positions_PD: Tensor) -> None:
         self.layers.begin(mems, self.lengths.segment, positions_PD)
         self.outputs_BTD = mems[f"{self.name}.output"]
-        self.read = self.lengths.skipped
+        self.read = 0
 
     def __call__(self, s_BTD: Tensor) -> None:
         if s_BTD.size(1):
@@ -68,8 +68,6 @@ class CachedScale:
 
     def blocks(self, finer_BTD: Tensor, kind: str) -> Tensor:
         """The inputs that the finer scale's outputs complete by now and that were not before, (B, C, D)."""
-        if finer_BTD.size(1) < self.read:
-            return finer_BTD[:, :0]
         blocks_BCD = compress(finer_BTD[:, self.read :], self.lengths.ratio, kind)
         self.read += self.lengths.ratio * blocks_BCD.size(1)
         return blocks_BCD

@@ -64,7 +64,8 @@ def _defect(path: str, symbols: int | None) -> str | None:
     size = os.path.getsize(f"{path}.bin")
     # One half of a data set begins or ends with it.
     whole = lengths.min() >= 0 and (starts[1:] == ends[:-1]).all() and starts[0] >= 0 and ends[-1] <= size
-    if not (whole and (starts[0] == 0 or ends[-1] == size)):
+    some = ends[-1] > starts[0] or not size
+    if not (whole and some and (starts[0] == 0 or ends[-1] == size)):
         return f"{path}.idx and {path}.bin do not fit together"
     if symbols is not None and size:
         tokens = np.memmap(f"{path}.bin", kind, "r", 0, (size // kind.itemsize,))

@@ -141,8 +141,10 @@ def signalled(
         if codes == [0] * ranks:
             break
         if signum == signal.SIGKILL:
-            require(all(codes[rank] in (-signum, 0) for rank in struck), f"ended with {codes}", log)
-            for rank in set(range(ranks)) - set(struck):
+            # The first of two that are struck may take the second with it, before its own moment has come.
+            alone = {rank for rank in range(ranks) if rank not in struck or (codes[rank] == 1 and -signum in codes)}
+            require(all(codes[rank] in (-signum, 0) for rank in set(struck) - alone), f"ended with {codes}", log)
+            for rank in alone:
                 require(codes[rank] == 1, f"rank {rank} ended with {codes[rank]}", rank_log(log, rank))
                 require_sentence(rank_log(log, rank))
         else:

@@ -36,6 +36,11 @@ def overwrite(path: Path, place: int, content: bytes) -> None:
     path.write_bytes(whole)
 
 
+def zero_from(path: Path, place: int) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + bytes(len(whole) - place))
+
+
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
@@ -45,6 +50,7 @@ def overwrite(path: Path, place: int, content: bytes) -> None:
         (lambda data: overwrite(data / "train.idx", 18, b"\x03"), "train.idx has not the size of an index of 3"),
         (lambda data: overwrite(data / "train.idx", 26, b"\x07"), "do not fit together"),
         (lambda data: overwrite(data / "train.idx", -8, b"\x01"), "do not fit together"),
+        (lambda data: zero_from(data / "train.idx", 26), "do not fit together"),
         (lambda data: overwrite(data / "train.idx", -5, b"\x80"), "do not fit together"),
         (lambda data: (data / "train.bin").write_bytes(b"\4\0" * 7), "do not fit together"),
         (lambda data: overwrite(data / "train.bin", 8, b"\xff\xff"), "tokens that are not among the dictionary's 14"),

@@ -14,9 +14,9 @@ from fairseq_ms.modules.streaming.scales import ScaleLengths, scale_lengths
             8,
             8,
             [
-                ScaleLengths(1, ratio=1, segment=8, memory=8, shift=8, trail=8, skipped=0),
-                ScaleLengths(2, ratio=2, segment=8, memory=8, shift=4, trail=8, skipped=0),
-                ScaleLengths(4, ratio=2, segment=8, memory=8, shift=2, trail=0, skipped=0),
+                ScaleLengths(1, ratio=1, segment=8, memory=8, shift=8, trail=8),
+                ScaleLengths(2, ratio=2, segment=8, memory=8, shift=4, trail=8),
+                ScaleLengths(4, ratio=2, segment=8, memory=8, shift=2, trail=0),
             ],
         ),
         # A window of 12. Six pairs are made of the segment's eight tokens and four before it.
@@ -24,9 +24,9 @@ from fairseq_ms.modules.streaming.scales import ScaleLengths, scale_lengths
             8,
             4,
             [
-                ScaleLengths(1, ratio=1, segment=8, memory=4, shift=8, trail=4, skipped=0),
-                ScaleLengths(2, ratio=2, segment=6, memory=6, shift=4, trail=6, skipped=0),
-                ScaleLengths(4, ratio=2, segment=6, memory=6, shift=2, trail=0, skipped=0),
+                ScaleLengths(1, ratio=1, segment=8, memory=4, shift=8, trail=4),
+                ScaleLengths(2, ratio=2, segment=6, memory=6, shift=4, trail=6),
+                ScaleLengths(4, ratio=2, segment=6, memory=6, shift=2, trail=0),
             ],
         ),
         # No memory. The pairs cover the segment, and keep the one state before it that its first tokens take.
@@ -34,11 +34,11 @@ from fairseq_ms.modules.streaming.scales import ScaleLengths, scale_lengths
             8,
             0,
             [
-                ScaleLengths(1, ratio=1, segment=8, memory=0, shift=8, trail=0, skipped=0),
-                ScaleLengths(2, ratio=2, segment=4, memory=0, shift=4, trail=1, skipped=0),
+                ScaleLengths(1, ratio=1, segment=8, memory=0, shift=8, trail=0),
+                ScaleLengths(2, ratio=2, segment=4, memory=0, shift=4, trail=1),
             ],
         ),
-        (5, 3, [ScaleLengths(1, ratio=1, segment=5, memory=3, shift=5, trail=0, skipped=0)]),
+        (5, 3, [ScaleLengths(1, ratio=1, segment=5, memory=3, shift=5, trail=0)]),
     ],
 )
 def test_every_scale_has_the_lengths_that_its_window_leaves_it(

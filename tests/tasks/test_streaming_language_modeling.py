@@ -1,7 +1,6 @@
 """The task that carries memories: from batch to batch, over a resume, and through an evaluation."""
 
 import io
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,6 @@ from torch.nn import functional as F
 from fairseq_ms.data.streams import Corpus
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers import trained
-from tests.helpers.cli import USER_DIR, run_cli
-from tests.helpers.corpus import train_command, write_corpus
 from tests.helpers.dropout import drop_nothing
 from tests.registry import Case, build, dictionary, random_case
 
@@ -321,61 +318,3 @@ def test_documents_that_begin_anew_within_an_epoch_are_refused() -> None:
     # A checkpoint of before has no such number.
     older = {**saved, "layout": {name: saved["layout"][name] for name in ("tokens", "segment", "streams")}}
     other.set_checkpoint_dict(older)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--task", "streaming_language_modeling"), "--arch must be a model with a memory"),
-        (("--task", "language_modeling"), "--task must be streaming_language_modeling for a model with a memory"),
-        (("--tokens-per-sample", "0"), "--tokens-per-sample must be at least 1: got 0"),
-        (("--add-bos-token",), "--add-bos-token must not be set"),
-        (("--max-target-positions", "5"), "--max-target-positions must not be set"),
-        (("--train-subset", "nothing"), "data must have a split named nothing"),
-    ],
-)
-def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
-    flags: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
-) -> None:
-    arch = "vanilla_lm" if "streaming_language_modeling" in flags else "transformer_xl"
-    done = run_cli(*train_command(arch, data, tmp_path / "save"), *flags, check=False)
-    assert done.returncode != 0
-    assert sentence in done.stderr.splitlines()[-1]
-    assert not list((tmp_path / "save").glob("*.pt"))
-
-
-def test_perplexity_at_other_lengths_than_in_training_does_not_depend_on_the_batch(data: Path, tmp_path: Path) -> None:
-    # Weights so large that what a model sees shows in the digits that are printed.
-    more = ("--update-freq", "2", "--num-workers", "2", "--mem-len", "6", "--max-update", "6", "--init-std", "0.3")
-    save = tmp_path / "save"
-    run_cli(*train_command("transformer_xl", data, save, *more))
-    perplexities: dict[tuple[int, int], set[str]] = {}
-    for segment, memory, batch in ((24, 6, 1), (24, 6, 7), (5, 11, 2), (5, 11, 3), (5, 0, 2), (5, 0, 3)):
-        overrides = ("--model-overrides", f"{{'mem_len': {memory}}}", "--batch-size", str(batch))
-        done = run_cli(
-            *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"),
-            *("--task", "streaming_language_modeling", "--tokens-per-sample", str(segment), *overrides),
-        )
-        printed = done.stdout + done.stderr
-        perplexities.setdefault((segment, memory), set()).add(printed.split("Loss (base 2): ")[1].split(",")[0])
-    assert all(len(found) == 1 for found in perplexities.values()), perplexities
-    assert len(set.union(*perplexities.values())) == 3, perplexities
-
-
-def test_a_prompt_longer_than_any_window_is_generated_from(data: Path, tmp_path: Path) -> None:
-    save = tmp_path / "save"
-    run_cli(*train_command("transformer_ql", data, save, "--mem-len", "6", "--max-update", "2"))
-    rng = random.Random(1)
-    prompt = " ".join(f"word{rng.randrange(18)}" for _ in range(150))
-    for search in (("--beam", "3"), ("--sampling", "--beam", "2", "--nbest", "2")):
-        printed = run_cli(
-            *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"),
-            *("--task", "streaming_language_modeling", "--max-len-b", "170", *search),
-            input=prompt + "\n",
-        ).stdout
-        assert f"\t{prompt}" in next(line for line in printed.splitlines() if line.startswith("H-0"))

@@ -22,7 +22,6 @@ class ScaleLengths:
         shift: how many states of a segment move into the memory
         trail: how many states before the segment are kept of the scale's output, for the compression into
             the next scale and for the accumulation
-        skipped: how many outputs of the finer scale, of those kept and the segment's, it does not reach
     """
 
     factor: int
@@ -31,7 +30,6 @@ class ScaleLengths:
     memory: int
     shift: int
     trail: int
-    skipped: int
 
 
 def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[ScaleLengths]:
@@ -46,7 +44,7 @@ def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[Sca
     ratios = [coarse // fine for fine, coarse in pairwise(factors)]
     for ratio in ratios:
         segments.append(min(window // ratio, segments[-1]))
-    scales, known = [], 0
+    scales = []
     for index, (factor, length) in enumerate(zip(factors, segments)):
         compressed = ratios[index] * segments[index + 1] if index + 1 < len(segments) else 0
         # At the segment's beginning, accumulation takes the state before it, unless the segment reaches back.
@@ -59,10 +57,8 @@ def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[Sca
                 memory=window - length if memory else 0,
                 shift=segment // factor,
                 trail=trail,
-                skipped=known - ratios[index - 1] * length if index else 0,
             )
         )
-        known = trail + length
     return scales
 
 

@@ -138,7 +138,7 @@ class Steps:
         if name == PEER:
             return self.peer(self.tokens[1], mems=self.peer_memory).last_hidden_state.sum()
         features, _, loss = self.models[name].decoder.stream(self.tokens[1], self.memories[name])
-        return features.sum() if loss is None else features.sum() + loss
+        return features.sum() if loss is None else features.sum() + loss.mean()
 
     def module(self, name: str) -> FairseqLanguageModel | TransfoXLModel:
         return self.peer if name == PEER else self.models[name]

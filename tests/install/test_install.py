@@ -295,9 +295,17 @@ def test_the_environment_is_built_again_only_after_a_failure_or_a_change_of_the_
     change(clone / "setup.py")
     assert calls() == ["plugin"]
     assert calls() == []
-    # Those of kenlm, of the peer, of transformers and of the harness concern `make test` alone, those of the site
-    # `make docs`.
-    names = ("ngram.txt", "transfo-xl.txt", "transformers-4.txt", "transformers-5.txt", "lm-eval.txt", "docs.txt")
+    # Those of kenlm, of the peer, of transformers, of the harness and of mutants concern the tests alone, those of the
+    # site `make docs`.
+    names = (
+        "ngram.txt",
+        "transfo-xl.txt",
+        "transformers-4.txt",
+        "transformers-5.txt",
+        "lm-eval.txt",
+        "cosmic-ray.txt",
+        "docs.txt",
+    )
     for_tests = {clone / "requirements" / name for name in names}
     for pins in sorted(set((clone / "requirements").glob("*.txt")) - for_tests):
         change(pins)

@@ -46,7 +46,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(60)]
-    for split, paragraphs in (("train", 300), ("valid", 200), ("test", 200)):
+    for split, paragraphs in (("train", 500), ("valid", 210), ("test", 210)):
         (folder / split).mkdir()
         for name in ("a", "b"):
             lines = (" ".join(rng.choices(words, k=20)) for _ in range(paragraphs))

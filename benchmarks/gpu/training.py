@@ -70,7 +70,8 @@ def tables(quick: bool) -> list[Table]:
     # Sixteen layers take their time at any width.
     presets = WIKITEXT_PRESETS[1:2] if quick else WIKITEXT_PRESETS
     about = (
-        "Forward and backward, gradients made anew. fairseq's and Hugging Face's models have `cross_entropy` alone; "
+        f"Forward and backward over as many rows as fit, {Effort().most_rows} at most, gradients made anew. "
+        "fairseq's and Hugging Face's models have `cross_entropy` alone; "
         "attention of the vanilla model is dense flash attention. Ratios are of time a target, to fairseq's model in "
         "the same precision. {}"
     )

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes longer than the rest of a tiny run)
@@ -17,8 +18,8 @@ from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
 # A server without threads forks them, so nothing of the tests' own process is inherited.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([__name__])
 
 
 # What is done to a rank before it trains, given its number.
@@ -47,7 +48,12 @@ def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None =
     processes = []
     for rank in range(ranks):
         own = [*arguments, "--distributed-rank", str(rank)] if ranks > 1 else arguments
-        processes.append(_context.Process(target=_work, args=(own, str(rank_log(log, rank)), rank, fault)))
+        processes.append(context.Process(target=_work, args=(own, str(rank_log(log, rank)), rank, fault)))
+    return ended(processes)
+
+
+def ended(processes: Sequence[ForkServerProcess]) -> list[int | None]:
+    """Start these processes and wait for them; their exit codes, None for one that takes longer than five minutes."""
     for process in processes:
         process.start()
     for process in processes:
@@ -56,6 +62,13 @@ def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None =
     for process in processes:
         process.kill()
     return codes
+
+
+def print_to(log: str) -> None:
+    """Send all that this process prints to a new file."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
 
 
 def rank_log(log: Path, rank: int) -> Path:
@@ -75,9 +88,7 @@ def curve(log: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def _work(arguments: Sequence[str], log: str, rank: int, fault: Fault | None) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+    print_to(log)
     # Data workers start as they do in a process of one's own.
     multiprocessing.set_start_method("fork", force=True)
     if fault is not None:

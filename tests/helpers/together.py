@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fairseq_cli.train import main
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_ms  # noqa: F401  (registers everything)
-from tests.helpers.forked import _context, rank_log
+from tests.helpers.forked import context, ended, print_to, rank_log
 
 Curve = list[dict[str, float]]
 """Of every update its loss, its gradient's norm and the like; of every validation the sum of losses, and of what."""
@@ -47,16 +46,10 @@ def curves(configurations: Sequence[DictConfig], settings: Sequence[dict], ranks
             job.distributed_training.update(own, distributed_init_method=f"file://{log.with_suffix('.rendezvous')}")
         jobs.append(job)
     processes = [
-        _context.Process(target=_work, args=(jobs, rank, str(rank_log(log, rank)), _found(log, rank)))
+        context.Process(target=_work, args=(jobs, rank, str(rank_log(log, rank)), _found(log, rank)))
         for rank in range(ranks)
     ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
+    codes = ended(processes)
     assert codes == [0] * ranks, (codes, log.read_text()[-3000:])
     found = [json.loads(_found(log, rank).read_text()) for rank in range(ranks)]
     # The norm is of a rank's own copy of the gradient: where they differ, so will the weights.
@@ -69,9 +62,7 @@ def _found(log: Path, rank: int) -> Path:
 
 
 def _work(jobs: list[DictConfig], rank: int, log: str, found: Path) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+    print_to(log)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     # fairseq's own computes norms in single precision.

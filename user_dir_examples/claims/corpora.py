@@ -1,4 +1,4 @@
-"""The three data folders of the claims, made from one folder of documents."""
+"""The data folders of the claims, made from one folder of documents."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ CORPORA = {
     # Small enough for 28 epochs.
     "words": Corpus(120_000, _WORDS),
     "many_words": Corpus(3_000_000, _WORDS),
+    "some_subwords": Corpus(1_500_000, ("text", "--bpe-merges", "8000")),
     "subwords": Corpus(10_000_000, ("text", "--bpe-merges", "8000")),
     "characters": Corpus(360_000, ("chars",)),
 }

@@ -12,7 +12,15 @@ from fairseq_ms.decoding.incremental import Decoding, PromptReader
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.copyable import CopyableModel
-from fairseq_ms.lm.config import LanguageModelConfig, fill_in_positions, refuse_idle, require, validate
+from fairseq_ms.lm.compiling import compile_layers
+from fairseq_ms.lm.config import (
+    LanguageModelConfig,
+    fill_in_positions,
+    refuse_idle,
+    require,
+    validate,
+    validate_compiling,
+)
 from fairseq_ms.lm.vocabulary import adaptive_softmax, embedding_std, initialise, word_embedding
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.ops.output import TiedOutput, untied_output
@@ -206,10 +214,14 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         fill_in_positions(cfg)
         cls.validate(cfg, task)
-        if not getattr(task, "from_checkpoint", False):
+        to_train = not getattr(task, "from_checkpoint", False)
+        if to_train:
             cls.refuse_idle(cfg)
+            validate_compiling(cfg)
         decoder = cls.decoder_for(cfg).build(cfg, task.source_dictionary, task.target_dictionary)
         initialise(decoder, cfg.init_std, embedding_std(cfg))
+        if to_train and cfg.compile_layers:
+            compile_layers(decoder)
         return cls(decoder)
 
     @classmethod

@@ -6,12 +6,10 @@ import torch
 from torch import nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.multiscale.bottomup import AggregationLayer
-from fairseq_ms.modules.multiscale.retina import RetinaLayer
 from fairseq_ms.modules.streaming.layer import TransformerXLLayer
 from fairseq_ms.modules.transformer import TransformerLayer
 
-_LAYERS = (TransformerLayer, RetinaLayer, AggregationLayer, TransformerXLLayer)
+_LAYERS = (TransformerLayer, TransformerXLLayer)
 
 
 def compile_layers(model: nn.Module) -> None:

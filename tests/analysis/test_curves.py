@@ -7,23 +7,27 @@ import pytest
 
 from tests.helpers.cli import run_cli
 
-# Both of fairseq's formats, through fairseq-train and through hydra; the second run was killed and went on.
+# Both of fairseq's formats, through fairseq-train and through hydra. The first run was killed and went on later, when
+# fairseq's own "wall" stays 0.
 JSON_LOG = """\
-2026-01-01 10:00:00 | INFO | fairseq_cli.train | {"num_updates": "3"}
-2026-01-01 10:00:01 | INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "num_updates": "10", \
-"train_wall": "30", "wall": "36"}
-2026-01-01 10:00:02 | INFO | valid | {"epoch": 1, "valid_loss": "8", "valid_ppl": "256", "valid_num_updates": "10"}
-2026-01-01 10:00:03 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "8.5", "num_updates": "18", "wall": "72"}
-2026-01-01 10:00:04 | INFO | train_inner | {"epoch": 1, "update": 0.9, "lo
-2026-01-01 10:01:00 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "7", "num_updates": "18", "wall": "36"}
-2026-01-01 10:01:01 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_ppl": "64", "valid_num_updates": "20"}
-2026-01-01 10:01:02 | INFO | train | {"epoch": 1, "train_loss": "7.5", "train_num_updates": "20", "train_wall": "45", \
+2026-01-01 09:59:25 | INFO | fairseq_cli.train | num. shared model params: 4,096 (num. trained: 4,096)
+2026-01-01 09:59:25 | INFO | fairseq_cli.train | {"num_updates": "3"}
+2026-01-01 10:00:00 | INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "num_updates": "10", \
+"train_wall": "30", "wall": "35"}
+2026-01-01 10:00:01 | INFO | valid | {"epoch": 1, "valid_loss": "8", "valid_ppl": "256", "valid_num_updates": "10"}
+2026-01-01 10:00:30 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "8.5", "num_updates": "18", "wall": "65"}
+2026-01-01 10:00:37 | INFO | train_inner | {"epoch": 1, "update": 0.9, "lo
+2026-01-01 11:00:00 | INFO | fairseq_cli.train | num. shared model params: 4,096 (num. trained: 4,096)
+2026-01-01 11:00:35 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "7", "num_updates": "18", "wall": "0"}
+2026-01-01 11:00:36 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_ppl": "64", "valid_num_updates": "20"}
+2026-01-01 11:00:45 | INFO | train | {"epoch": 1, "train_loss": "7.5", "train_num_updates": "20", "train_wall": "0", \
 "train_train_wall": "30"}
-2026-01-01 10:01:09 | INFO | valid | {"epoch": 2, "valid_loss": "6.5", "valid_ppl": "91", "valid_num_updates": "30"}
+2026-01-01 11:00:45 | INFO | valid | {"epoch": 2, "valid_loss": "6.5", "valid_ppl": "91", "valid_num_updates": "30"}
 """
 SIMPLE_LOG = """\
-[2026-01-01 10:00:00,000][train_inner][INFO] - epoch 001:     10 / 40 loss=9, ppl=512, num_updates=10, wall=18
-[2026-01-01 10:00:01,000][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 7.25 | ppl 152 | num_updates 10
+[2026-01-01 10:00:00,000][fairseq_cli.train][INFO] - num. shared model params: 4,096 (num. trained: 4,096)
+[2026-01-01 10:00:17,000][train_inner][INFO] - epoch 001:     10 / 40 loss=9, ppl=512, num_updates=10, wall=18
+[2026-01-01 10:00:18,000][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 7.25 | ppl 152 | num_updates 10
 """
 
 
@@ -43,7 +47,7 @@ def curves_of(logs: Path, *arguments: str) -> list[dict[str, object]]:
 
 def test_losses_are_read_from_both_formats_and_hours_add_up_over_restarts(logs: Path) -> None:
     first, second = curves_of(logs, str(logs / "first" / "log"), f"hydra={logs / 'second' / 'log'}", "--over", "hours")
-    # 72 s until the kill, then 36 and 45 s.
+    # 36 s; then 72 s until the kill and 36 or 45 s behind the next start.
     assert first == {"label": "first", "updates": [10, 20, 30], "hours": [0.01, 0.03, 0.0325], "loss": [8, 6, 6.5]}
     assert second == {"label": "hydra", "updates": [10], "hours": [0.005], "loss": [7.25]}
 

@@ -7,12 +7,19 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from fairseq_ms.errors import UsageError
 
-# `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME][SUBSET][INFO] - STATISTICS`.
-LINE = re.compile(r"^(?:\S+ \S+ \| INFO \| (?P<fairseq>\w+) \| |\[[^]]+\]\[(?P<hydra>\w+)\]\[INFO\] - )(?P<rest>.*)$")
+# `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
+_TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"
+LINE = re.compile(
+    rf"^(?:(?P<fairseq_time>{_TIME}) \| INFO \| (?P<fairseq>[\w.]+) \| |"
+    rf"\[(?P<hydra_time>{_TIME})[^]]*\]\[(?P<hydra>[\w.]+)\]\[INFO\] - )(?P<rest>.*)$"
+)
+# Every start of a run prints this once, when its model has been built.
+START = "num. shared model params"
 # Statistics of `--log-format simple`: `loss=8.7, ppl=412` within an epoch, `loss 8.7 | ppl 412` at its end.
 PAIR = re.compile(r"(?:^|[|,:] ?|\s)(\w+)(?:=| +)(-?\d[\d.eE+-]*|nan|inf)(?=$|[,|\s])")
 
@@ -35,37 +42,40 @@ class Point:
 def read(path: Path, subset: str) -> list[Point]:
     """The points of a subset, "train" or the name of a validation split, in the order of updates.
 
-    A run that was interrupted and went on repeats updates; the later lines count, and the times add up. Validation
-    lines have the time of the training line before them. UsageError where the log has no point of the subset.
+    A run that was interrupted and went on repeats updates; the later lines count, and the times add up. Times are those
+    at which lines were printed, since fairseq's own "wall" stays 0 in a run that goes on. UsageError where the log has
+    no point of the subset.
     """
+    wanted = ("train", "train_inner") if subset == "train" else (subset,)
     points: dict[float, Point] = {}
-    wall = earlier = 0.0
-    for name, values in _lines(path):
-        if "wall" in values:
-            if values["wall"] < wall:
-                earlier += wall
-            wall = values["wall"]
-        wanted = ("train", "train_inner") if subset == "train" else (subset,)
-        if name in wanted:
-            updates = values["num_updates"]
-            points[updates] = Point(updates, (earlier + wall) / 3600, values)
+    start = now = None
+    earlier = 0.0
+    for time, name, rest in _lines(path):
+        if start is None or now is None:
+            start = time
+        elif rest.startswith(START):
+            earlier += (now - start).total_seconds()
+            start = time
+        now = time
+        values = _statistics(rest, name) if name in wanted else {}
+        if "num_updates" in values:
+            hours = (earlier + (now - start).total_seconds()) / 3600
+            points[values["num_updates"]] = Point(values["num_updates"], hours, values)
     if not points:
         raise UsageError(f"{path} has no line about {subset!r}: it must be what fairseq-train printed")
     return [points[key] for key in sorted(points)]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Subset and statistics of each line that has any."""
+def _lines(path: Path) -> Iterator[tuple[datetime, str, str]]:
+    """Time, subset (or module) and text of each line that fairseq has logged."""
     if not path.is_file():
         raise UsageError(f"there is no log {path}")
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             found = LINE.match(line.rstrip("\n"))
             if found:
-                name = found["fairseq"] or found["hydra"]
-                values = _statistics(found["rest"], name)
-                if "num_updates" in values:
-                    yield name, values
+                time = datetime.fromisoformat(found["fairseq_time"] or found["hydra_time"])
+                yield time, found["fairseq"] or found["hydra"], found["rest"]
 
 
 def _statistics(text: str, name: str) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.losses import LOSSES, hidden_bytes
-from benchmarks.peers import TINY, Shape, build, fairseq_lm, multiscale, random_sample
+from benchmarks.peers import TINY, fairseq_lm, random_sample
 from benchmarks.runner import Contestant, Options, Section, assert_parity
-from benchmarks.training import FAIRSEQ, VANILLA, label, shape_of
+from benchmarks.training import FAIRSEQ, VANILLA, build_ours, label, shape_of
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 
 NAME = "compiled-layers"
@@ -40,7 +40,9 @@ def sections(options: Options) -> Iterable[Section]:
     names = MODELS[:1] if options.quick else MODELS
     for name in names:
         if not options.only or any(part in name for part in options.only):
-            models |= {f"{label(name, shape)}, {way}": _model(name, shape, way) for way in WAYS}
+            models |= {
+                f"{label(name, shape)}, {way}": build_ours(name, shape, **flags).train() for way, flags in WAYS.items()
+            }
 
     def loss(name: str, model: nn.Module) -> Tensor:
         return LOSSES["cross_entropy" if name == baseline else options.criterion](model, sample)
@@ -50,50 +52,33 @@ def sections(options: Options) -> Iterable[Section]:
         # Else the gradients of all models would be in memory at once.
         model.zero_grad(set_to_none=True)
 
-    yield Section(
-        f"forward and backward of {ROWS} x {shape.length} tokens; {shape}",
-        "ms",
-        [Contestant(name, lambda n=name, m=model: step(n, m)) for name, model in models.items()],
-        baseline,
-        partial(_parity, options.criterion, names),
-        scale=1e3,
-    )
-
     def kept(name: str, model: nn.Module) -> float:
         return (saved_bytes(lambda: loss(name, model), model) + hidden_bytes(loss(name, model))) / sample["ntokens"]
 
-    yield Section(
-        f"saved tensors, storages counted once, parameters excluded; {shape}",
-        "bytes a target",
-        [Contestant(name, lambda n=name, m=model: kept(n, m)) for name, model in models.items()],
-        baseline,
-        partial(_parity, options.criterion, names),
-        measure="value",
-    )
+    def contestants(work: Callable[[str, nn.Module], float | None]) -> list[Contestant]:
+        return [Contestant(name, partial(work, name, model)) for name, model in models.items()]
 
-
-def _model(name: str, shape: Shape, way: str) -> nn.Module:
-    flags = WAYS[way]
-    if name == VANILLA:
-        return build("vanilla_lm", shape, decoder_layers=shape.layers, **flags).train()
-    return multiscale(name, shape, **flags).train()
+    parity = partial(_parity, options.criterion, names)
+    title = f"forward and backward of {ROWS} x {shape.length} tokens; {shape}"
+    yield Section(title, "ms", contestants(step), baseline, parity, scale=1e3)
+    title = f"saved tensors, storages counted once, parameters excluded; {shape}"
+    yield Section(title, "bytes a target", contestants(kept), baseline, parity, measure="value")
 
 
 @cache
 def _parity(criterion: str, names: tuple[str, ...]) -> str:
     """Loss and gradients of compiled layers against those of the same layers as they are, at a small shape."""
     worst, sample = 0.0, random_sample(TINY, 2)
-    plain_way, compiled_way = "--recompute none", "--recompute none --compile-layers"
+    plain_flags, compiled_flags = WAYS["--recompute none"], WAYS["--recompute none --compile-layers"]
     for name in names:
-        plain, compiled = _model(name, TINY, plain_way), _model(name, TINY, compiled_way)
+        plain, compiled = build_ours(name, TINY, **plain_flags), build_ours(name, TINY, **compiled_flags)
         compiled.load_state_dict(plain.state_dict())
         results = []
         for model in (plain, compiled):
             loss = LOSSES[criterion](model, sample) / sample["ntokens"]
-            results.append((loss.detach(), torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)))
+            results.append((loss.detach(), torch.autograd.grad(loss, list(model.parameters()))))
         (one, grads), (other, other_grads) = results
         worst = max(worst, assert_parity(f"loss of {name}", one, other, TOLERANCE))
         for (parameter, _), first, second in zip(plain.named_parameters(), grads, other_grads, strict=True):
-            if first is not None and second is not None:
-                worst = max(worst, assert_parity(f"{name}: gradient of {parameter}", first, second, TOLERANCE))
+            worst = max(worst, assert_parity(f"{name}: gradient of {parameter}", first, second, TOLERANCE))
     return f"compiled layers equal layers as they are, on loss and gradients, to {worst:.1e}"

@@ -84,7 +84,8 @@ def training_parity(criterion: str = "cross_entropy") -> str:
     )
 
 
-def _build(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
+def build_ours(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
+    """One of our contestants with further flags."""
     if name == VANILLA:
         return build("vanilla_lm", shape, decoder_layers=shape.layers, **flags)
     return multiscale(name, shape, **flags)
@@ -118,7 +119,7 @@ def _against_fairseq() -> float:
 
 
 def _against_keeping_everything(name: str, loss_of: Loss) -> float:
-    recomputing, keeping = _build(name, TINY), _build(name, TINY, recompute="none")
+    recomputing, keeping = build_ours(name, TINY), build_ours(name, TINY, recompute="none")
     keeping.load_state_dict(recomputing.state_dict())
     loss, grads = _loss_and_gradients(recomputing, loss_of)
     other_loss, other_grads = _loss_and_gradients(keeping)
@@ -130,7 +131,7 @@ def _against_keeping_everything(name: str, loss_of: Loss) -> float:
 
 def _against_slope(name: str) -> None:
     """The derivative along a random direction, by autograd and by the difference of two losses, same dropout."""
-    model = _build(name, replace(TINY, dropout=0.1)).double()
+    model = build_ours(name, replace(TINY, dropout=0.1)).double()
     parameters = list(model.parameters())
     direction = [torch.randn_like(parameter) for parameter in parameters]
 

@@ -64,14 +64,21 @@ class Case:
         return torch.randint(self.dictionary.nspecial, len(self.dictionary), (rows, length))
 
 
-def build(arch: str, flags: dict[str, Any], words: Dictionary, positions: int = POSITIONS) -> LanguageModel:
+def build(
+    arch: str, flags: dict[str, Any], words: Dictionary, positions: int = POSITIONS, from_checkpoint: bool = False
+) -> LanguageModel:
     """A model of these flags, through fairseq's own ``build_model`` of the registered class."""
     cfg = MODEL_DATACLASS_REGISTRY[arch]()
     known = {"tokens_per_sample": positions, "max_target_positions": None, "add_bos_token": False, **flags}
     for name, value in known.items():
         assert hasattr(cfg, name), f"{arch} has no flag {name}"
         setattr(cfg, name, value)
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words, args=SimpleNamespace(**known))
+    task = SimpleNamespace(
+        source_dictionary=words,
+        target_dictionary=words,
+        args=SimpleNamespace(**known),
+        from_checkpoint=from_checkpoint,
+    )
     return MODEL_REGISTRY[arch].build_model(cfg, task)
 
 

@@ -30,7 +30,7 @@ def _require_compiler() -> None:
     try:
         torch.compile(torch.exp2)(torch.ones(8, device=device))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"--compile-layers needs a compiler that torch.compile can use for {device}: {reason}"
         ) from error

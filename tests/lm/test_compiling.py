@@ -82,6 +82,16 @@ def test_where_it_cannot_work_it_is_refused(arch: str, flags: dict[str, Any], se
         build(arch, {**SIZES, "compile_layers": True, **flags}, dictionary(9))
 
 
+def test_what_loads_a_checkpoint_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr("fairseq_ms.lm.base.compile_layers", compiled.append)
+    flags = {**SIZES, **OWN["vanilla_lm"], "compile_layers": True}
+    build("vanilla_lm", flags, dictionary(9), from_checkpoint=True)
+    assert not compiled
+    build("vanilla_lm", flags, dictionary(9))
+    assert len(compiled) == 1
+
+
 def test_without_a_compiler_training_ends_before_it_begins(tmp_path: Path) -> None:
     environment = {"CXX": str(tmp_path / "nowhere"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     command: list[str | Path] = [
@@ -91,21 +101,9 @@ def test_without_a_compiler_training_ends_before_it_begins(tmp_path: Path) -> No
         USER_DIR,
         "--arch",
         "vanilla_lm",
-        "--cpu",
     ]
-    command += [
-        "--task",
-        "language_modeling",
-        "--tokens-per-sample",
-        "16",
-        "--batch-size",
-        "2",
-        "--recompute",
-        "none",
-        "--compile-layers",
-        "--save-dir",
-        tmp_path / "save",
-    ]
+    command += ["--task", "language_modeling", "--tokens-per-sample", "16", "--batch-size", "2", "--cpu"]
+    command += ["--recompute", "none", "--compile-layers", "--save-dir", tmp_path / "save"]
     done = run_cli(*command, check=False, env=environment)
     assert done.returncode == 1
     assert "fairseq-train: error: --compile-layers needs a compiler that torch.compile can use for cpu" in done.stderr

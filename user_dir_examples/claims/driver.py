@@ -31,7 +31,7 @@ import torch
 
 import corpora
 from fairseq_ms.analysis.plot import training_log
-from runs import MEASURED, PARTS, RUNS, Run
+from runs import PARTS, RUNS, Run
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 
@@ -106,7 +106,7 @@ class Driver:
             "torch": torch.__version__,
             "machine": self._machine(),
             "parameters": self._parameters(best),
-            "kept_bytes_per_target": self._kept(best) if job.run.part in MEASURED else None,
+            "kept_bytes_per_target": self._kept(best) if part.memory else None,
             "updates": [int(point.updates) for point in points],
             "hours": [round(earlier + point.hours, 4) for point in points],
             "valid_bits": [point.values["loss"] for point in points],

@@ -21,6 +21,7 @@ class Part:
         test: command of a test, with {checkpoint}, and {lengths} of a column
         result: regular expression of what the test prints
         metric: what that is
+        memory: whether its claims are about memory, so that its runs say what a training step keeps
     """
 
     corpus: str
@@ -31,6 +32,7 @@ class Part:
     test: str
     result: str
     metric: str
+    memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ _MULTISCALE = Part(
     "--tokens-per-sample 512 --context-window 256 --batch-size 8 {cpu}",
     r"Perplexity: *([0-9.]+)",
     "perplexity of subwords",
+    memory=True,
 )
 _WARM_UP = " ".join(f"optimizer.groups.{part}.lr_scheduler.warmup_updates={{warmup}}" for part in ("encoder", "main"))
 _DECODER_WARM_UP = "optimizer.groups.decoder.lr_scheduler.warmup_updates={warmup}"
@@ -119,8 +122,6 @@ PARTS = {
     ),
 }
 
-# Parts whose claims are about memory: their runs say what a training step keeps.
-MEASURED = ("multiscale", "multiscale_small")
 
 _WINDOWS = (("window 16", "4 12"), ("window 32", "8 24"))
 _COMPRESSED = (("window 16", "4 6 6"), ("window 32", "8 12 12"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.analysis import report
-from runs import MEASURED, PARTS, RUNS, Run
+from runs import PARTS, RUNS, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,21 +57,21 @@ def table(records: Sequence[Record], part: str) -> str:
         last = [value(record["valid_bits"][-1]) for record in found] if run.columns else []
         tests = [[record["tests"][column] for record in found if column in record["tests"]] for column in columns]
         cells = [spread(values, digits) if values else "" for values in (best, last, *tests)]
-        if part in MEASURED:
+        if PARTS[part].memory:
             cells.append(f"{found[0]['kept_bytes_per_target'] / 1000:.1f} kB")
         hours = sum(record["hours"][-1] for record in found) / len(found)
         cells += [f"{found[0]['parameters'] / 1e6:.1f} M", str(found[0]["updates"][-1]), f"{hours:.2f}"]
         lines.append(f"| {run.title} | {' | '.join(cells)} |")
     if not lines:
         return ""
-    kept = ["kept for backward, per target"] if part in MEASURED else []
+    kept = ["kept for backward, per target"] if PARTS[part].memory else []
     header = ["", "best valid", "last valid", *columns, *kept, "parameters", "updates", "hours"]
     return "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *lines])
 
 
 def draw(figure: Figure, records: Sequence[Record], part: str) -> None:
     """The validation curves of a part: over updates, and HAED's over hours as well; perplexity over memory."""
-    panels = ["updates", "memory"] if part in MEASURED else ["updates", "hours"]
+    panels = ["updates", "memory"] if PARTS[part].memory else ["updates", "hours"]
     for axes, over in zip(figure.subplots(1, 2), panels):
         for index, record in enumerate(record for record in records if record["tests"]):
             label = f"{record['title']}, seed {record['job'].rpartition('/')[2]}"

@@ -14,18 +14,27 @@ LOG=$VENV/setup.log
 say() { printf '%s\n' "$*"; }
 stop() { printf 'fairseq_ms: %s\n' "$*" >&2; exit 1; }
 
-# A Python that can build fairseq: 3.10-3.13, with venv and pip, and with the headers of its C interface.
+# The Makefile and an activated environment put FOLDER/bin on PATH, where python3.11 is the one about to be removed.
+others=
+while IFS= read -r -d : entry; do
+    [ "$entry" -ef "$VENV/bin" ] || others=$others:$entry
+done <<<"$PATH:"
+PATH=${others#:}
+
+# A Python that can build fairseq: 3.10-3.13, with venv and pip, and with the headers of its C interface; not the one of
+# FOLDER itself.
 usable() {
-    "$1" - >/dev/null 2>&1 <<'PROGRAM'
+    "$1" - "$VENV" >/dev/null 2>&1 <<'PROGRAM'
 import ensurepip, os, sys, sysconfig, venv
 headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
-sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13) and os.path.exists(headers)))
+outside = os.path.realpath(sys.prefix) != os.path.realpath(sys.argv[1])
+sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13) and os.path.exists(headers) and outside))
 PROGRAM
 }
 
 find_python() {
     if [ -n "$PYTHON" ]; then
-        usable "$PYTHON" || stop "PYTHON=$PYTHON must be a Python 3.10-3.13 with venv, pip and C headers."
+        usable "$PYTHON" || stop "PYTHON=$PYTHON must be a Python 3.10-3.13 with venv, pip and C headers, outside of $VENV."
         return
     fi
     for PYTHON in python3.11 python3.12 python3.10 python3.13 python3; do

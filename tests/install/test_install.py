@@ -324,3 +324,21 @@ def test_a_foreign_environment_is_never_removed(remover, clone):
         assert done.returncode != 0
         assert "was not made by this Makefile" in done.stderr
     assert (clone / ".venv" / "precious").read_text(encoding="utf-8") == "mine"
+
+
+@needs_make
+def test_a_new_environment_is_not_built_with_the_python_of_the_one_that_it_replaces(clone, tmp_path):
+    # The Makefile puts the environment's commands first on PATH, and so does an activated environment.
+    for place, command in (
+        (clone / ".venv" / "bin", "exit 1"),
+        (tmp_path / "system", f"echo $3 > {tmp_path}/venv; exit 1"),
+    ):
+        place.mkdir(parents=True)
+        python = place / "python3.11"
+        python.write_text(
+            f'#!/bin/sh\n[ "$1" != -m ] || {{ {command}; }}\nexec {sys.executable} "$@"\n', encoding="utf-8"
+        )
+        python.chmod(0o755)
+    (clone / ".venv" / "made-by-fairseq-ms").touch()
+    make(clone, "env", PATH=f"{tmp_path / 'system'}{os.pathsep}{os.environ['PATH']}")
+    assert (tmp_path / "venv").read_text(encoding="utf-8").strip() == ".venv"

@@ -101,11 +101,12 @@ def _replace(path: str | Path, write: Callable[[str], object]) -> None:
 
 
 def plot_line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float], label: str) -> Line2D:
-    """Draw one line; its marker and dash pattern go by its index among the figure's lines."""
+    """Draw one line; its colour, marker and dash pattern go by its index among the figure's lines."""
     (line,) = axes.plot(
         xs,
         ys,
         label=label,
+        color=f"C{index}",
         marker=MARKERS[index % len(MARKERS)],
         linestyle=DASHES[index % len(DASHES)],
         markersize=5,

@@ -15,6 +15,8 @@ CLAIMS = ROOT / "user_dir_examples" / "claims"
 RESULTS = ROOT / "docs" / "claims.jsonl"
 sys.path.insert(0, str(CLAIMS))
 import driver  # noqa: E402
+from claims import CLAIMS as PAPERS  # noqa: E402
+from claims import Claim, verdict  # noqa: E402
 from runs import PARTS, RUNS, Run  # noqa: E402
 
 # Parsing hydra's configurations takes seconds each.
@@ -32,12 +34,55 @@ def test_every_training_parses(run: Run, tmp_path: Path) -> None:
         parse([program, *arguments])
 
 
+@pytest.mark.parametrize(("name", "warmup"), [("haed", 19), ("iem", 126), ("finetune", 126)])
+def test_phases_warm_up_for_a_third_of_their_updates(name: str, warmup: int, tmp_path: Path) -> None:
+    (run,) = [run for run in RUNS if (run.part, run.name) == ("hierarchical", name)]
+    command = driver.Driver(tmp_path, tmp_path, None).training(driver.Job(run, 1), 380)
+    warmups = [word for word in command if "warmup_updates" in word]
+    assert len(warmups) == (2 if name == "iem" else 3)
+    assert all(word.endswith(f"={warmup}") for word in warmups)
+
+
 def test_names_are_unique_and_later_phases_have_earlier_ones() -> None:
     names = [(run.part, run.name) for run in RUNS]
     assert len(set(names)) == len(names)
     for run in RUNS:
         assert run.part in PARTS
         assert run.after is None or (run.part, run.after) in names
+
+
+@pytest.mark.parametrize("claim", [claim for claims in PAPERS.values() for claim in claims], ids=lambda c: c.words[:40])
+def test_every_claim_compares_runs_that_the_driver_has(claim: Claim) -> None:
+    for name, measure in ((claim.one, claim.measure), (claim.other, claim.other_measure or claim.measure)):
+        (run,) = [run for run in RUNS if f"{run.part}/{run.name}" == name]
+        assert measure in [column for column, _ in run.columns] + ["last valid"]
+    assert (claim.one, claim.measure) != (claim.other, claim.other_measure)
+
+
+@pytest.mark.parametrize(
+    ("one", "relation", "other", "expected"),
+    [
+        ([7.0], "<", [7.1], "confirmed"),
+        ([7.1], "<", [7.0], "reversed"),
+        ([7.1], ">", [7.0], "confirmed"),
+        ([7.1], "<=", [7.0], "reversed"),
+        ([7.0], "<=", [7.1], "confirmed"),
+        # Nearer than the margin.
+        ([7.0], "<", [7.01], "no difference"),
+        ([7.0], "<=", [6.99], "confirmed"),
+        ([7.0], "=", [7.01], "confirmed"),
+        ([7.0], "=", [7.1], "not confirmed"),
+        # The means differ by more than the margin, the seeds overlap.
+        ([7.0, 7.2], "<", [7.1, 7.3], "no difference"),
+        ([7.0, 7.05], "<", [7.1, 7.3], "confirmed"),
+        ([], "<", [7.1], "not run"),
+        ([7.0], "=", [], "not run"),
+    ],
+)
+def test_a_verdict_needs_more_than_the_margin_and_seeds_that_do_not_overlap(
+    one: list[float], relation: str, other: list[float], expected: str
+) -> None:
+    assert verdict(one, relation, other) == expected
 
 
 @pytest.fixture(scope="module")

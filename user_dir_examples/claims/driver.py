@@ -133,6 +133,7 @@ class Driver:
             "updates": updates,
             "interval": max(1, updates // part.validations),
             "warmup": max(1, updates // 20),
+            "long_warmup": max(1, updates // 3),
             "preset": job.run.preset,
             "seed": job.seed,
             "save": self.folder(job),

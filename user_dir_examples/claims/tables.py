@@ -3,8 +3,8 @@
 
     python user_dir_examples/claims/tables.py runs/claims/results.jsonl [MORE.jsonl ...] [--figures docs/figures]
 
-Prints a Markdown table for each part that has results. Several seeds are given as their mean, with the lowest and the
-highest in brackets.
+Prints a Markdown table of the claims of each paper with their verdicts, and one for each part that has results. Several
+seeds are given as their mean, with the lowest and the highest in brackets.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from claims import CLAIMS, Claim, Record, in_bits, measured, verdict
 from fairseq_ms.analysis import report
 from runs import PARTS, RUNS, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Record = dict[str, Any]
+
+# The runs whose wall-clock a claim is about; of other parts, all are drawn.
+OVER_HOURS = {"hierarchical": ("end_to_end", "end_to_end_as_long", "finetune")}
 
 
 def read(files: Sequence[Path]) -> list[Record]:
@@ -40,6 +44,30 @@ def spread(values: Sequence[float], digits: int) -> str:
     if len(values) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
+
+
+def claims_table(records: Sequence[Record], claims: Sequence[Claim]) -> str:
+    """A row for each claim: the paper's numbers, those of the two runs, and what they say."""
+    lines = ["| claim | paper | here | verdict |", "| --- | --- | --- | --- |"]
+    for claim in claims:
+        sides = [(claim.one, claim.measure), (claim.other, claim.other_measure or claim.measure)]
+        values = [measured(records, *side) for side in sides]
+        here = "; ".join(cell(records, *side, found) for side, found in zip(sides, values) if found)
+        one, other = (
+            found if in_bits(run) else [log2(value) for value in found] for (run, _), found in zip(sides, values)
+        )
+        judged = verdict(one, claim.relation, other)
+        lines.append(f"| {claim.words} ({claim.place}) | {claim.paper} | {here} | {judged} |")
+    return "\n".join(lines)
+
+
+def cell(records: Sequence[Record], name: str, measure: str, values: Sequence[float]) -> str:
+    """A run's title, what was measured, the result, and what a training step keeps if the claim is about memory."""
+    (run,) = [run for run in RUNS if f"{run.part}/{run.name}" == name]
+    kept = of_run(records, run)[0]["kept_bytes_per_target"]
+    memory = f" ({kept / 1000:.1f} kB)" if kept else ""
+    where = "" if measure == "test" else f", {measure}"
+    return f"{run.title}{where}: {spread(values, 3 if in_bits(name) else 1)}{memory}"
 
 
 def table(records: Sequence[Record], part: str) -> str:
@@ -70,16 +98,21 @@ def table(records: Sequence[Record], part: str) -> str:
 
 
 def draw(figure: Figure, records: Sequence[Record], part: str) -> None:
-    """The validation curves of a part: over updates, and HAED's over hours as well; perplexity over memory."""
+    """The validation curves of a part: over updates, and over hours or, where claims are about it, memory."""
     panels = ["updates", "memory"] if PARTS[part].memory else ["updates", "hours"]
+    runs = [run for run in RUNS if run.part == part and run.columns and of_run(records, run)]
     for axes, over in zip(figure.subplots(1, 2), panels):
-        for index, record in enumerate(record for record in records if record["tests"]):
-            label = f"{record['title']}, seed {record['job'].rpartition('/')[2]}"
-            if over == "memory":
-                kept = record["kept_bytes_per_target"] / 1000
-                report.plot_line(axes, index, [kept], [record["tests"]["test"]], label)
-            else:
-                report.plot_line(axes, index, record[over], record["valid_bits"], label)
+        for index, run in enumerate(runs):
+            if over == "hours" and run.name not in OVER_HOURS.get(part, run.name):
+                continue
+            for seed, record in enumerate(of_run(records, run)):
+                # Seeds of a run look alike, and a label that begins with _ is not in the legend.
+                label = "_" * seed + run.title
+                if over == "memory":
+                    kept = record["kept_bytes_per_target"] / 1000
+                    report.plot_line(axes, index, [kept], [record["tests"]["test"]], label)
+                else:
+                    report.plot_line(axes, index, record[over], record["valid_bits"], label)
         xlabel = {"updates": "updates", "hours": "hours of training", "memory": "kept for backward, kB per target"}[
             over
         ]
@@ -92,16 +125,19 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS")
     parser.add_argument("--figures", type=Path, metavar="FOLDER", help="write claims_PART.png there as well")
     args = parser.parse_args()
+    if args.figures:
+        args.figures.mkdir(parents=True, exist_ok=True)
     records = read(args.results)
+    for paper, claims in CLAIMS.items():
+        print(f"\n{paper}: claims\n\n{claims_table(records, claims)}")
     for part, settings in PARTS.items():
         text = table(records, part)
         if not text:
             continue
         print(f"\n{part}: {settings.metric}\n\n{text}")
         if args.figures:
-            own = [record for run in RUNS if run.part == part for record in of_run(records, run)]
             path = args.figures / f"claims_{part}.png"
-            report.write_png(str(path), lambda figure, own=own, part=part: draw(figure, own, part), width=13, height=5)
+            report.write_png(str(path), lambda figure, part=part: draw(figure, records, part), width=13, height=5)
 
 
 if __name__ == "__main__":

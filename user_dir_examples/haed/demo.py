@@ -121,7 +121,8 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
             rate = arguments.lr * (SLOWER if slower else 1.0)
             settings += [f"{group}.lr_float={rate}", f"{group}.optimizer.lr=[{rate}]"]
             if run != "hred":
-                settings.append(f"{group}.lr_scheduler.warmup_updates=30")
+                # The first phase collapses with a short one.
+                settings.append(f"{group}.lr_scheduler.warmup_updates={100 if config == 'iem' else 30}")
         # So many that the cosine does not fall.
         written = ("--data", str(data), "--updates", "100000000", "--out", str(folder / "run.yaml"))
         if fairseq_ms(["config", f"{kind}_{config}", *written]):

@@ -52,8 +52,11 @@ if [ "${1:-}" = --small ]; then
     parts=(encoder main decoder)
     [[ $name == *_iem ]] && parts=(encoder main)
     [[ $name == *_hred ]] && parts=()
+    # As in the paper, about a third of each phase's updates: the first phase collapses with a short warm-up.
+    warmup=10
+    [[ $name == *_iem || $name == *_finetune ]] && warmup=20
     for part in "${parts[@]}"; do
-        size+=("optimizer.groups.$part.lr_scheduler.warmup_updates=10")
+        size+=("optimizer.groups.$part.lr_scheduler.warmup_updates=$warmup")
     done
 fi
 for setting in "$@"; do

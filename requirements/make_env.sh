@@ -14,13 +14,6 @@ LOG=$VENV/setup.log
 say() { printf '%s\n' "$*"; }
 stop() { printf 'fairseq_ms: %s\n' "$*" >&2; exit 1; }
 
-# The Makefile and an activated environment put FOLDER/bin on PATH, where python3.11 is the one about to be removed.
-others=
-while IFS= read -r -d : entry; do
-    [ "$entry" -ef "$VENV/bin" ] || others=$others:$entry
-done <<<"$PATH:"
-PATH=${others#:}
-
 # A Python that can build fairseq: 3.10-3.13, with venv and pip, and with the headers of its C interface; not the one of
 # FOLDER itself.
 usable() {
@@ -37,8 +30,17 @@ find_python() {
         usable "$PYTHON" || stop "PYTHON=$PYTHON must be a Python 3.10-3.13 with venv, pip and C headers, outside of $VENV."
         return
     fi
+    # The Makefile and an activated environment put FOLDER/bin on PATH, where python3.11 is the one about to be removed.
+    local entry others=
+    while IFS= read -r -d : entry; do
+        [ "$entry" -ef "$VENV/bin" ] || others=$others:$entry
+    done <<<"$PATH:"
+    local PATH=${others#:}
     for PYTHON in python3.11 python3.12 python3.10 python3.13 python3; do
-        if usable "$PYTHON"; then return; fi
+        if usable "$PYTHON"; then
+            PYTHON=$(command -v "$PYTHON")
+            return
+        fi
     done
     stop "no Python 3.10-3.13 with venv, pip and C headers was found (on Debian: apt install python3-venv" \
         "python3-dev); name one with make PYTHON=/path/to/python3.11."

@@ -23,7 +23,7 @@ from runs import PARTS, RUNS, Run  # noqa: E402
 PARSED = [run for run in RUNS if run.part != "hierarchical" or run.name in ("hred", "encoder64", "iem", "finetune")]
 
 
-@pytest.mark.parametrize("run", PARSED, ids=lambda run: f"{run.part}/{run.name}")
+@pytest.mark.parametrize("run", PARSED, ids=lambda run: run.full_name)
 def test_every_training_parses(run: Run, tmp_path: Path) -> None:
     started = driver.Driver(tmp_path, tmp_path, None)
     program, *arguments = started.training(driver.Job(run, 1), 1000)
@@ -54,7 +54,7 @@ def test_names_are_unique_and_later_phases_have_earlier_ones() -> None:
 @pytest.mark.parametrize("claim", [claim for claims in PAPERS.values() for claim in claims], ids=lambda c: c.words[:40])
 def test_every_claim_compares_runs_that_the_driver_has(claim: Claim) -> None:
     for name, measure in ((claim.one, claim.measure), (claim.other, claim.other_measure or claim.measure)):
-        (run,) = [run for run in RUNS if f"{run.part}/{run.name}" == name]
+        (run,) = [run for run in RUNS if run.full_name == name]
         assert measure in [column for column, _ in run.columns] + ["last valid"]
     assert (claim.one, claim.measure) != (claim.other, claim.other_measure)
 

@@ -153,9 +153,14 @@ HAED = [
 CLAIMS = {"Multi-scale Transformer LMs": MULTISCALE, "Transformer-QL": TRANSFORMER_QL, "HAED": HAED}
 
 
+def of_run(records: Sequence[Record], run: str) -> list[Record]:
+    """The records of a part/run, a seed each."""
+    return [record for record in records if record["job"].rpartition("/")[0] == run]
+
+
 def measured(records: Sequence[Record], run: str, measure: str) -> list[float]:
     """A run's perplexities, or HAED's bits per character, a seed each; none where it has not run."""
-    found = [record for record in records if record["job"].rpartition("/")[0] == run]
+    found = of_run(records, run)
     if measure != "last valid":
         return [record["tests"][measure] for record in found if measure in record["tests"]]
     losses = [record["valid_bits"][-1] for record in found]

@@ -46,7 +46,7 @@ class Job:
     @property
     def name(self) -> str:
         """part/run/seed, as --only takes it."""
-        return f"{self.run.part}/{self.run.name}/{self.seed}"
+        return f"{self.run.full_name}/{self.seed}"
 
     def follows(self, other: Job) -> bool:
         """Whether this begins with the checkpoint of another."""

@@ -61,6 +61,11 @@ class Run:
     after: str | None = None
     seeds: Sequence[int] = (1,)
 
+    @property
+    def full_name(self) -> str:
+        """part/run."""
+        return f"{self.part}/{self.name}"
+
 
 _STREAMING = Part(
     *("words", 1024, 28, 28),
@@ -147,7 +152,7 @@ STREAMING = [
 
 def _multiscale(part: str) -> Iterator[Run]:
     # Seeds where the margins of the verdicts are.
-    twice = ("vanilla6", "topdown_coarse", "retina", "window16") if part == "multiscale_fast" else ()
+    twice = ("vanilla6", "topdown_coarse", "retina", "window8") if part == "multiscale_fast" else ()
 
     def run(name: str, title: str, flags: str) -> Run:
         return Run(part, name, title, "", flags, seeds=(1, 2) if name in twice else (1,))

@@ -16,9 +16,9 @@ from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from claims import CLAIMS, Claim, Record, in_bits, measured, verdict
+from claims import CLAIMS, Claim, Record, in_bits, measured, of_run, verdict
 from fairseq_ms.analysis import report
-from runs import PARTS, RUNS, Run
+from runs import PARTS, RUNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,11 +31,6 @@ OVER_HOURS = {"hierarchical": ("end_to_end", "end_to_end_as_long", "finetune")}
 def read(files: Sequence[Path]) -> list[Record]:
     """The records of all files."""
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-def of_run(records: Sequence[Record], run: Run) -> list[Record]:
-    """A run's records, a seed each."""
-    return [record for record in records if record["job"].rpartition("/")[0] == f"{run.part}/{run.name}"]
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -63,8 +58,8 @@ def claims_table(records: Sequence[Record], claims: Sequence[Claim]) -> str:
 
 def cell(records: Sequence[Record], name: str, measure: str, values: Sequence[float]) -> str:
     """A run's title, what was measured, the result, and what a training step keeps if the claim is about memory."""
-    (run,) = [run for run in RUNS if f"{run.part}/{run.name}" == name]
-    kept = of_run(records, run)[0]["kept_bytes_per_target"]
+    (run,) = [run for run in RUNS if run.full_name == name]
+    kept = of_run(records, name)[0]["kept_bytes_per_target"]
     memory = f" ({kept / 1000:.1f} kB)" if kept else ""
     where = "" if measure == "test" else f", {measure}"
     return f"{run.title}{where}: {spread(values, 3 if in_bits(name) else 1)}{memory}"
@@ -76,7 +71,7 @@ def table(records: Sequence[Record], part: str) -> str:
     columns = list(dict.fromkeys(column for run in RUNS if run.part == part for column, _ in run.columns))
     lines = []
     for run in RUNS:
-        found = of_run(records, run) if run.part == part else []
+        found = of_run(records, run.full_name) if run.part == part else []
         if not found:
             continue
         # The first phase of HAED has a loss of its own kind.
@@ -100,12 +95,12 @@ def table(records: Sequence[Record], part: str) -> str:
 def draw(figure: Figure, records: Sequence[Record], part: str) -> None:
     """The validation curves of a part: over updates, and over hours or, where claims are about it, memory."""
     panels = ["updates", "memory"] if PARTS[part].memory else ["updates", "hours"]
-    runs = [run for run in RUNS if run.part == part and run.columns and of_run(records, run)]
+    runs = [run for run in RUNS if run.part == part and run.columns and of_run(records, run.full_name)]
     for axes, over in zip(figure.subplots(1, 2), panels):
         for index, run in enumerate(runs):
             if over == "hours" and run.name not in OVER_HOURS.get(part, run.name):
                 continue
-            for seed, record in enumerate(of_run(records, run)):
+            for seed, record in enumerate(of_run(records, run.full_name)):
                 # Seeds of a run look alike, and a label that begins with _ is not in the legend.
                 label = "_" * seed + run.title
                 if over == "memory":

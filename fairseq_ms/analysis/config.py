@@ -6,6 +6,8 @@ import argparse
 import difflib
 import textwrap
 import uuid
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "preset",
         metavar="PRESET",
+        nargs="?",
         help="a preset, as --arch names it, or a run of HAED such as characters_iem: characters_* or pixels_* with "
         "hred, hred_transformer, haed, iem, finetune or end_to_end",
     )
+    parser.add_argument("--list", action="store_true", help="print all presets and where their papers report them")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a file, such as configs/PRESET.yaml")
     parser.add_argument(
         "--data",
@@ -49,9 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the file."""
+    """Print or write the file, or print the presets."""
     from fairseq_ms.lm.registry import CONFIGS
 
+    if args.list == (args.preset is not None):
+        raise UsageError(f"PRESET or --list must be given, and not both: got {args.preset or 'neither'}")
+    if args.list:
+        print(listed(CONFIGS.values()))
+        return 0
     if args.preset not in CONFIGS:
         close = difflib.get_close_matches(args.preset, CONFIGS, 3) or ["retina_lm_wt103_16"]
         raise UsageError(f"PRESET must be one such as {' or '.join(close)}: got {args.preset!r}")
@@ -68,6 +77,17 @@ def run(args: argparse.Namespace) -> int:
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(args.out)
     return 0
+
+
+def listed(presets: Iterable[Preset]) -> str:
+    """The presets of each paper, one a line, with where it reports them."""
+    presets = list(presets)
+    width = max(len(preset.name) for preset in presets)
+    lines = []
+    for source, of_paper in groupby(presets, lambda preset: preset.recipe.source):
+        lines.append(source.partition(" of ")[2])
+        lines += [f"  {preset.name:{width}}  {preset.table}" for preset in of_paper]
+    return "\n".join(lines)
 
 
 def settings(preset: Preset, data: Path | None = None, updates: int | None = None) -> dict[str, dict[str, object]]:

@@ -63,6 +63,27 @@ def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
     assert capsys.readouterr().out == ""
 
 
+def test_list_prints_every_preset_below_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--list"]) == 0
+    paper, found = "", {}
+    for line in capsys.readouterr().out.splitlines():
+        if not line.startswith(" "):
+            paper = line
+            continue
+        name, table = line.split(maxsplit=1)
+        found[name] = f"{table} of {paper}"
+    papers = {name: preset.recipe.source.split(" of ")[1] for name, preset in CONFIGS.items()}
+    assert found == {name: f"{preset.table} of {papers[name]}" for name, preset in CONFIGS.items()}
+    assert len(set(papers.values())) == 3
+
+
+@pytest.mark.parametrize("given", [[], ["haed_wt103", "--list"]])
+def test_list_and_a_preset_are_one_or_the_other(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", *given]) == 2
+    got = given[0] if given else "neither"
+    assert capsys.readouterr().err == f"fairseq-ms: PRESET or --list must be given, and not both: got {got}\n"
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "updates"),
     [

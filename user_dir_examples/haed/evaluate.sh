@@ -5,9 +5,8 @@
 #   evaluate.sh checkpoints/characters_haed/checkpoint_best.pt data/wikitext103-chars/bin characters
 #   evaluate.sh checkpoints/pixels_haed/checkpoint_best.pt data/imagenet32/bin pixels --fp16
 #
-# Rows are those of training: 1,344 characters, each row by itself, or one image. --context-window N shows characters
-# what comes before as well, as far as --tokens-per-sample 1344 has room. The first phase, *_iem, has no decoder to
-# evaluate.
+# Rows are those of training: 1,344 characters, each row by itself, or one image. --context-window N gives each row
+# of characters N characters of preceding context, out of the 1,344. The first phase, *_iem, has no decoder to evaluate.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then

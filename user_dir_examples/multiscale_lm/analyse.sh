@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The multi-scale paper's figures and Tables 5 and 6 for trained models, beside each other.
+# The multi-scale paper's Figures 4 to 6, Tables 5 and 6 and the last block of Table 4, for trained models side by side.
 #
 #   analyse.sh DATA_BIN OUT [LABEL=]CHECKPOINT ...
-#   analyse.sh data-bin/books results vanilla=checkpoints/vanilla_lm_books_14/checkpoint_best.pt checkpoints/retina_lm_books_12_8_256_512/checkpoint_best.pt
+#   analyse.sh data/bookcorpus/bin results vanilla=checkpoints/vanilla_lm_books_14/checkpoint_best.pt checkpoints/retina_lm_books_12_8_256_512/checkpoint_best.pt
 #
 # On models of train.sh --small, which have 128 positions, set SAMPLES="--context 32 --length 64". Table 5's n-gram
 # perplexity needs NGRAM=FILE, an ARPA or binary file of kenlm, and its GPT-2 perplexity HF=FOLDER, a local model.

@@ -2,8 +2,8 @@
 # Test a trained model as the multi-scale paper does: windows of 512 tokens with a stride of 256 (Section 4.1).
 #
 #   evaluate.sh CHECKPOINT DATA_BIN [MORE FLAGS OF FAIRSEQ-EVAL-LM]
-#   evaluate.sh checkpoints/multiscale_topdown_books_7_7_8_8/checkpoint_best.pt data-bin/books
-#   evaluate.sh checkpoints/retina_lm_wt103_16/checkpoint_best.pt data-bin/wikitext-103 --post-process '@@ '
+#   evaluate.sh checkpoints/multiscale_topdown_books_7_7_8_8/checkpoint_best.pt data/bookcorpus/bin
+#   evaluate.sh checkpoints/retina_lm_wt103_16/checkpoint_best.pt data/wikitext103/bin --post-process '@@ '
 #
 # For a model of train.sh --small, add --tokens-per-sample 128 --context-window 64. --post-process '@@ ' gives
 # the perplexity of words, as the paper has it for WikiText-103 (Table 3); the others are of subwords.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Train a model with several probabilities of dropout and print the validation perplexity of each. The paper tuned those of
-# its WikiText-103 models from 0.1 to 0.5 in steps of 0.05 (Section 4.2), which the word "all" stands for.
+# its WikiText-103 models from 0.1 to 0.5 in steps of 0.05 (Section 4.2); "all" tries these nine values.
 #
 #   tune_dropout.sh ARCH DATA_BIN all|"RATES ..." [--small] [MORE FLAGS OF FAIRSEQ-TRAIN]
-#   tune_dropout.sh multiscale_topdown_wt103_6_12 data-bin/wikitext-103 "0.3" --small
+#   tune_dropout.sh multiscale_topdown_wt103_6_12 data/wikitext103/bin "0.3" --small
 #
 # One probability is used everywhere, as in the paper's other models: behind embeddings and blocks, on attention scores
 # and on activations. Runs go to checkpoints/ARCH-dropout-P, and one that is done is not trained again.

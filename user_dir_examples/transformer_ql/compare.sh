@@ -3,7 +3,7 @@
 # lengths of the table, printing perplexities as the rows of a Markdown table.
 #
 #   compare.sh DATA_BIN OUT UPDATES [MORE FLAGS OF FAIRSEQ-TRAIN]
-#   compare.sh data/simplebooks-2/bin runs/table1 3000
+#   compare.sh data/simplebooks2/bin runs/table1 3000
 #
 # The models are the presets *_simplebooks2 (8 layers of 256, pre-LN; Appendix E), trained at the paper's segments and
 # memories on 32 streams of 8 tokens an update. A run that is there already is not trained again.

@@ -2,7 +2,7 @@
 # Test a trained model at the lengths of the paper's tables, which need not be those of its training.
 #
 #   evaluate.sh CHECKPOINT DATA_BIN N_S N_M [N_CM] [MORE FLAGS OF FAIRSEQ-EVAL-LM]
-#   evaluate.sh checkpoints/transformer_ql_simplebooks2/checkpoint_best.pt data-bin/simplebooks-2 4 12
+#   evaluate.sh checkpoints/transformer_ql_simplebooks2/checkpoint_best.pt data/simplebooks2/bin 4 12
 #
 # N_CM, the length of the compressed memory, is for compressive_transformer. The perplexity does not depend on
 # --batch-size, which is the number of streams that are read side by side.

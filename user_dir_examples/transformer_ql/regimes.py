@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Transformer-QL beside Transformer-XL early in training and where a model overfits, as two Markdown tables.
 
-    python user_dir_examples/transformer_ql/regimes.py data/simplebooks-2/bin runs/regimes
+    python user_dir_examples/transformer_ql/regimes.py data/simplebooks2/bin runs/regimes
 
 Early: width 128, 400 updates of 1,024 tokens, Transformer-QL without droppath; validation perplexity at the end.
 Overfitting: width 96, 1,500 updates of 512 tokens over the first 30,000 tokens of the training data again and again,

@@ -2,8 +2,8 @@
 # Train one of the Transformer-QL paper's models with Appendix E's hyper-parameters.
 #
 #   train.sh ARCH DATA_BIN [--small] [MORE FLAGS OF FAIRSEQ-TRAIN]
-#   train.sh transformer_ql_simplebooks2 data-bin/simplebooks-2 --fp16
-#   train.sh transformer_ql_wt103 data-bin/wikitext-103 --small
+#   train.sh transformer_ql_simplebooks2 data/simplebooks2/bin --fp16
+#   train.sh transformer_ql_wt103 data/wikitext103-words/bin --small
 #
 # ARCH is transformer_xl_*, compressive_transformer_* or transformer_ql_* with one of the endings below; a batch
 # holds the paper's number of tokens, as STREAMS parallel streams of one segment each.

@@ -24,7 +24,7 @@ from fairseq_ms.ops.linear_cross_entropy import checkpointed_cross_entropy
 class BagOfWordsCriterion(CrossEntropyCriterion):
     """Cross-entropy between a block's prediction and the uniform distribution over the next k tokens.
 
-    It never holds the logits of all blocks.
+    It never holds the logits of all coarse blocks; of ``multiscale_topdown`` it holds those of the tokens.
 
     A block's cross-entropy is the mean of its k tokens' negative log-probabilities, so the loss is their sum
     over all tokens, as fairseq's own cross-entropy sums it, and "ppl" compares with that of any model. The last

@@ -76,7 +76,8 @@ class BaseDecoder(FairseqIncrementalDecoder):
         """Logits (B, T, V), and ``extra`` with the new memory of a streaming model.
 
         With ``incremental_state``, only those at the last position, (B, 1, V), computed from what the state
-        has cached; ``encoder_out`` is then what ``PromptReader`` says of the prompts. Padding is on the right;
+        has cached; ``encoder_out`` is then what ``PromptReader`` says of the prompts. The state then continues the
+        stream, from the ``memory`` of its first call, and ``extra["memory"]`` is None. Padding is on the right;
         since no position sees a later one, ``src_lengths`` changes nothing. With adaptive softmax, features
         (B, T, D) stand in for the logits, as in fairseq's own models.
         """
@@ -84,7 +85,7 @@ class BaseDecoder(FairseqIncrementalDecoder):
             decoding = incremental_state.get(_STATE)
             if decoding is None:
                 decoding = incremental_state[_STATE] = self.new_decoding(memory)
-            x_BTD, extra = decoding.last_features(prev_output_tokens, encoder_out), {"memory": memory}
+            x_BTD, extra = decoding.last_features(prev_output_tokens, encoder_out), {"memory": None}
         else:
             x_BTD, extra = self.features_with_memory(prev_output_tokens, memory)
         return (x_BTD if features_only else self.output_layer(x_BTD)), {"attn": None, **extra}

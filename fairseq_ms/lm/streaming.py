@@ -68,6 +68,8 @@ class StreamingDecoder(Decoder):
     """
 
     has_position_embedding = False
+    # Whether ``forward_segment`` returns a loss for whole segments in training.
+    has_auxiliary_loss = False
 
     def __init__(self, cfg: StreamingConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
@@ -150,6 +152,9 @@ class StreamingDecoder(Decoder):
         y_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if not whole and self.training:
             y_BTD = keep_in_graph(y_BTD, self.idle_without_a_whole_segment())
+        if self.training and self.has_auxiliary_loss and not losses:
+            # Processes add up what they log by position, so it must not depend on the batch what that is.
+            losses = [y_BTD.new_zeros(y_BTD.size(0))]
         loss_B = torch.stack(losses).mean(dim=0) if losses else None
         return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss_B
 

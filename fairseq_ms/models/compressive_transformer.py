@@ -43,6 +43,8 @@ class CompressiveTransformerConfig(TransformerXLConfig):
 class CompressiveTransformerDecoder(TransformerXLDecoder):
     """Layers over [compressed memory, memory, segment]."""
 
+    has_auxiliary_loss = True
+
     def __init__(self, cfg: CompressiveTransformerConfig, dictionary: Dictionary, embed: TokenEmbedding) -> None:
         super().__init__(cfg, dictionary, embed)
         self.compressed_mem_len = int(cfg.compressed_mem_len)

@@ -6,6 +6,7 @@ import torch
 from fairseq.modules import AdaptiveInput, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
+from fairseq_ms.ops.device import autocast_of
 from fairseq_ms.ops.idle import keep_in_graph
 from fairseq_ms.ops.recompute import Dropout
 
@@ -41,9 +42,14 @@ class TokenEmbedding(nn.Module):
 
         Padding has to be on the right: it then never lies in the past of a token that counts.
         """
-        x_BTD = self.words(tokens_BT)
-        if self.training and isinstance(self.words, AdaptiveInput):
-            x_BTD = keep_in_graph(x_BTD, _idle_bands(self.words, tokens_BT))
+        if isinstance(self.words, AdaptiveInput):
+            # It writes the projections of its bands into a tensor of its own type, which those of autocast are not.
+            with autocast_of(tokens_BT, enabled=False):
+                x_BTD = self.words(tokens_BT)
+            if self.training:
+                x_BTD = keep_in_graph(x_BTD, _idle_bands(self.words, tokens_BT))
+        else:
+            x_BTD = self.words(tokens_BT)
         if self.positions is not None:
             positions = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
             x_BTD = x_BTD + self.positions(tokens_BT, positions=positions.unsqueeze(0))

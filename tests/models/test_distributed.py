@@ -107,10 +107,14 @@ def test_torchs_ddp_trains_every_architecture_on_the_shortest_batches(tmp_path: 
     multiprocessing.spawn(_one_process, (str(tmp_path),), nprocs=2)
 
 
-def test_fairseqs_default_backend_trains_on_lines_shorter_than_a_segment(tmp_path: Path) -> None:
+# All lines are shorter than a segment; most lines are longer, so that often only one process has a whole segment.
+@pytest.mark.parametrize("flags", [("--batch-size", "4"), ("--batch-size", "1", "--tokens-per-sample", "9")])
+def test_fairseqs_default_backend_trains_on_lines_shorter_than_a_segment(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     data = write_corpus(tmp_path)
-    command = train_command("compressive_transformer", data, tmp_path / "save", "--sample-break-mode", "eos")
-    assert run([*command, "--max-update", "4"], tmp_path / "log", ranks=2) == [0, 0], (tmp_path / "log").read_text()
+    command = train_command("compressive_transformer", data, tmp_path / "save", "--sample-break-mode", "eos", *flags)
+    assert run([*command, "--max-update", "12"], tmp_path / "log", ranks=2) == [0, 0], (tmp_path / "log").read_text()
     assert (tmp_path / "save" / "checkpoint_last.pt").is_file()
 
 

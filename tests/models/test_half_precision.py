@@ -13,7 +13,9 @@ from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.modules.streaming.compression import reconstruction_loss
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
-from tests.registry import build, dictionary
+from tests.helpers.corpus import random_flags
+from tests.models.test_distributed import ADAPTIVE
+from tests.registry import ARCHITECTURES, build, dictionary, random_case
 
 # fairseq's --fp16-init-scale.
 SCALE = 128.0
@@ -78,3 +80,34 @@ def test_differences_too_large_for_half_precision_when_squared_make_a_finite_los
     old = torch.full((2, 4, 8), -300.0, dtype=torch.float16)
     loss = reconstruction_loss(layer, x, old, -old[:, ::2])
     assert loss.tolist() == [600.0**2] * 2
+
+
+@pytest.mark.parametrize(
+    "arch", [arch for arch in ARCHITECTURES if "share_decoder_input_output_embed" in random_flags(arch)]
+)
+def test_an_adaptive_input_trains_under_autocast(arch: str) -> None:
+    flags = {**random_flags(arch), **ADAPTIVE, "dropout": 0.0, "attention_dropout": 0.0}
+    words = dictionary(9)
+    model = build(arch, flags, words).train()
+    tokens = torch.randint(4, len(words), (3, 12))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(tokens)[0].sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.decoder.embed.words.parameters())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_cached_decoding_under_autocast_is_the_full_pass(arch: str) -> None:
+    for seed in range(4):
+        case = random_case(arch, seed)
+        tokens, order = case.tokens(3, 11), torch.tensor([2, 0, 0, 1])
+        exact = case.model.decoder.features(tokens)[order]
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            full = case.model.decoder.features(tokens)[order]
+            state = case.model.decoder.new_state(3, 4)
+            features = [state.prefill(tokens[:, :5])[order]]
+            features += [state.step(tokens[:, t : t + 1])[order] for t in range(5, 8)]
+            state.reorder(order)
+            features += [state.step(tokens[order][:, t : t + 1]) for t in range(8, 11)]
+        # As far from each other as rounding to eight bits takes the full pass from single precision, or a little more.
+        rounding = float((full - exact).abs().max())
+        assert float((torch.cat(features, dim=1).float() - full).abs().max()) <= 3 * rounding

@@ -92,6 +92,13 @@ def test_a_forgotten_stream_is_at_its_beginning_and_the_others_are_not(arch: str
     torch.testing.assert_close(logits[1], case.model(torch.cat([first, second], 1))[0][1, 3 * length :])
 
 
+def test_what_is_forgotten_may_have_been_infinite() -> None:
+    state = torch.tensor([[[torch.nan]], [[torch.inf]], [[1.0]]])
+    memory = Memory({"layer0": state}, torch.zeros(3, 0, dtype=torch.long))
+    forgotten = memory.forget(torch.tensor([True, True, False])).states["layer0"]
+    assert forgotten.flatten().tolist() == [0.0, 0.0, 1.0]
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("arch", ARCHS)
 def test_cached_decoding_continues_a_memory(arch: str, seed: int) -> None:
@@ -102,8 +109,10 @@ def test_cached_decoding_continues_a_memory(arch: str, seed: int) -> None:
     state: dict = {}
     with torch.no_grad():
         for end in range(1, second.size(1) + 1):
-            cached = case.model.decoder(second[:, :end], incremental_state=state, memory=memory)[0]
+            cached, extra = case.model.decoder(second[:, :end], incremental_state=state, memory=memory)
             torch.testing.assert_close(cached[:, 0], whole[:, end - 1], rtol=EXACT, atol=EXACT)
+            # The state continues the stream, and the memory that it began with does not.
+            assert extra["memory"] is None
         # Going back starts from the memory again, not from nothing.
         again = case.model.decoder(second[:, :1], incremental_state=state)[0]
     torch.testing.assert_close(again[:, 0], whole[:, 0], rtol=EXACT, atol=EXACT)

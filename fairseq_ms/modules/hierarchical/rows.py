@@ -80,8 +80,8 @@ class StepCache:
     def append(self, k_RN1H: Tensor, v_RN1H: Tensor) -> tuple[Tensor, Tensor]:
         rows = self.rows_R
         every = torch.arange(self.lengths_R.numel(), device=self.lengths_R.device) if rows is None else rows
-        self.buffer[0, every, :, self.lengths_R] = k_RN1H[:, :, 0]
-        self.buffer[1, every, :, self.lengths_R] = v_RN1H[:, :, 0]
+        self.buffer[0, every, :, self.lengths_R] = k_RN1H[:, :, 0].to(self.buffer.dtype)
+        self.buffer[1, every, :, self.lengths_R] = v_RN1H[:, :, 0].to(self.buffer.dtype)
         seen = self.buffer[:, :, :, : self.longest]
         seen = seen if rows is None else seen.index_select(1, rows)
         return seen[0], seen[1]

@@ -43,8 +43,9 @@ class Memory:
     def forget(self, rows_B: Tensor) -> Memory:
         """The memory with the streams that are True in ``rows`` at their beginning again."""
         assert not self.pending_BT.size(1), "a stream is cut at a segment boundary"
-        keep = ~rows_B[:, None, None]
-        return Memory({name: state * keep for name, state in self.states.items()}, self.pending_BT)
+        forgotten = rows_B[:, None, None]
+        # Not by a product: a forward pass that overflowed leaves what is not finite.
+        return Memory({name: state.masked_fill(forgotten, 0.0) for name, state in self.states.items()}, self.pending_BT)
 
     def to(self, like: Tensor) -> Memory:
         """On the device and of the floating point type of ``like``."""

@@ -118,7 +118,7 @@ PARTS = {
     "multiscale": _MULTISCALE,
     "multiscale_small": _SMALL,
     "multiscale_fast": _FAST,
-    # The same over three times as much text, so that context of more than a few tokens can come to count.
+    # The same over five times as much text, so that context of more than a few tokens can come to count.
     "multiscale_long": replace(_FAST, corpus="subwords", validations=10),
     # Table 1 and Figures 2 to 4 of "Hierarchical Attention Encoder Decoder": Appendix B's recipe for characters, with
     # rows of 1,344 as there, but two of them an update and a shorter warm-up.
@@ -212,6 +212,6 @@ RUNS = [
     *_multiscale("multiscale"),
     *_multiscale("multiscale_small"),
     *_multiscale("multiscale_fast"),
-    *(replace(run, share=0.6) for run in _multiscale("multiscale_long") if run.name in LONG),
+    *(run for run in _multiscale("multiscale_long") if run.name in LONG),
     *_hierarchical(),
 ]

@@ -48,6 +48,7 @@ class InBatchSampledSoftmaxConfig(FairseqDataclass):
         default=False, metadata={"help": "let every process score against the candidates of all processes"}
     )
     seed: int = II("common.seed")
+    train_subset: str = II("dataset.train_subset")
 
 
 @register_criterion("in_batch_sampled_softmax", dataclass=InBatchSampledSoftmaxConfig)
@@ -71,6 +72,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
         log_q_blocks: int,
         gather_negatives: bool,
         seed: int,
+        train_subset: str = "train",
     ) -> None:
         super().__init__(task)
         if negative_batches < 0:
@@ -86,6 +88,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
         self.log_q_blocks = log_q_blocks
         self.gather_negatives = gather_negatives
         self.seed = seed
+        self.train_subset = train_subset
         self._counted: tuple[MonolingualDataset, ChunkFrequencies] | None = None
 
     def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> tuple[Tensor, int, Sample]:
@@ -131,7 +134,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
     def _dataset(self) -> MonolingualDataset:
         """The training data; where it is not loaded, as under ``fairseq-validate``, what is."""
         datasets = self.task.datasets
-        return datasets["train"] if "train" in datasets else next(iter(datasets.values()))
+        return datasets[self.train_subset] if self.train_subset in datasets else next(iter(datasets.values()))
 
     def _frequencies(self, segmentation: Segmentation, device: torch.device) -> ChunkFrequencies:
         """Counted once for every dataset: fairseq loads another one where the data come in shards."""

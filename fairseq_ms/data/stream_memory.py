@@ -70,7 +70,7 @@ class CarriedMemory:
             # The sample may be kept, and is not to keep a memory alive.
             sample["net_input"].pop("memory", None)
         if "memory" in extra:
-            self.previous, self.memory, self.step = memory, extra["memory"], stream["step"] + 1
+            self.previous, self.memory, self.step = memory, extra["memory"].finite(), stream["step"] + 1
 
     def _before(self, step: int, model: nn.Module) -> Memory | None:
         """The memory that the batch of this step continues, None at the beginning of the corpus."""

@@ -5,12 +5,15 @@ torch reads an archive without its checksums, so that a flipped bit would become
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 import logging
 import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ _about_to_be_read: set[str] = set()
 
 def install() -> None:
     """Have fairseq check every checkpoint that it reads; calling it again does nothing."""
+    # The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
+    torch.serialization.add_safe_globals([argparse.Namespace])
     wrap(checkpoint_utils, "load_checkpoint_to_cpu", _checked)
     wrap(Trainer, "load_checkpoint", _from_the_newest_intact)
 
@@ -85,13 +90,29 @@ def _checked(original: Callable[..., Any], path: str, *args: Any, **settings: An
             f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is damaged ({wrong})"
         )
     try:
-        return original(path, *args, **settings)
+        with _without_code():
+            return original(path, *args, **settings)
     except pickle.UnpicklingError as error:
         found = re.search(r"(?:GLOBAL|[Uu]nsupported (?:class|operand)) (\S+)", str(error))
         raise UsageError(
             "a checkpoint must hold tensors and plain values alone, since anything else could run code: "
             f"{path} holds {found[1] if found else 'others'}"
         ) from error
+
+
+@contextlib.contextmanager
+def _without_code() -> Iterator[None]:
+    """Within, ``torch.load`` reads tensors and plain values alone, also where fairseq's main asks it not to."""
+    load = torch.load
+    torch.load = functools.partial(_load_weights, load)
+    try:
+        yield
+    finally:
+        torch.load = load
+
+
+def _load_weights(load: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+    return load(*args, **{**settings, "weights_only": True})
 
 
 def _from_the_newest_intact(original: Callable[..., Any], trainer: Any, filename: str, *args: Any, **more: Any) -> Any:

@@ -55,8 +55,7 @@ _MISTAKES = (
     (
         "AttributeError",
         re.compile(r"'NoneType' object has no attribute 'xla_device'"),
-        "--tpu needs the package torch_xla, which is not installed, and --bf16 must be left out as well: on a command "
-        "line, fairseq takes it for a TPU",
+        "--tpu needs the package torch_xla, which is not installed",
     ),
     (
         "ValueError",

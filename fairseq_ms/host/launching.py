@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import distributed_fairseq_model
+from fairseq.trainer import Trainer
 from torch import nn
 
 from fairseq_ms.errors import UsageError
@@ -30,6 +31,7 @@ def install() -> None:
     wrap(distributed_utils, "call_main", _unsharded)
     wrap(distributed_utils, "infer_init_method", _as_launched)
     wrap(distributed_fairseq_model, "DistributedDataParallel", _where_the_model_is)
+    wrap(Trainer, "__init__", _together)
 
 
 def _unsharded(original: Callable[..., Any], cfg: Any, *args: Any, **settings: Any) -> Any:
@@ -45,8 +47,7 @@ def _unsharded(original: Callable[..., Any], cfg: Any, *args: Any, **settings: A
 
 def _as_launched(original: Callable[..., Any], cfg: Any, *args: Any, **settings: Any) -> None:
     """``infer_init_method``: how many processes there are, which one this is, and how they find each other."""
-    launched = all(name in os.environ for name in _LAUNCHED) and int(os.environ["WORLD_SIZE"]) > 1
-    if not launched or cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel:
+    if _launched() == 1 or cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel:
         original(cfg, *args, **settings)
         return
     cfg.distributed_init_method = "env://"
@@ -55,6 +56,25 @@ def _as_launched(original: Callable[..., Any], cfg: Any, *args: Any, **settings:
     # Of the node's GPUs; nodes need not have as many of them.
     cfg.device_id = int(os.environ.get("LOCAL_RANK", cfg.distributed_rank)) % max(1, torch.cuda.device_count())
     cfg.distributed_no_spawn = True
+
+
+def _launched() -> int:
+    """How many processes a launcher has started; 1 where there is none."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _LAUNCHED) else 1
+
+
+def _together(original: Callable[..., None], trainer: Any, cfg: Any, *args: Any, **settings: Any) -> None:
+    """``Trainer()``; raises UsageError where it would train alone, beside others that write to the same folder.
+
+    ``fairseq-hydra-train`` decides how many processes there are before it imports this package.
+    """
+    launched = _launched()
+    if launched > 1 and cfg.distributed_training.distributed_world_size == 1:
+        raise UsageError(
+            f"distributed_training.distributed_world_size={launched} must be given to fairseq-hydra-train where a "
+            f"launcher starts {launched} processes, since each would train alone: got 1"
+        )
+    original(trainer, cfg, *args, **settings)
 
 
 def _where_the_model_is(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data.fairseq_dataset import EpochListening
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
@@ -26,7 +27,7 @@ def install() -> None:
     """Have fairseq resume every run this way; calling it again does nothing."""
     wrap(Trainer, "get_train_iterator", _as_uninterrupted)
     wrap(Trainer, "load_checkpoint", _with_meters)
-    wrap(Trainer, "consolidate_optimizer", _with_all_ranks)
+    wrap(checkpoint_utils, "save_checkpoint", _with_all_ranks)
     wrap(EpochBatchIterator, "_get_iterator_for_epoch", _in_its_own_epoch)
     distributed_utils._broadcast_object_slow = _broadcast
 
@@ -104,11 +105,14 @@ def _with_meters(
     return state
 
 
-def _with_all_ranks(original: Callable[..., Any], trainer: Any) -> None:
-    """``Trainer.consolidate_optimizer``, which all ranks call before one of them writes a checkpoint."""
-    original(trainer)
-    if hasattr(trainer.task, "before_checkpoint"):
+def _with_all_ranks(original: Callable[..., Any], cfg: Any, trainer: Any, *args: Any, **more: Any) -> Any:
+    """``save_checkpoint``, which all ranks call before one of them writes.
+
+    Not ``Trainer.consolidate_optimizer``: a rank that fails calls that alone, and would wait for the others.
+    """
+    if not cfg.no_save and hasattr(trainer.task, "before_checkpoint"):
         trainer.task.before_checkpoint()
+    return original(cfg, trainer, *args, **more)
 
 
 def _broadcast(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:

@@ -45,11 +45,13 @@ def _noting(original: Callable[..., Any], path: str, *args: Any, **more: Any) ->
     return dataset
 
 
-def _expecting(original: Callable[..., Any], trainer: Any, *args: Any, **more: Any) -> Any:
+def _expecting(original: Callable[..., Any], trainer: Any, filename: str, *args: Any, **more: Any) -> Any:
     """``Trainer.load_checkpoint``, which comes before the training data are opened."""
-    state = original(trainer, *args, **more)
+    state = original(trainer, filename, *args, **more)
     _expected.clear()
-    if state is not None and not trainer.cfg.checkpoint.reset_dataloader:
+    checkpoint = trainer.cfg.checkpoint
+    # A model that is fine-tuned begins with an epoch of its own.
+    if state is not None and not checkpoint.reset_dataloader and filename != checkpoint.finetune_from_model:
         _expected.update(state.get(_KEY, {}))
     return state
 

@@ -11,6 +11,7 @@ PATCHES = (
     "errors",
     "user_dir",
     "launching",
+    "precision",
     "uneven",
     "context_window",
     "resuming",

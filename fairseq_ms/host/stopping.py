@@ -31,6 +31,8 @@ from fairseq_ms.host.wrapping import wrap
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# What --restore-file is unless it is given.
+_LAST = "checkpoint_last.pt"
 
 
 class _Request:
@@ -150,10 +152,16 @@ def _leave(trainer: Any, signum: int) -> None:
     if distributed.is_initialized():
         # A launcher ends all ranks when one has ended.
         distributed.barrier(distributed_utils.get_global_group())
-    without = " without saving, since --no-save is given" if trainer.cfg.checkpoint.no_save else ""
+    cfg = trainer.cfg.checkpoint
+    without = " without saving, since --no-save is given" if cfg.no_save else ""
+    onward = "the same command goes on from the last checkpoint"
+    if cfg.restore_file != _LAST:
+        onward = f"the same command begins with --restore-file {cfg.restore_file} again"
+    elif cfg.no_last_checkpoints:
+        onward = "the same command begins anew, since --no-last-checkpoints is given"
     logger.info(
         f"stopped by {signal.Signals(signum).name} after update {trainer.get_num_updates()}{without}; "
-        f"the same command goes on from the last checkpoint (exit code {exit_code(signum)})"
+        f"{onward} (exit code {exit_code(signum)})"
     )
     raise SystemExit(exit_code(signum))
 
@@ -211,7 +219,8 @@ def _handing_on(spawn: Callable[..., Any], *args: Any, **settings: Any) -> None:
         while not ranks.join():
             pass
     except torch.multiprocessing.ProcessExitedException as error:
-        # A rank that does not train yet dies of the signal itself.
-        if _request.own is not None and error.exit_code in (exit_code(_request.own), -_request.own):
-            raise SystemExit(exit_code(_request.own)) from None
+        # It is enough that one rank is asked, and one that does not train yet dies of the signal itself.
+        for signum in SIGNALS:
+            if error.exit_code == exit_code(signum) or (signum == _request.own and error.exit_code == -signum):
+                raise SystemExit(exit_code(signum)) from None
         raise

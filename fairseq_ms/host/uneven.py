@@ -29,7 +29,7 @@ def _with_repeated_batches(
     original: Callable[..., Any], trainer: Any, samples: list[Any], *args: Any, **settings: Any
 ) -> Any:
     """``Trainer.train_step``, with the batches of an update."""
-    if not samples[0] or all(samples):
+    if not any(samples) or all(samples):
         return original(trainer, samples, *args, **settings)
     samples = [sample or {**trainer._dummy_batch, _REPEATED: True} for sample in samples]
     task = trainer.task
@@ -40,11 +40,12 @@ def _with_repeated_batches(
         del task.train_step
 
 
-def _counting(original: Callable[..., Any], sample: dict[str, Any], **settings: Any) -> Any:
+def _counting(original: Callable[..., Any], sample: dict[str, Any], *args: Any, **settings: Any) -> Any:
     """A task's ``train_step``, to which repeated batches are nothing."""
     if not sample.get(_REPEATED):
-        return original(sample=sample, **settings)
-    loss, size, logged = original(sample=sample, **{**settings, "ignore_grad": True})
+        return original(sample, *args, **settings)
+    # Of the arguments behind the batch, the fifth is ``ignore_grad``.
+    loss, size, logged = original(sample, *args[:4], **{**settings, "ignore_grad": True})
     return loss, _zero(size), {name: _zero(value) for name, value in logged.items()}
 
 

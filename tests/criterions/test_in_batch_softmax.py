@@ -56,3 +56,13 @@ def test_batches_without_a_chunk_to_predict_are_logged_as_zeros() -> None:
 def test_what_is_logged_may_be_summed_over_processes() -> None:
     # fairseq asks the criterion, not its class.
     assert criterion(small_task()).logging_outputs_can_be_summed() is True
+
+
+def test_negatives_come_from_the_training_data_whatever_their_name() -> None:
+    valid, train = small_task(blocks=5).datasets["train"], small_task(blocks=30).datasets["train"]
+    task = small_task()
+    task.datasets = {"valid": valid, "train_half": train}
+    assert criterion(task, train_subset="train_half")._dataset() is train
+    # fairseq-validate loads no training data.
+    task.datasets = {"valid": valid}
+    assert criterion(task)._dataset() is valid

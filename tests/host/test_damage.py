@@ -14,6 +14,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import damage
 from fairseq_ms.host.damage import defect
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import curve, run
@@ -199,3 +200,29 @@ def test_code_in_a_checkpoint_is_never_run(form: str, begun: Path, folders: list
         done = run_cli("fairseq-eval-lm", folders[0], "--user-dir", USER_DIR, "--path", last, "--cpu", check=False)
         assert done.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: a checkpoint must hold tensors")
     assert not marker.exists()
+
+
+def test_code_is_not_run_where_fairseq_asks_for_all_that_a_file_holds(tmp_path: Path) -> None:
+    """As fairseq's main branch does."""
+
+    def all_of_it(path: str) -> object:
+        return torch.load(path, map_location="cpu", weights_only=False)
+
+    torch.save({"model": Malicious(tmp_path / "marker")}, tmp_path / "malicious.pt")
+    with pytest.raises(UsageError, match="must hold tensors and plain values alone"):
+        damage._checked(all_of_it, str(tmp_path / "malicious.pt"))
+    assert not (tmp_path / "marker").exists()
+    torch.save({"model": torch.ones(2)}, tmp_path / "plain.pt")
+    assert damage._checked(all_of_it, str(tmp_path / "plain.pt"))["model"].tolist() == [1.0, 1.0]
+    assert torch.load is not None
+    assert not hasattr(torch.load, "func"), "torch's own again"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_a_run_whose_optimizer_has_flags_of_the_old_kind_is_resumed(
+    optimizer: str, folders: list[Path], tmp_path: Path
+) -> None:
+    for epochs in ("1", "2"):
+        flags = (*TINY, "--optimizer", optimizer, "--max-epoch", epochs)
+        assert run(tiny_training(folders, tmp_path / "run", *flags), tmp_path / "log") == [0]
+    assert "Loaded checkpoint" in (tmp_path / "log").read_text()

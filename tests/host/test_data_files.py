@@ -123,6 +123,10 @@ def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, 
         place = list(begun).index("--save-dir") + 1
         assert run([*begun[:place], str(copy), *begun[place + 1 :]], tmp_path / "log") == [0]
         shutil.rmtree(copy)
+    # A model that is fine-tuned has data of its own, perhaps in the same place.
+    pretrained = tmp_path / "run" / "checkpoint_last.pt"
+    tuned = tiny_training([data], tmp_path / "tuned", *FLAGS, "--finetune-from-model", str(pretrained))
+    assert run(tuned, tmp_path / "log") == [0], (tmp_path / "log").read_text()
     (data / "train.bin").write_bytes(kept)
     assert run(command, tmp_path / "log") == [0]
     assert_same_weights(whole, tmp_path / "run")

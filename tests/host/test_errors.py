@@ -83,12 +83,16 @@ def test_a_missing_subset_gets_one_sentence(data):
     assert_nothing_written(data)
 
 
-@pytest.mark.parametrize("flag", ["--fp16", "--bf16"])
-def test_half_precision_without_a_gpu_gets_one_sentence(flag, tmp_path):
+def test_half_precision_without_a_gpu_gets_one_sentence_and_bfloat16_trains(tmp_path):
     data = write_corpus(tmp_path)
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", flag), env=hidden, check=False)
-    assert_one_sentence(done, "fairseq-train", f"{flag} must be left out")
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", "--fp16"), env=hidden, check=False)
+    assert_one_sentence(done, "fairseq-train", "--fp16 must be left out")
+    # fairseq takes it for a TPU's.
+    done = run_cli(*train_command("vanilla_lm", data, tmp_path / "checkpoints", "--bf16"), env=hidden)
+    assert "'bf16': True" in done.stdout
+    assert "'tpu': True" not in done.stdout
+    assert (tmp_path / "checkpoints" / "checkpoint_last.pt").is_file()
 
 
 @pytest.mark.parametrize(

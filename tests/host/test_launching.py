@@ -14,7 +14,7 @@ import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 
-from tests.helpers.cli import environment
+from tests.helpers.cli import USER_DIR, environment, run_cli
 from tests.helpers.forked import curve, run
 from tests.helpers.launched import Nodes
 from tests.helpers.resumed import TINY, TRANSFORMER_XL, assert_same_weights, tiny_training, write_parts
@@ -207,3 +207,17 @@ def test_what_the_user_says_of_how_processes_meet_is_kept() -> None:
 def test_without_a_launcher_a_process_trains_alone() -> None:
     assert not {"RANK", "WORLD_SIZE"} & set(os.environ)
     assert inferred(distributed_world_size=1).distributed_init_method is None
+
+
+def test_hydra_under_a_launcher_is_told_how_many_processes_there_are(folders: list[Path], tmp_path: Path) -> None:
+    """It decides before it imports the package, and would train alone in each."""
+    launched = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+    settings = [f"task.data={folders[0]}", f"common.user_dir={USER_DIR}", f"checkpoint.save_dir={tmp_path / 'run'}"]
+    settings += ["task=language_modeling", "+model._name=vanilla_lm", "criterion=cross_entropy", "optimizer=adam"]
+    settings += ["optimization.lr=[0.001]", "lr_scheduler=fixed", "optimization.max_update=1", "common.cpu=true"]
+    settings += ["dataset.batch_size=2", "task.tokens_per_sample=5"]
+    done = run_cli("fairseq-hydra-train", *settings, cwd=tmp_path, env=launched, check=False)
+    assert done.returncode == 1
+    wanted = "fairseq-hydra-train: error: distributed_training.distributed_world_size=2 must be given"
+    assert done.stderr.splitlines()[-1].startswith(wanted)
+    assert not list(tmp_path.glob("**/*.pt"))

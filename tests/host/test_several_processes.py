@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fairseq_ms.lm.streaming import StreamingLanguageModel
 from tests.curves.runs import RUNS, flags_of
+from tests.helpers.forked import rank_log, run
+from tests.helpers.resumed import TRANSFORMER_XL, tiny_training, write_parts
 from tests.helpers.together import Curve, configuration, curves
 from tests.helpers.trained import random_lines, write_corpus
 
@@ -91,3 +96,25 @@ def test_two_processes_train_as_one_with_twice_the_batch(together: Together) -> 
         cases = [name for name in CASES if ("first phase" in name) == first_phase]
         several = together(2, changes, cases=cases)
         assert_same(several, together(1, {**changes, **joint}, cases=cases))
+
+
+def _failing(rank: int) -> None:
+    """A bug in the third forward pass of the second process."""
+    forward, calls = StreamingLanguageModel.forward, itertools.count(1)
+
+    def fails(self: Any, *args: Any, **settings: Any) -> Any:
+        if rank == 1 and next(calls) == 3:
+            raise IndexError("a bug")
+        return forward(self, *args, **settings)
+
+    setattr(StreamingLanguageModel, "forward", fails)  # noqa: B010
+
+
+def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path) -> None:
+    """fairseq saves what it can where a process fails, which is not to wait for the memories of the others."""
+    folders = write_parts(tmp_path / "corpus")[:1]
+    command = tiny_training(folders, tmp_path / "run", *TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "2")
+    log = tmp_path / "log"
+    assert run(command, log, ranks=2, fault=_failing) == [1, 1]
+    assert "IndexError: a bug" in rank_log(log, 1).read_text()
+    assert "fairseq-train: error: another process of this run has ended" in log.read_text().splitlines()[-1]

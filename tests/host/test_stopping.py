@@ -158,3 +158,36 @@ def test_signals_are_the_users_again_when_training_is_over(folders: list[Path], 
         [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines()[-1] == "as before", done.stderr
+
+
+@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+def test_a_parent_ends_as_its_ranks_do_if_one_of_them_alone_was_asked(signum: int) -> None:
+    class Ranks:
+        processes: tuple[object, ...] = ()
+
+        def __init__(self, code: int) -> None:
+            self.code = code
+
+        def join(self) -> bool:
+            raise torch.multiprocessing.ProcessExitedException("", error_index=0, error_pid=1, exit_code=self.code)
+
+    with pytest.raises(SystemExit) as ended:
+        stopping._handing_on(lambda **settings: Ranks(128 + signum))
+    assert ended.value.code == 128 + signum
+    with pytest.raises(torch.multiprocessing.ProcessExitedException):
+        stopping._handing_on(lambda **settings: Ranks(-signum))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--no-last-checkpoints",), "the same command begins anew, since --no-last-checkpoints is given"),
+        (("--restore-file", "nowhere.pt"), "the same command begins with --restore-file nowhere.pt again"),
+    ],
+)
+def test_what_the_same_command_does_next_is_said(
+    flags: tuple[str, ...], said: str, folders: list[Path], tmp_path: Path
+) -> None:
+    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,), False, None)
+    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, *flags), tmp_path / "log", 1, fault) == [143]
+    assert said in (tmp_path / "log").read_text()

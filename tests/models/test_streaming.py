@@ -92,6 +92,18 @@ def test_a_forgotten_stream_is_at_its_beginning_and_the_others_are_not(arch: str
     torch.testing.assert_close(logits[1], case.model(torch.cat([first, second], 1))[0][1, 3 * length :])
 
 
+def test_a_stream_that_has_overflowed_in_half_precision_begins_anew() -> None:
+    state = torch.tensor([[[torch.nan]], [[torch.inf]], [[1.0]], [[2.0]]], dtype=torch.float16)
+    other = torch.tensor([[[1.0]], [[2.0]], [[3.0]], [[-torch.inf]]], dtype=torch.float16)
+    memory = Memory({"layer0": state, "layer1": other}, torch.zeros(4, 0, dtype=torch.long))
+    finite = memory.finite().states
+    assert finite["layer0"].flatten().tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert finite["layer1"].flatten().tolist() == [0.0, 0.0, 3.0, 0.0]
+    # Other types do not overflow, and what is infinite there is for the user to see.
+    full = Memory({"layer0": state.float()}, torch.zeros(4, 0, dtype=torch.long))
+    assert full.finite() is full
+
+
 def test_what_is_forgotten_may_have_been_infinite() -> None:
     state = torch.tensor([[[torch.nan]], [[torch.inf]], [[1.0]]])
     memory = Memory({"layer0": state}, torch.zeros(3, 0, dtype=torch.long))

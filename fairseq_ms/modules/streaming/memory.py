@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+import torch
 from torch import Tensor
 
 # The states a segment starts from, by name, (B, length, D) each: m of the papers' figures.
@@ -46,6 +47,16 @@ class Memory:
         forgotten = rows_B[:, None, None]
         # Not by a product: a forward pass that overflowed leaves what is not finite.
         return Memory({name: state.masked_fill(forgotten, 0.0) for name, state in self.states.items()}, self.pending_BT)
+
+    def finite(self) -> Memory:
+        """The memory with the streams at their beginning again that have overflowed, as half precision can.
+
+        They would make every pass overflow that still sees them. Nothing waits for the device.
+        """
+        if all(state.dtype != torch.float16 for state in self.states.values()):
+            return self
+        overflown = [~state.isfinite().flatten(1).all(1) for state in self.states.values()]
+        return self.forget(torch.stack(overflown).any(0))
 
     def to(self, like: Tensor) -> Memory:
         """On the device and of the floating point type of ``like``."""

@@ -226,7 +226,7 @@ class Generation:
 
 
 def _per_step(generation: Generation, name: str) -> Callable[[], float]:
-    """Seconds a cached step, the prompt not counted: the median over the steps."""
+    """Seconds a cached step, the prompt not counted: the mean over the steps."""
     import time
 
     def run() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,3 +100,14 @@ def write_results(args: argparse.Namespace, loaded: list[Checkpoint], results: o
     report.write_json(
         args.json, {"command": args.command, "settings": settings, "checkpoints": described, "results": results}
     )
+
+
+def split_label(spec: str) -> tuple[str, str]:
+    """``"name=dir/file.pt"`` as ("name", "dir/file.pt"); without a name, the folder's name is the label.
+
+    A file whose own path has an equals sign in it needs no name.
+    """
+    label, separator, path = spec.partition("=")
+    if separator and label and "/" not in label and not Path(spec).is_file():
+        return label, path
+    return Path(spec).parent.name or Path(spec).stem, spec

@@ -16,6 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
 from torch import Tensor
 
+from fairseq_ms.analysis.arguments import split_label
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder
 
@@ -129,14 +130,6 @@ def load_all(specs: Sequence[str], data: str | None = None, cpu: bool = False) -
         if labels.count(label) > 1:
             raise UsageError(f"CHECKPOINT must have a label of its own, as in NAME=FILE: got {label!r} twice")
     return [load(spec, data, cpu) for spec in specs]
-
-
-def split_label(spec: str) -> tuple[str, str]:
-    """``"name=dir/file.pt"`` as ("name", "dir/file.pt"); without a name, the folder's name is the label."""
-    label, separator, path = spec.partition("=")
-    if separator and label and "/" not in label:
-        return label, path
-    return Path(spec).parent.name or Path(spec).stem, spec
 
 
 def _reads_source(model: BaseFairseqModel) -> bool:

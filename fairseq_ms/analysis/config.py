@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-import uuid
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text, end="")
         return 0
+    if args.out.is_dir():
+        raise UsageError(f"--out must name a file: {args.out} is a folder")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one training may write it at once, and none must read the half of it.
-    unfinished = args.out.with_name(f".{args.out.name}.{uuid.uuid4().hex}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(args.out)
+    report.write_text(args.out, text)
     return 0
 
 

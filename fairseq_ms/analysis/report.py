@@ -45,11 +45,13 @@ def _text(cell: object) -> str:
     return str(cell)
 
 
-def check_outputs(json_path: str | None, png_path: str | None) -> None:
+def check_outputs(json_path: str | Path | None, png_path: str | Path | None) -> None:
     """Raise UsageError now rather than after the work when a file could not be written then."""
     for flag, path in (("--json", json_path), ("--png", png_path)):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"{flag} must lie in a folder that exists: got {path}")
+        if path is not None and Path(path).is_dir():
+            raise UsageError(f"{flag} must name a file: {path} is a folder")
     if png_path is not None:
         if Path(png_path).suffix != ".png":
             raise UsageError(f"--png must end in .png: got {png_path}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
@@ -37,10 +37,16 @@ class Reader:
         return matches(name, self.dataset.text_names) or matches(name, self.dataset.json_names)
 
     def given_split(self, name: str) -> str | None:
-        """The split a file belongs to by its name, for data sets whose split is given."""
-        for split, patterns in self.dataset.split_names.items():
-            if matches(name, patterns):
-                return split
+        """The split a file belongs to by its name, for data sets whose split is given.
+
+        A pattern such as `train/*.txt` also takes files in folders below train/; the innermost such folder decides.
+        """
+        *folders, file = PurePosixPath(name).parts
+        for count in range(len(folders), -1, -1):
+            outer = "/".join([*folders[:count], file])
+            for split, patterns in self.dataset.split_names.items():
+                if matches(outer, patterns if count == len(folders) else _of_folders(patterns)):
+                    return split
         return None
 
     def lines(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[Line]:
@@ -54,11 +60,14 @@ class Reader:
             found = True
             given = self.given_split(file.name) if self.dataset.split_names else None
             split = given or SPLITS[0]
+            started = False
             for starts_document, text in self._marked(file):
                 if starts_document and given is None:
                     split = drawn.split_of(file.name)
+                started = started or starts_document
                 if text.strip() or self.dataset.blank_lines == "keep":
-                    yield Line(split, starts_document, text)
+                    yield Line(split, started, text)
+                    started = False
         if not found:
             sought = self.dataset.text_names + self.dataset.json_names
             if self.dataset.split_names:
@@ -72,6 +81,11 @@ class Reader:
                 yield from ((index == 0, line) for index, line in enumerate(article))
             return
         yield from document_starts(text_lines(file), self.dataset.documents)
+
+
+def _of_folders(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Those that take every file of a folder."""
+    return tuple(pattern for pattern in patterns if "/*." in pattern)
 
 
 def document_starts(lines: Iterable[str], documents: str) -> Iterator[tuple[bool, str]]:
@@ -109,10 +123,11 @@ class Draw:
         three.
         """
         order = sorted(names, key=self._uniform)
+        total = len(order)
         for split, fraction in self.fractions.items():
-            for name in order[: max(1, round(fraction * len(order)))]:
-                self.shared.setdefault(name, split)
-            order = [name for name in order if name not in self.shared]
+            count = max(1, round(fraction * total))
+            self.shared.update(dict.fromkeys(order[:count], split))
+            order = order[count:]
 
     def split_of(self, file_name: str) -> str:
         """The split of the document that begins here."""

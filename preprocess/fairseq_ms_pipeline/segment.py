@@ -25,6 +25,7 @@ def byte_symbols(line: str) -> str:
 
 
 _BYTES = [SPACE if n == 32 else chr(n) if n < 128 else f"<0x{n:02X}>" for n in range(256)]
+_BYTE_OF = {symbol: bytes([n]) for n, symbol in enumerate(_BYTES)}
 
 
 def undone(line: str, level: str) -> str:
@@ -34,8 +35,8 @@ def undone(line: str, level: str) -> str:
     if level == "char":
         return line.replace(" ", "").replace(SPACE, " ")
     if level == "byte":
-        values = {symbol: value for value, symbol in enumerate(_BYTES)}
-        return bytes(values[symbol] for symbol in line.split()).decode()
+        # A model may generate what is no UTF-8, or begin a character and not end it.
+        return b"".join(_BYTE_OF.get(symbol, symbol.encode()) for symbol in line.split()).decode(errors="replace")
     return line
 
 

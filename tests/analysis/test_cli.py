@@ -96,6 +96,29 @@ def test_the_top_of_every_command_module_imports_neither_torch_nor_fairseq(name)
             assert (node.module or "").split(".")[0] not in heavy
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("context-shuffle a.pt --windows 1", "--windows must be at least 2, since an interval needs several: got 1"),
+        ("context-shuffle a.pt --json FOLDER", "--json must name a file: FOLDER is a folder"),
+        ("perplexity a.pt --json FOLDER", "--json must name a file: FOLDER is a folder"),
+        ("perplexity a.pt --max-tokens 0", "--max-tokens must be at least 1: got 0"),
+        ("config haed_wt103 --out FOLDER", "--out must name a file: FOLDER is a folder"),
+        (
+            "memory --paper --nonsense 3",
+            "--paper prints the paper's models alone: --nonsense must not be given with it",
+        ),
+        ("memory --arch vanilla_lm --fit nan", "--fit must be a number of GiB above 0: got nan"),
+        ("sample-metrics a.pt --temperature nan", "--temperature must be above 0: got nan"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_work_and_leaves_nothing(arguments, sentence, tmp_path, capsys):
+    given = [str(tmp_path) if word == "FOLDER" else word for word in arguments.split()]
+    assert cli.main(given) == 2
+    assert capsys.readouterr().err == f"fairseq-ms: {sentence.replace('FOLDER', str(tmp_path))}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def _with_command(monkeypatch, tmp_path, body):
     """Add a command `broken` whose run() has the given body."""
     room = tmp_path / "extra_room"

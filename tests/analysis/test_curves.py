@@ -10,6 +10,7 @@ from tests.helpers.cli import run_cli
 # Both of fairseq's formats, through fairseq-train and through hydra. The first run was killed and went on later, when
 # fairseq's own "wall" stays 0.
 JSON_LOG = """\
+2026-01-01 09:59:25 | INFO | fairseq_cli.train | {'_name': None, 'common': {'_name': None, 'log_format': 'json'}}
 2026-01-01 09:59:25 | INFO | fairseq_cli.train | num. shared model params: 4,096 (num. trained: 4,096)
 2026-01-01 09:59:25 | INFO | fairseq_cli.train | {"num_updates": "3"}
 2026-01-01 10:00:00 | INFO | train_inner | {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "num_updates": "10", \
@@ -17,6 +18,8 @@ JSON_LOG = """\
 2026-01-01 10:00:01 | INFO | valid | {"epoch": 1, "valid_loss": "8", "valid_ppl": "256", "valid_num_updates": "10"}
 2026-01-01 10:00:30 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "8.5", "num_updates": "18", "wall": "65"}
 2026-01-01 10:00:37 | INFO | train_inner | {"epoch": 1, "update": 0.9, "lo
+2026-01-01 11:00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'_name': None, 'log_format': 'json'}}
+2026-01-01 11:00:00 | INFO | fairseq_ms.tasks.streaming_language_modeling | dictionary: 8000 types
 2026-01-01 11:00:00 | INFO | fairseq_cli.train | num. shared model params: 4,096 (num. trained: 4,096)
 2026-01-01 11:00:35 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "7", "num_updates": "18", "wall": "0"}
 2026-01-01 11:00:36 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_ppl": "64", "valid_num_updates": "20"}
@@ -56,6 +59,19 @@ def test_a_later_phase_begins_when_the_earlier_one_has_ended(logs: Path) -> None
     both = ",".join(str(logs / name / "log") for name in ("first", "second"))
     (curve,) = curves_of(logs, f"two phases={both}", "--over", "hours", "--metric", "ppl")
     assert curve == {"label": "two phases", "updates": [10], "hours": [0.0375], "ppl": [152]}
+
+
+def test_a_log_may_have_an_equals_sign_or_a_comma_in_its_path_and_losses_that_are_not_finite(logs: Path) -> None:
+    log = logs / "lr=0.1,clip" / "log"
+    log.parent.mkdir()
+    text = SIMPLE_LOG + SIMPLE_LOG.splitlines()[-1].replace("loss 7.25", "loss nan").replace("updates 10", "updates 20")
+    log.write_text(text + "\n", encoding="utf-8")
+    for given, label in ((str(log), "lr=0.1,clip"), (f"a={log}", "a")):
+        (curve,) = curves_of(logs, given)
+        assert (curve["label"], curve["loss"]) == (label, [7.25, None])
+    log.write_text(text.replace("7.25", "inf") + "\n", encoding="utf-8")
+    (curve,) = curves_of(logs, str(log))
+    assert curve["loss"] == [None, None]
 
 
 def test_training_points_take_the_later_line_of_an_update(logs: Path) -> None:

@@ -110,11 +110,16 @@ def test_what_is_no_ngram_model_is_refused_in_one_sentence(tmp_path, monkeypatch
         ngram_lm.estimate(["a b"], 4, str(tmp_path))
 
 
+def test_the_lines_of_a_text_are_those_between_its_ends_of_line() -> None:
+    assert list(ngram_lm.sentences(["a", "b", "</s>", "c", "</s>"])) == ["a b", "c"]
+    assert list(ngram_lm.sentences(["</s>", "a", "</s>", "</s>", "b"])) == ["", "a", "", "b"]
+
+
 def test_lmplz_is_given_the_text_and_its_failure_is_told(tmp_path, monkeypatch):
     # A program in lmplz's place that writes what it was given, or fails.
     program = tmp_path / "bin/lmplz"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\n[ \"$2\" = 4 ] || { echo 'wrong order' >&2; exit 3; }\ncat\n")
+    program.write_text("#!/bin/sh\n[ \"$2$4\" = 4--skip_symbols ] || { echo 'wrong order' >&2; exit 3; }\ncat\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     path = ngram_lm.estimate(["a b", "c"], 4, str(tmp_path))
@@ -133,8 +138,9 @@ class TwoTokens(torch.nn.Module):
 
 
 def test_pretrained_perplexity_scores_every_token_after_its_context():
-    def tokenizer(text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
+    def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        # As Llama's and OPT's, which begin every text with a symbol; it changes nothing in front of a context.
+        return {"input_ids": [4] * add_special_tokens + [int(word) for word in text.split()]}
 
     hit, miss = -math.log(math.e**2 / (math.e**2 + 4)), -math.log(1 / (math.e**2 + 4))
     found = pretrained_lm.perplexity(TwoTokens(), tokenizer, ["0 1", "3"], ["2 3 3", "4"])
@@ -142,7 +148,7 @@ def test_pretrained_perplexity_scores_every_token_after_its_context():
 
 
 def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
-    def tokenizer(text: str) -> dict[str, list[int]]:
+    def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [int(word) for word in text.split()]}
 
     model = TwoTokens()

@@ -44,15 +44,17 @@ def write_tokenizer(folder: Path, level: str) -> None:
     if level == "bpe":
         codes = folder / "learnt.bpe"
         bpe.learn([Counter({"said": 9, "done": 8, "did": 7, "word": 3})], 10, 4, codes)
-    lines = [tokenised(line, how, "en", level) for line in TEXT.split("\n")]
+    # What looks like fairseq's own symbols is spelled out in data of characters and bytes.
+    text = TEXT if how == "moses" else TEXT + "an <unk> and </s>\n"
+    lines = [tokenised(line, how, "en", level) for line in text.split("\n")]
     segmented = {"bpe": bpe.Segmenter(codes).line if codes else None, "word": str}
     segmented |= {"char": segment.characters, "byte": segment.byte_symbols}
     symbols = " </s> ".join(segmented[level](line) for line in lines).split()
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *sorted({*symbols} - {"</s>"})]
     pipeline = tokenizer.Pipeline(level, how, "en", codes)
     tokenizer.write(folder, pipeline, vocabulary, "</s>", 64, "made")
-    plain = TEXT if how == "moses" else "\n".join(lines)
-    (folder / "expected.json").write_text(json.dumps({"text": TEXT, "symbols": symbols, "plain": plain}))
+    plain = text if how == "moses" else "\n".join(lines)
+    (folder / "expected.json").write_text(json.dumps({"text": text, "symbols": symbols, "plain": plain}))
 
 
 @torch.no_grad()

@@ -4,11 +4,14 @@ import json
 import random
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fairseq_ms_pipeline import binarise, bpe
+from fairseq_ms_pipeline.datasets.text import GIVEN
 from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
+from fairseq_ms_pipeline.segment import byte_symbols, undone
 from fairseq_ms_pipeline.shards import write_shards
 from fairseq_ms_pipeline.text import readable_words
 from fairseq_ms_pipeline.tokenise import tokenised
@@ -26,6 +29,14 @@ def test_misread_words_are_split_so_that_nothing_is_lost_but_a_space():
             assert not word.endswith("@@")
             assert word == "<unk>" or not word.endswith(("<s>", "</s>", "<pad>", "<unk>"))
     assert readable_words("plain <unk> @-@ words") == ["plain", "<unk>", "@-@", "words"]
+
+
+def test_bytes_that_are_no_text_and_symbols_that_are_no_bytes_are_spelled_out() -> None:
+    for text in ("plain", "ä € 𝄞", "<unk> and </s>"):
+        assert undone(byte_symbols(text), "byte") == text
+    assert undone("a <0xE2> <0x82>", "byte") == "a�"
+    assert undone("<0x80> b", "byte") == "�b"
+    assert undone("a <unk> madeupword0001", "byte") == "a<unk>madeupword0001"
 
 
 def test_moses_splits_punctuation_and_escapes_nothing():
@@ -47,6 +58,43 @@ def test_three_files_fill_all_three_splits_whatever_the_fractions():
         draw = Draw(dataset, seed)
         draw.share_out(["a.txt", "b.txt", "c.txt"])
         assert sorted(draw.split_of(name) for name in ("a.txt", "b.txt", "c.txt")) == ["test", "train", "valid"]
+
+
+def test_files_are_shared_out_in_the_fractions_of_all() -> None:
+    for count, valid, test in ((100, 0.4, 0.4), (1000, 0.103, 0.101)):
+        draw = Draw(replace(DATASET, documents="file", valid_fraction=valid, test_fraction=test), 1)
+        names = [f"{number}.txt" for number in range(count)]
+        draw.share_out(names)
+        drawn = [draw.split_of(name) for name in names]
+        assert (drawn.count("valid"), drawn.count("test")) == (round(count * valid), round(count * test))
+
+
+@pytest.mark.parametrize("kept", ["keep", "drop"])
+def test_a_document_begins_with_its_first_line_that_is_kept(kept: str, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("\n\nfirst\n\nsecond\n", encoding="utf-8")
+    lines = list(Reader(replace(DATASET, documents="file", blank_lines=kept), [tmp_path], 1).lines())
+    assert [line.starts_document for line in lines].count(True) == 3
+    first = [line.text for line in lines if line.starts_document]
+    assert first == ([""] if kept == "keep" else ["first"]) * 3
+
+
+def test_the_innermost_folder_named_after_a_split_decides() -> None:
+    reader = Reader(replace(DATASET, split_names=GIVEN), [], 1)
+    for name, split in (
+        ("n/train/a.txt", "train"),
+        ("n/train/en/a.txt", "train"),
+        ("n/test/fiction/en/a.txt", "test"),
+        ("train/valid/en/a.txt", "valid"),
+        ("test/train/en/a.tokens", "train"),
+        ("train/en/test.txt", "test"),
+        ("n/en/a.txt", None),
+        ("training/a.txt", None),
+    ):
+        assert reader.given_split(name) == split, name
+    named = Reader(replace(DATASET, split_names={"train": ("books-2/train.txt",)}), [], 1)
+    assert named.given_split("books-2/train.txt") == "train"
+    assert named.given_split("books-2/raw/train.txt") is None
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ class Driver:
         """Train and test one job, and write its line."""
         part, folder = PARTS[job.run.part], self.folder(job)
         folder.mkdir(parents=True, exist_ok=True)
-        updates = max(1, int(job.run.share * part.epochs * corpora.targets(self._data(part.corpus))) // part.tokens)
+        targets = job.run.share * part.epochs * corpora.targets(self._data(part.corpus))
+        updates = max(1, int(targets) // part.tokens)
         command = self.training(job, min(updates, self.most_updates or updates))
         log = folder / "train.log"
         if not log.is_file() or "done training" not in log.read_text(encoding="utf-8"):

@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.errors import UsageError
 
     report.check_outputs(args.json, args.png)
+    if args.windows == 1:
+        raise UsageError("--windows must be at least 2, since an interval needs several: got 1")
     loaded = arguments.load_checkpoints(args)
     checkpoints.require_one_dictionary(loaded, args.command)
     window = args.tokens_per_sample or min(512, *(checkpoint.longest or 512 for checkpoint in loaded))

@@ -66,8 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
     report.check_outputs(args.json, args.png)
     arguments.quieten()
+    if args.paper and args.fairseq_flags:
+        raise UsageError(f"--paper prints the paper's models alone: {args.fairseq_flags[0]} must not be given with it")
     if args.paper:
         return _paper(args)
+    if args.fit is not None and not 0 < args.fit < float("inf"):
+        raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
     if args.fit is not None and args.sweep:
         raise UsageError("--fit and --sweep must not be given together: got both")
     if args.path and args.fairseq_flags:

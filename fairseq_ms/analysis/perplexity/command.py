@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis.perplexity import renormalise
     from fairseq_ms.errors import UsageError
 
-    if args.json is not None and not args.json.resolve().parent.is_dir():
-        raise UsageError(f"--json must lie in a folder that exists: got {args.json}")
-    for flag, value in (("--tokens-per-sample", args.tokens_per_sample), ("--batch-size", args.batch_size)):
+    report.check_outputs(args.json, None)
+    sizes = {"tokens-per-sample": args.tokens_per_sample, "batch-size": args.batch_size, "max-tokens": args.max_tokens}
+    for flag, value in ((f"--{name}", value) for name, value in sizes.items()):
         if value is not None and value < 1:
             raise UsageError(f"{flag} must be at least 1: got {value}")
     if args.manifest is not None and not args.manifest.is_file():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import report
+from fairseq_ms.analysis.arguments import split_label
 from fairseq_ms.analysis.plot import training_log
 from fairseq_ms.errors import UsageError
 
@@ -40,11 +42,13 @@ def load(text: str, subset: str) -> Curve:
 
     Logs behind one another are phases of one training: the last is drawn, later by the hours of those before it.
     """
-    label, _, names = text.rpartition("=")
-    *earlier, last = [Path(name) for name in names.split(",")]
+    label, names = split_label(text)
+    *earlier, last = [Path(name) for name in ([names] if Path(names).is_file() else names.split(","))]
     points = training_log.read(last, subset)
     before = sum(training_log.read(path, "train")[-1].hours for path in earlier)
-    return Curve(label or last.resolve().parent.name, [replace(point, hours=before + point.hours) for point in points])
+    if names == text:
+        label = last.resolve().parent.name
+    return Curve(label, [replace(point, hours=before + point.hours) for point in points])
 
 
 def numbers(curves: Sequence[Curve]) -> list[float | None]:
@@ -81,7 +85,8 @@ def as_json(curves: Sequence[Curve], metric: str) -> list[dict[str, object]]:
             "label": curve.label,
             "updates": curve.xy("updates", metric)[0],
             "hours": curve.xy("hours", metric)[0],
-            metric: curve.xy("updates", metric)[1],
+            # JSON has no nan.
+            metric: [value if math.isfinite(value) else None for value in curve.xy("updates", metric)[1]],
         }
         for curve in curves
     ]

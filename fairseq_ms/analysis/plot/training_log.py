@@ -18,8 +18,8 @@ LINE = re.compile(
     rf"^(?:(?P<fairseq_time>{_TIME}) \| INFO \| (?P<fairseq>[\w.]+) \| |"
     rf"\[(?P<hydra_time>{_TIME})[^]]*\]\[(?P<hydra>[\w.]+)\]\[INFO\] - )(?P<rest>.*)$"
 )
-# Every start of a run prints this once, when its model has been built.
-START = "num. shared model params"
+# Every start of a run prints its configuration before anything else.
+START = "{'_name': None"
 # Statistics of `--log-format simple`: `loss=8.7, ppl=412` within an epoch, `loss 8.7 | ppl 412` at its end.
 PAIR = re.compile(r"(?:^|[|,:] ?|\s)(\w+)(?:=| +)(-?\d[\d.eE+-]*|nan|inf)(?=$|[,|\s])")
 
@@ -53,7 +53,7 @@ def read(path: Path, subset: str) -> list[Point]:
     for time, name, rest in _lines(path):
         if start is None or now is None:
             start = time
-        elif rest.startswith(START):
+        elif name == "fairseq_cli.train" and rest.startswith(START):
             earlier += (now - start).total_seconds()
             start = time
         now = time
@@ -97,9 +97,9 @@ def _statistics(text: str, name: str) -> dict[str, float]:
 
 
 def best(points: Sequence[Point], metric: str) -> float:
-    """The lowest value; UsageError where no point has the metric."""
-    values = [point.values[metric] for point in points if math.isfinite(point.values.get(metric, math.nan))]
+    """The lowest value, nan where none is finite; UsageError where no point has the metric."""
+    values = [point.values[metric] for point in points if metric in point.values]
     if not values:
         known = ", ".join(sorted({key for point in points for key in point.values}))
         raise UsageError(f"--metric must be one of {known}: got {metric}")
-    return min(values)
+    return min(filter(math.isfinite, values), default=math.nan)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     report.check_outputs(args.json, None)
     report.require_package("sacrebleu", "Ref-BLEU", "sacrebleu")
-    if args.temperature <= 0:
+    if not args.temperature > 0:
         raise UsageError(f"--temperature must be above 0: got {args.temperature}")
     if args.ngram_lm and args.estimate_ngram_lm:
         raise UsageError("--ngram-lm and --estimate-ngram-lm must not be given together: got both")
@@ -124,7 +124,7 @@ def _judges(args: argparse.Namespace, checkpoint: Checkpoint, folder: str) -> di
     path = args.ngram_lm
     if args.estimate_ngram_lm:
         words = samples.words_of(checkpoint, torch.cat(checkpoints.documents(checkpoint, "train")), args.remove_bpe)
-        path = ngram_lm.estimate(" ".join(words).split(" </s>"), 4, folder)
+        path = ngram_lm.estimate(ngram_lm.sentences(words), 4, folder)
     if path:
         ngram = ngram_lm.NGramModel(path)
         judges["n-gram"] = lambda contexts, texts: ngram_lm.perplexity(ngram, contexts, texts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +69,19 @@ def perplexity(model: NGramModel, contexts: Iterable[Sequence[str]], samples: It
     return float(np.exp(-np.mean(scores)))
 
 
+def sentences(words: Iterable[str], eos: str = "</s>") -> Iterator[str]:
+    """The lines of a text whose lines end in ``eos``, the last one perhaps without."""
+    line: list[str] = []
+    for word in words:
+        if word == eos:
+            yield " ".join(line)
+            line = []
+        else:
+            line.append(word)
+    if line:
+        yield " ".join(line)
+
+
 def estimate(lines: Iterable[str], order: int, folder: str) -> str:
     """Estimate a Kneser-Ney model of a tokenised text with kenlm's lmplz; the path of its ARPA file in ``folder``.
 
@@ -85,7 +98,8 @@ def estimate(lines: Iterable[str], order: int, folder: str) -> str:
         text.seek(0)
         done = subprocess.run(
             # Little data leaves some count of counts empty, for which lmplz wants to be allowed a fallback.
-            ["lmplz", "-o", str(order), "--discount_fallback", "-T", folder, "-S", "20%"],
+            # <unk> in a text, which lmplz would refuse, then counts as the space between words.
+            ["lmplz", "-o", str(order), "--discount_fallback", "--skip_symbols", "-T", folder, "-S", "20%"],
             stdin=text,
             stdout=arpa,
             stderr=subprocess.PIPE,

@@ -53,7 +53,8 @@ def perplexity(
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or sys.maxsize
     for context, sample in zip(contexts, samples):
         before = tokenizer(context)["input_ids"]
-        after = tokenizer(sample)["input_ids"]
+        # Some tokenizers put a symbol before a text, which belongs before the context alone.
+        after = tokenizer(sample, add_special_tokens=False)["input_ids"]
         if len(after) >= positions:
             raise UsageError(f"--length must fit into the {positions} positions of --hf-lm: got {len(after)} tokens")
         before = before[max(0, len(before) + len(after) - positions) :]

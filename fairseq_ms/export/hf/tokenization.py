@@ -30,7 +30,8 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
         self.symbols: list[str] = json.loads(Path(vocab_file).read_text(encoding="utf-8"))
         self.indices = {symbol: index for index, symbol in enumerate(self.symbols)}
         self.language = language
-        super().__init__(language=language, **settings)
+        # What looks like a special symbol in a text is for the pipeline to spell, as in the data.
+        super().__init__(language=language, **{"split_special_tokens": True, **settings})
 
     @property
     def vocab_size(self) -> int:

@@ -17,6 +17,7 @@ PATCHES = (
     "resuming",
     "writing",
     "damage",
+    "best",
     "stopping",
     "buffering",
     "data_files",

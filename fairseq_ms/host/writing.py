@@ -25,7 +25,6 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
-from fairseq.trainer import Trainer
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.wrapping import wrap
@@ -46,7 +45,6 @@ def install() -> None:
     wrap(PathManager, "copy", _copy)
     wrap(PathManager, "async_close", _close)
     wrap(distributed_utils, "call_main", _with_iopath)
-    wrap(Trainer, "__init__", _anew)
 
 
 @contextlib.contextmanager
@@ -199,10 +197,3 @@ def _with_iopath(original: Callable[..., Any], cfg: Any, main: Callable[..., Any
     if cfg.checkpoint.write_checkpoints_asynchronously and importlib.util.find_spec("iopath") is None:
         raise UsageError("--write-checkpoints-asynchronously needs the package iopath: pip install iopath")
     return original(cfg, main, **settings)
-
-
-def _anew(original: Callable[..., None], *args: Any, **settings: Any) -> None:
-    """``Trainer()``, before which what is best is forgotten: hydra's --multirun has several runs in a process."""
-    if hasattr(checkpoint_utils.save_checkpoint, "best"):
-        del checkpoint_utils.save_checkpoint.best
-    original(*args, **settings)

@@ -206,11 +206,3 @@ def test_torch_writes_an_archive_that_other_programs_can_check() -> None:
     with zipfile.ZipFile(archive) as opened:
         assert opened.testzip() is None
         assert all(entry.CRC for entry in opened.infolist() if entry.file_size > 8)
-
-
-def test_what_is_best_is_counted_anew_in_every_run_of_a_process(tmp_path: Path) -> None:
-    """As in the jobs of hydra's --multirun: a later one with higher losses has a best checkpoint, too."""
-    folders = write_parts(tmp_path / "corpus")[:1]
-    fault = functools.partial(setattr, checkpoint_utils.save_checkpoint, "best")
-    assert run(tiny_training(folders, tmp_path / "run", *TINY), tmp_path / "log", fault=fault) == [0]
-    assert (tmp_path / "run" / "checkpoint_best.pt").is_file()

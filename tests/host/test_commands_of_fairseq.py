@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +12,9 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq_cli.eval_lm import eval_lm
 
-from tests.helpers.cli import ROOT, USER_DIR, run_cli
+from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import random_flags, train_command, write_corpus
+from tests.helpers.forked import curve, train
 from tests.registry import ARCHITECTURES, GENERATORS, setting
 
 
@@ -155,40 +151,20 @@ def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: 
     assert (tmp_path / "checkpoint_last.pt").is_file()
 
 
-def _losses(log: str) -> dict[int, str]:
-    """Training loss by update, as printed."""
-    losses = {}
-    for line in re.findall(r"train_inner \| (\{.*\})", log):
-        record = json.loads(line)
-        if "loss" in record and "num_updates" in record:
-            losses[int(record["num_updates"])] = record["loss"]
-    return losses
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_training_killed_and_resumed_continues_as_if_nothing_had_happened(
     arch: str, data: Path, tmp_path: Path
 ) -> None:
     more = ("--save-interval-updates", "3", "--dropout", "0.1", "--max-update", "15", "--keep-interval-updates", "-1")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = run_cli(*train_command(arch, data, whole, *more, "--batch-size", "2"))
+    train(train_command(arch, data, whole, *more, "--batch-size", "2"), tmp_path / "whole.log")
     command = train_command(arch, data, broken, *more, "--batch-size", "2")
-    program = [sys.executable, str(Path(sys.executable).parent / command[0]), *command[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
     # After the checkpoint of update 6 and before that of update 9.
-    for line in process.stdout:
-        if 8 in _losses(line):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    resumed = run_cli(*command)
-    losses, resumed_losses = _losses(expected.stdout + expected.stderr), _losses(resumed.stdout + resumed.stderr)
-    assert resumed_losses
-    assert min(resumed_losses) == 7
-    assert all(losses[update] == loss for update, loss in resumed_losses.items())
+    train(command, tmp_path / "killed.log", kill=(8, True))
+    train(command, tmp_path / "resumed.log")
+    expected, resumed = curve(tmp_path / "whole.log"), curve(tmp_path / "resumed.log")
+    assert min(int(update) for _, update in resumed) == 7
+    assert all(expected[place] == record for place, record in resumed.items())
     first = torch.load(whole / "checkpoint_last.pt", weights_only=True)["model"]
     second = torch.load(broken / "checkpoint_last.pt", weights_only=True)["model"]
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -196,13 +172,6 @@ def test_training_killed_and_resumed_continues_as_if_nothing_had_happened(
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_two_processes_train_together(arch: str, data: Path, tmp_path: Path) -> None:
-    command = train_command(arch, data, tmp_path / "save", "--num-workers", "2")
-    program = [sys.executable, str(Path(sys.executable).parent / command[0]), *command[1:], "--max-update", "3"]
-    program += ["--distributed-backend", "gloo", "--distributed-world-size", "2", "--distributed-no-spawn"]
-    program += ["--distributed-init-method", f"file://{tmp_path}/rendezvous", "--distributed-rank"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    start = partial(subprocess.Popen, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    ranks = [start([*program, str(rank)]) for rank in range(2)]
-    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    command = train_command(arch, data, tmp_path / "save", "--num-workers", "2", "--max-update", "3")
+    train(command, tmp_path / "log", ranks=2)
     assert (tmp_path / "save" / "checkpoint_last.pt").is_file()

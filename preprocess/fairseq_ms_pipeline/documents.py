@@ -55,7 +55,9 @@ class Reader:
         drawn = Draw(self.dataset, self.seed)
         any_name = not self.dataset.split_names
         if any_name and self.dataset.documents == "file":
-            drawn.share_out(file.name for file in text_files(self.inputs, self.wanted, any_name=True))
+            names = (file.name for file in text_files(self.inputs, self.wanted, any_name=True))
+            # An article of a JSON file is a document whatever is said of files.
+            drawn.share_out(name for name in names if not matches(name, self.dataset.json_names))
         for file in text_files(self.inputs, self.wanted, advance, any_name):
             found = True
             given = self.given_split(file.name) if self.dataset.split_names else None
@@ -128,12 +130,13 @@ class Draw:
             count = max(1, round(fraction * total))
             self.shared.update(dict.fromkeys(order[:count], split))
             order = order[count:]
+        self.shared.update(dict.fromkeys(order, "train"))
 
     def split_of(self, file_name: str) -> str:
         """The split of the document that begins here."""
         self.documents += 1
-        if self.shared:
-            return self.shared.get(file_name, "train")
+        if file_name in self.shared:
+            return self.shared[file_name]
         draw = self._uniform(f"document {self.documents}")
         for split, fraction in self.fractions.items():
             if draw < fraction:

@@ -38,13 +38,13 @@ class Claim:
     other_measure: str | None = None
 
 
-# Of two recipes, each model has the one that suits it better.
+# Over all novels where these runs are done. Over a fifth, each model has the one of two recipes that suits it better.
 MULTISCALE = [
     Claim(
         "Section 5.1",
         "“the multi-scale transformer achieves lower perplexity for the same memory usage”",
         "top-down 2,2,11,11 16.12 (22.1 GB), vanilla 14 16.54 (23.8 GB)",
-        *("multiscale_fast/topdown_coarse", "<", "multiscale_fast/vanilla6"),
+        *("multiscale_long/topdown_coarse", "<", "multiscale_long/vanilla6"),
     ),
     Claim(
         "Table 3",
@@ -62,7 +62,7 @@ MULTISCALE = [
         "Section 5.3",
         "“our Retina model is able to improve over a model that looks at all 512 words”",
         "retina 16.81, vanilla 12 16.95",
-        *("multiscale_fast/retina", "<", "multiscale_fast/vanilla6"),
+        *("multiscale_long/retina", "<", "multiscale_long/vanilla6"),
     ),
     Claim(
         "Section 5.3",

@@ -22,7 +22,7 @@ def install() -> None:
     """Have every run count for itself, and go on counting when it is resumed; calling it again does nothing."""
     wrap(Trainer, "__init__", _anew)
     wrap(Trainer, "save_checkpoint", _with_count)
-    wrap(Trainer, "load_checkpoint", _counting_on)
+    wrap(checkpoint_utils, "load_checkpoint", _counting_on)
 
 
 def _stops_early() -> Any:
@@ -46,18 +46,10 @@ def _with_count(original: Callable[..., Any], trainer: Any, filename: str, extra
     return original(trainer, filename, extra_state if counted[0] is None else {**extra_state, _KEY: counted})
 
 
-def _counting_on(
-    original: Callable[..., Any],
-    trainer: Any,
-    filename: str,
-    reset_optimizer: bool = False,
-    reset_lr_scheduler: bool = False,
-    optimizer_overrides: Any = None,
-    reset_meters: bool = False,
-) -> Any:
-    """``Trainer.load_checkpoint``; what is best starts anew where fairseq's does."""
-    state = original(trainer, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
-    function = _stops_early()
-    if state is not None and function is not None and not reset_optimizer and not reset_meters and _KEY in state:
+def _counting_on(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+    """``load_checkpoint``, which takes up what is best unless the run begins anew."""
+    state, iterator = original(*args, **settings)
+    function, goes_on = _stops_early(), hasattr(checkpoint_utils.save_checkpoint, "best")
+    if function is not None and goes_on and _KEY in state:
         function.best, function.num_runs = state[_KEY]
-    return state
+    return state, iterator

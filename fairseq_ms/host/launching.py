@@ -72,7 +72,8 @@ def _together(original: Callable[..., None], trainer: Any, cfg: Any, *args: Any,
     if launched > 1 and cfg.distributed_training.distributed_world_size == 1:
         raise UsageError(
             f"distributed_training.distributed_world_size={launched} must be given to fairseq-hydra-train where a "
-            f"launcher starts {launched} processes, since each would train alone: got 1"
+            f"launcher starts {launched} processes on GPUs, since each would train alone (on CPUs, use fairseq-train): "
+            "got 1"
         )
     original(trainer, cfg, *args, **settings)
 

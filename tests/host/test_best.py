@@ -20,9 +20,8 @@ STUCK = (*FLAGS, "--lr", "0", "--max-epoch", "9", "--patience", "3", "--dropout"
 def test_a_later_run_of_a_process_has_a_best_checkpoint_whatever_its_losses(tmp_path: Path) -> None:
     folders = write_parts(tmp_path / "corpus")[:1]
     fault = functools.partial(setattr, checkpoint_utils.save_checkpoint, "best")
-    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, "--max-epoch", "1"), tmp_path / "log", fault=fault) == [
-        0
-    ]
+    command = tiny_training(folders, tmp_path / "run", *FLAGS, "--max-epoch", "1")
+    assert run(command, tmp_path / "log", fault=fault) == [0]
     assert (tmp_path / "run" / "checkpoint_best.pt").is_file()
 
 

@@ -7,7 +7,7 @@
 #   train.sh retina_lm_wt103_16 data/wikitext103/bin --small
 #
 # ARCH is a preset: a row of Table 2 (*_ccnews_*), 3 (*_wt103_*), 4, 5 or 8 (*_books_*), or 7 (coarse_lm_wt103_*).
-# --small keeps the shape of the model and takes an eighth of its width (96) and 100 updates of 2 x 128 tokens: minutes on a
+# --small keeps the shape of the model and takes an eighth of its width and 100 updates of 2 x 128 tokens: minutes on a
 # laptop. Its loss begins near log2 of the dictionary's size and falls by 2 to 4 bits; it says nothing about the paper's.
 #
 # With 8 GPUs of one machine, and with 4 such machines under Slurm (256 rows are 8 x 8 x 4 and 32 x 8 x 1):

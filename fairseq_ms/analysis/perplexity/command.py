@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.errors import UsageError
 
     report.check_outputs(args.json, None)
-    sizes = {"tokens-per-sample": args.tokens_per_sample, "batch-size": args.batch_size, "max-tokens": args.max_tokens}
-    for flag, value in ((f"--{name}", value) for name, value in sizes.items()):
+    for flag in ("--tokens-per-sample", "--batch-size", "--max-tokens"):
+        value = getattr(args, flag[2:].replace("-", "_"))
         if value is not None and value < 1:
             raise UsageError(f"{flag} must be at least 1: got {value}")
     if args.manifest is not None and not args.manifest.is_file():

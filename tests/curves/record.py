@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.curves.runs import KEPT, RUNS, corpus, environment, train
+from tests.curves.runs import KEPT, RUNS, corpus, train
 
 
 def main() -> None:
@@ -18,8 +18,7 @@ def main() -> None:
         data = corpus(Path(folder) / "corpus")
         curves = {run: train(run, data) for run in tqdm(RUNS, unit="run")}
     # One curve a line, so that a diff names what has changed.
-    lines = [f'  "environment": {json.dumps(environment())}']
-    lines += [
+    lines = [
         f"  {json.dumps(f'{run}: {name}')}: {json.dumps(values)}"
         for run, curve in curves.items()
         for name, values in curve.items()

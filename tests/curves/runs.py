@@ -1,11 +1,8 @@
-"""Small trainings that repeat exactly, through fairseq's own ``main``, and where they were run."""
+"""Small trainings that repeat exactly, through fairseq's own ``main``."""
 
 from __future__ import annotations
 
-import os
-import platform
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -126,27 +123,3 @@ def train(run: str, data: Path) -> dict[str, list[float]]:
         metrics.reset()
     assert len(curve["loss"]) == UPDATES
     return curve
-
-
-def environment() -> dict[str, str]:
-    """All that decides the last bits of a sum in one thread: torch, the platform, and which kernels run on the CPU."""
-    limits = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-    return {
-        "torch": torch.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
-        "limits": " ".join(f"{name}={os.environ[name]}" for name in limits if name in os.environ),
-    }
-
-
-def _processor() -> str:
-    """Its name and vector instructions: MKL and oneDNN choose by them, beyond torch's own capability."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    flags = re.search(r"^flags\s*: (.*)$", text, re.MULTILINE)
-    vectors = [flag for flag in (flags[1].split() if flags else []) if re.match(r"avx|amx|fma", flag)]
-    return " ".join([name[1] if name else platform.processor(), *sorted(vectors)])

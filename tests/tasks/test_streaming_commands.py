@@ -38,7 +38,7 @@ def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
 
 def test_perplexity_at_other_lengths_than_in_training_does_not_depend_on_the_batch(data: Path, tmp_path: Path) -> None:
     # Weights so large that what a model sees shows in the digits that are printed.
-    more = ("--update-freq", "2", "--num-workers", "2", "--mem-len", "6", "--max-update", "6", "--init-std", "0.3")
+    more = ("--update-freq", "2", "--num-workers", "2", "--mem-len", "6", "--max-update", "6", "--init-std", "0.6")
     save = tmp_path / "save"
     run_cli(*train_command("transformer_xl", data, save, *more))
     losses: dict[tuple[int, int], list[float]] = {}

@@ -39,6 +39,8 @@ class CarriedMemory:
         reach: how many segments back a memory can depend on
         flags: what the memory's form depends on, as the user gave it
         step: the step that ``memory`` belongs to
+        begun: the step that the update in progress began with, and its memory
+        between_updates: whether the next batch begins an update, or is the first one of the same again
         gathered: memories of other shards by their number, for a checkpoint that is about to be written
     """
 
@@ -49,7 +51,8 @@ class CarriedMemory:
         self.shard = shard
         self.step = 0
         self.memory: Memory | None = None
-        self.previous: Memory | None = None
+        self.begun: tuple[int, Memory | None] = (0, None)
+        self.between_updates = True
         self.gathered: dict[int, Memory] = {}
 
     @contextmanager
@@ -60,6 +63,8 @@ class CarriedMemory:
         """
         stream = sample["stream"]
         memory = self._before(stream["step"], rebuild_with)
+        if self.between_updates:
+            self.begun, self.between_updates = (stream["step"], memory), False
         if memory is not None and stream["restart"] is not None:
             memory = memory.forget(stream["restart"].to(memory.pending_BT.device))
         sample["net_input"]["memory"] = memory
@@ -70,7 +75,7 @@ class CarriedMemory:
             # The sample may be kept, and is not to keep a memory alive.
             sample["net_input"].pop("memory", None)
         if "memory" in extra:
-            self.previous, self.memory, self.step = memory, extra["memory"].finite(), stream["step"] + 1
+            self.memory, self.step = extra["memory"].finite(), stream["step"] + 1
 
     def _before(self, step: int, model: nn.Module) -> Memory | None:
         """The memory that the batch of this step continues, None at the beginning of the corpus."""
@@ -78,9 +83,9 @@ class CarriedMemory:
             return None
         if step == self.step and self.memory is not None:
             return self.memory
-        if step == self.step - 1 and self.previous is not None:
-            # fairseq shows a batch again after a gradient that was not finite.
-            return self.previous
+        if step == self.begun[0] and self.begun[1] is not None:
+            # fairseq shows all batches of an update again after a gradient that was not finite.
+            return self.begun[1]
         return self._rebuilt(step, model)
 
     def _rebuilt(self, step: int, model: nn.Module) -> Memory:

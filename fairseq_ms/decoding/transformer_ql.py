@@ -48,7 +48,7 @@ class CachedScale:
 
     Attributes:
         outputs_BTD: those that are remembered and those of the segment
-        read: how many of the finer scale's have been compressed
+        read: how many of the finer scale's have been compressed or left out
     """
 
     def __init__(self, lengths: ScaleLengths, layers: Iterable[TransformerXLLayer], norm: nn.Module) -> None:
@@ -60,7 +60,7 @@ class CachedScale:
     def begin(self, mems: Mems, positions_PD: Tensor) -> None:
         self.layers.begin(mems, self.lengths.segment, positions_PD)
         self.outputs_BTD = mems[f"{self.name}.output"]
-        self.read = 0
+        self.read = self.lengths.skip
 
     def __call__(self, s_BTD: Tensor) -> None:
         if s_BTD.size(1):

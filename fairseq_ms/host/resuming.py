@@ -90,7 +90,8 @@ def _with_meters(
 ) -> Any:
     """``Trainer.load_checkpoint``, which drops all meters between two epochs, even those that go on over them.
 
-    Then the first loss that is printed would be the mean of fewer updates than ``--log-interval``.
+    Then the first loss that is printed would be the mean of fewer updates than ``--log-interval``. Speeds are this
+    process' own: fairseq means to begin them anew within an epoch, but looks for them among the meters' names.
     """
     state = original(trainer, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
     if state is not None and not reset_meters and "metrics" in state:
@@ -98,10 +99,9 @@ def _with_meters(
         if place.get("version", 1) >= 2 and place["iterations_in_epoch"] == 0:
             metrics.load_state_dict(state["metrics"])
             metrics.reset_meters("train")
-            # As fairseq does inside an epoch: times of another process mean nothing here.
-            for meter in (metrics.get_meters("default") or {}).values():
-                if isinstance(meter, meters.TimeMeter):
-                    meter.reset()
+        for meter in (metrics.get_meters("default") or {}).values():
+            if isinstance(meter, meters.TimeMeter):
+                meter.reset()
     return state
 
 

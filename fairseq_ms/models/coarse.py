@@ -22,6 +22,7 @@ from fairseq_ms.lm.scales import single_scale
 from fairseq_ms.modules.embedding import TokenEmbedding
 from fairseq_ms.modules.pooling import Downsample, normalised, right_aligned
 from fairseq_ms.modules.transformer import TransformerStack
+from fairseq_ms.ops.idle import keep_in_graph
 
 
 @dataclass
@@ -89,7 +90,10 @@ class CoarseLanguageModel(LanguageModel):
         decoder = self.decoder
         x_BCD = decoder.block_features(src_tokens)
         extra = {"attn": None, "memory": None, "scale": decoder.factor}
-        return (x_BCD if features_only else decoder.output_layer(x_BCD)), extra
+        if not features_only:
+            return decoder.output_layer(x_BCD), extra
+        # Whose matrix the criterion multiplies with: torch may look here for what is used.
+        return keep_in_graph(x_BCD, decoder.project.parameters()), extra
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

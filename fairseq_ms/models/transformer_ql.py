@@ -63,7 +63,7 @@ class TransformerQLDecoder(StreamingDecoder):
         for scale, layers, norm in zip(self.lengths, self.scales, self.scale_norms):  # 11
             name, shift_len = f"scale{scale.factor}", scale.shift  # 8, 20
             if acc_inputs:  # 17, at the next scale
-                s = compress(acc_inputs[-1], scale.ratio, self.compression)  # 19
+                s = compress(acc_inputs[-1][:, scale.skip :], scale.ratio, self.compression)  # 19
             for index, layer in enumerate(layers):  # 13
                 moving[f"{name}.layer{index}"] = s[:, :shift_len]  # 7, 15, 21
                 s = layer(s, mems[f"{name}.layer{index}"], positions)  # 14

@@ -9,6 +9,10 @@ from torch.nn import functional as F
 # Rows of input the packed layout is tuned for: beams and batches of generation are about this many.
 _PACKED_ROWS = 8
 
+# oneDNN keeps a kernel for every number of rows that a process has multiplied, for good: up to this many they cost next
+# to nothing, and each further one half a megabyte for every shape of weight.
+_SMALL = 16
+
 
 class PackedWeight:
     """A weight in oneDNN's blocked layout, good for one CPU tensor until somebody writes to it.
@@ -74,15 +78,29 @@ class PackedWeight:
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """``F.linear``, through the packed copy of the weight if it is up to date; x (..., I) -> (..., O)."""
-        if self.serves(x, weight_OI):
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias_O, "none", [], "")
-        return F.linear(x, weight_OI, bias_O)
+        if not self.serves(x, weight_OI):
+            return F.linear(x, weight_OI, bias_O)
+        rows_RI = x.reshape(-1, x.size(-1))
+        pieces = [
+            torch.ops.mkldnn._linear_pointwise(piece_RI, self.packed, bias_O, "none", [], "")
+            for piece_RI in rows_RI.split(pieces_of(len(rows_RI)))
+        ]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(*x.shape[:-1], weight_OI.size(0))
 
 
 def _place(tensor: Tensor) -> tuple:
     """Where a tensor's numbers lie, told without asking for leave to write there."""
     memory = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return memory, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def pieces_of(rows: int) -> list[int]:
+    """Numbers of rows of which there are few, whatever their sum: 437 are 256, 128, 32, 16 and 5."""
+    pieces = []
+    while rows > _SMALL:
+        pieces.append(1 << (rows.bit_length() - 1))
+        rows -= pieces[-1]
+    return [*pieces, rows] if rows or not pieces else pieces
 
 
 def pack(weight_OI: Tensor) -> PackedWeight | None:

@@ -257,6 +257,12 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             optimizer.backward(loss)
         return loss, sample_size, logging_output
 
+    def optimizer_step(self, optimizer, model, update_num):
+        """As fairseq's, which then begins an update, or the same one again."""
+        if True in self.carried:
+            self.carried[True].between_updates = True
+        super().optimizer_step(optimizer, model, update_num)
+
     def valid_step(self, sample, model, criterion):
         """As fairseq's, with the streams' memory."""
         model.eval()

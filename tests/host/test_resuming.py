@@ -16,6 +16,7 @@ from fairseq import options, tasks
 from fairseq.data import MonolingualDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from fairseq_ms.host import resuming
@@ -294,3 +295,24 @@ def test_a_training_killed_in_every_epoch_ends_as_if_nothing_had_happened(
         printed |= again
     assert printed == expected
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_times_of_another_process_end_with_it_between_epochs_and_within(place: int) -> None:
+    """fairseq means to reset them within an epoch, and does so for none."""
+    metrics.reset()
+    with metrics.aggregate("train"):
+        metrics.log_speed("ups", 1)
+        metrics.log_speed("ups", 1)
+        metrics.log_scalar("loss", 2.0)
+    saved = {"train_iterator": {"version": 2, "iterations_in_epoch": place}, "metrics": metrics.state_dict()}
+
+    def load(*given: Any) -> Any:
+        metrics.reset()
+        if place:
+            metrics.load_state_dict(saved["metrics"])
+        return saved
+
+    resuming._with_meters(load, None, "checkpoint_last.pt")
+    assert metrics.get_meter("default", "ups").n == 0
+    assert metrics.get_meter("default", "loss").sum == 2.0

@@ -71,6 +71,17 @@ def assert_same(several: dict[str, Curve], one: dict[str, Curve]) -> None:
                 assert logged[value] == pytest.approx(alone[value], rel=tolerance), f"{name}: {value} of {update}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_bags_train_where_unused_parameters_are_looked_for(tied: bool, together: Together) -> None:
+    """Their output matrix is multiplied outside the model, where torch would not look for it."""
+    changes = {"model.share_decoder_input_output_embed": tied}
+    one = together(1, {**changes, "optimization.update_freq": [2]}, cases=["coarse_lm"])
+    for look in (False, True):
+        several = together(2, {**changes, "distributed_training.find_unused_parameters": look}, cases=["coarse_lm"])
+        assert_same(several, one)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_processes_train_as_one_that_accumulates_their_batches(backend: str, together: Together) -> None:
     """7 batches: in the last update, one process has none. Two processes have the streams of a batch of four."""

@@ -51,6 +51,21 @@ def test_logits_and_gradients_equal_the_per_token_loops(arch: str, seed: int) ->
             torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT, msg=name)
 
 
+@pytest.mark.parametrize("scale_layers", ["1x=1,2x=2,4x=1", "1x=1,2x=1,4x=1,8x=1", "1x=1,3x=1,6x=1"])
+def test_scales_without_a_memory_equal_the_per_token_loops_at_once_and_token_by_token(scale_layers: str) -> None:
+    case = random_case("transformer_ql", 0)
+    flags = {**case.flags, "scale_layers": scale_layers, "tokens_per_sample": 24, "mem_len": 0}
+    model = build("transformer_ql", {"init_std": 0.4, **flags}, case.dictionary).double().eval()
+    tokens = case.tokens(2, 29)
+    state: dict = {}
+    with torch.no_grad():
+        expected = naive_streaming.transformer_ql(model, tokens)
+        torch.testing.assert_close(model(tokens)[0], expected, rtol=EXACT, atol=EXACT)
+        for end in range(1, tokens.size(1) + 1):
+            cached = model.decoder(tokens[:, :end], incremental_state=state)[0]
+            torch.testing.assert_close(cached[:, 0], expected[:, end - 1], rtol=EXACT, atol=EXACT)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_stream_may_be_cut_anywhere(arch: str, seed: int) -> None:

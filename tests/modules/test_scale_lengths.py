@@ -38,6 +38,16 @@ from fairseq_ms.modules.streaming.scales import ScaleLengths, scale_lengths
                 ScaleLengths(2, ratio=2, segment=4, memory=0, shift=4, trail=1),
             ],
         ),
+        # No memory. The fours are made of the eight pairs of the segment alone, not of the state before them.
+        (
+            16,
+            0,
+            [
+                ScaleLengths(1, ratio=1, segment=16, memory=0, shift=16, trail=0),
+                ScaleLengths(2, ratio=2, segment=8, memory=0, shift=8, trail=1),
+                ScaleLengths(4, ratio=2, segment=4, memory=0, shift=4, trail=1, skip=1),
+            ],
+        ),
         (5, 3, [ScaleLengths(1, ratio=1, segment=5, memory=3, shift=5, trail=0)]),
     ],
 )

@@ -184,7 +184,7 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
     # Line 3, and the lengths of Transformer-QL, Section 2.3.
     seg_len, mem_len = [n_s], [n_m]
     for fine, coarse in itertools.pairwise(factors):
-        seg_len.append(min(window // (coarse // fine), seg_len[-1]))
+        seg_len.append(min((seg_len[-1] + mem_len[-1]) // (coarse // fine), seg_len[-1]))
         mem_len.append(window - seg_len[-1] if n_m else 0)
     memory = [[zeros(m, rows, dim) for _ in range(len(layers) + 1)] for m, layers in zip(mem_len, decoder.scales)]
     final_memory = [zeros(n_m, rows, dim) for _ in decoder.final]

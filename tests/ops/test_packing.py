@@ -1,5 +1,9 @@
 """A packed weight gives what the weight gives, and stands aside where it cannot."""
 
+import itertools
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +11,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.ops.linear import Linear
 from fairseq_ms.ops.output import TiedOutput
-from fairseq_ms.ops.packing import PackedWeight
+from fairseq_ms.ops.packing import PackedWeight, pieces_of
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
 PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
@@ -94,3 +98,29 @@ def test_the_tied_output_follows_its_embedding() -> None:
         torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
         words.weight.mul_(3.0)
         torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
+
+
+def test_every_number_of_rows_is_made_of_few() -> None:
+    pieces = {rows: pieces_of(rows) for rows in range(5000)}
+    assert all(sum(found) == rows for rows, found in pieces.items())
+    assert len(set(itertools.chain(*pieces.values()))) == 17 + 8
+    assert pieces[437] == [256, 128, 32, 16, 5]
+
+
+def resident() -> float:
+    """This process' memory in MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def test_inputs_of_new_lengths_do_not_cost_memory() -> None:
+    linear = Linear(16, 24)
+    linear.make_generation_fast_()
+    with torch.no_grad():
+        assert linear(torch.ones(2, 0, 16)).shape == (2, 0, 24)
+        linear(torch.ones(1, 512, 16))
+        before = resident()
+        for rows in range(1, 500):
+            x = torch.randn(1, rows, 16)
+            torch.testing.assert_close(linear(x), F.linear(x, linear.weight, linear.bias), rtol=1e-5, atol=1e-5)
+    # oneDNN's kernels for 500 numbers of rows take more than 200 MB where it has AVX-512.
+    assert resident() - before < 25

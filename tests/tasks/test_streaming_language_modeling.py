@@ -98,6 +98,9 @@ class _Optimizer:
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
+    def step(self) -> None:
+        """As under ``--amp`` behind an overflow, which changes no weight."""
+
 
 def without_dropout(case: Case) -> None:
     drop_nothing(case.model)
@@ -144,6 +147,29 @@ def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(arch: str,
     assert [train(task, sample) for sample in samples[middle:]] == pytest.approx(scores[middle:], rel=EXACT)
     # A batch that is shown again is given the same memory again.
     assert train(task, samples[-1]) == pytest.approx(scores[-1], rel=EXACT)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_update_that_is_tried_again_begins_with_the_memory_that_it_began_with(arch: str) -> None:
+    """As ``--amp`` tries it behind an overflow, with all batches of ``--update-freq``."""
+    task, case = make(arch, 1)
+    without_dropout(case)
+    batches = iterators.GroupedIterator(batches_of(task, "train", 2), 3)
+
+    def attempt(samples: list[dict]) -> list[float]:
+        scores = [train(task, sample) for sample in samples]
+        task.optimizer_step(_Optimizer(), case.model, 0)
+        return scores
+
+    attempt(next(batches))
+    with torch.no_grad():
+        # Memories made with the weights of now would be others.
+        for weight in case.model.parameters():
+            weight.mul_(1.5)
+    # The second update is given up behind three attempts, and the next one begins without a step between them.
+    for samples in (next(batches), next(batches)):
+        first = attempt(samples)
+        assert attempt(samples) == attempt(samples) == first
 
 
 @pytest.mark.parametrize("arch", ARCHS)

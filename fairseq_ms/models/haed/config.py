@@ -131,11 +131,8 @@ def _flag(name: str) -> str:
 
 
 def resolve(cfg: HAEDConfig, choice: str, kinds: dict[str, dict[str, int]]) -> dict[str, int]:
-    """The flags of one kind of part with their defaults; raises ``UsageError`` for those of another kind."""
+    """The flags of one kind of part with their defaults; raises ``UsageError`` for a size below the least."""
     kind = str(getattr(cfg, choice))
-    for name in {name for defaults in kinds.values() for name in defaults} - kinds[kind].keys():
-        value = getattr(cfg, name)
-        require(value is None, f"{_flag(name)} has no meaning with {_flag(choice)} {kind}: got {value}")
     given = {name: getattr(cfg, name) for name in kinds[kind]}
     sizes = {name: kinds[kind][name] if value is None else int(value) for name, value in given.items()}
     for name, value in sizes.items():
@@ -171,12 +168,27 @@ def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
     )
     chunk_decoder = resolve(cfg, "decoder", CHUNK_DECODER_DEFAULTS)
     require(
-        str(cfg.decoder) == "transformer" or cfg.local_ffn_embed_dim is None,
-        f"--local-ffn-embed-dim has no meaning with --decoder lstm: got {cfg.local_ffn_embed_dim}",
-    )
-    require(
         cfg.local_ffn_embed_dim is None or cfg.local_ffn_embed_dim >= 1,
         f"--local-ffn-embed-dim must be at least 1: got {cfg.local_ffn_embed_dim}",
+    )
+    heads = chunk_decoder.get("local_attention_heads", 1)
+    require(
+        cfg.decoder_units % heads == 0,
+        f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {heads}",
+    )
+    separators(cfg, task.source_dictionary)
+
+
+def refuse_idle(cfg: HAEDConfig) -> None:
+    """Raise ``UsageError`` for a flag without effect on what is to be trained; old checkpoints load all the same."""
+    for choice, kinds in (("main", MAIN_DEFAULTS), ("decoder", CHUNK_DECODER_DEFAULTS)):
+        kind = str(getattr(cfg, choice))
+        for name in {name for defaults in kinds.values() for name in defaults} - kinds[kind].keys():
+            value = getattr(cfg, name)
+            require(value is None, f"{_flag(name)} has no meaning with {_flag(choice)} {kind}: got {value}")
+    require(
+        str(cfg.decoder) == "transformer" or cfg.local_ffn_embed_dim is None,
+        f"--local-ffn-embed-dim has no meaning with --decoder lstm: got {cfg.local_ffn_embed_dim}",
     )
     if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
         for name in ("activation_fn", "attention_dropout", "activation_dropout", "checkpoint_activations"):
@@ -185,24 +197,19 @@ def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
                 str(value) == str(default),
                 f"{_flag(name)} has no meaning without a transformer, with --main lstm and --decoder lstm: got {value}",
             )
-    heads = chunk_decoder.get("local_attention_heads", 1)
-    require(
-        cfg.decoder_units % heads == 0,
-        f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {heads}",
-    )
     require(
         str(cfg.query) == "none" or is_first_phase(cfg),
         f"--query has no effect without --criterion {IEM_CRITERION}: got {cfg.query}",
     )
-    separators(cfg, task.source_dictionary)
+    require(
+        str(cfg.segmentation) == "words" or cfg.separators is None,
+        f"--separators has no meaning with --segmentation fixed: got {cfg.separators!r}",
+    )
 
 
 def separators(cfg: HAEDConfig, dictionary: Dictionary) -> tuple[int, ...]:
     """Indices of the symbols that end a word, none with ``--segmentation fixed``."""
     if str(cfg.segmentation) == "fixed":
-        require(
-            cfg.separators is None, f"--separators has no meaning with --segmentation fixed: got {cfg.separators!r}"
-        )
         return ()
     if cfg.separators is None:
         space = dictionary.index(SPACE)

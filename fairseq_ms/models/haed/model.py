@@ -23,7 +23,7 @@ from fairseq_ms.decoding.hierarchical import HierarchicalState
 from fairseq_ms.lm.base import BaseDecoder, LanguageModel
 from fairseq_ms.lm.config import fill_in_positions
 from fairseq_ms.models.haed.build import Hierarchy, build_chunk_decoder, build_hierarchy, in_group, initialise
-from fairseq_ms.models.haed.config import HAEDConfig, HREDConfig, is_first_phase, validate
+from fairseq_ms.models.haed.config import HAEDConfig, HREDConfig, is_first_phase, refuse_idle, validate
 from fairseq_ms.models.haed.iem import build_first_phase, from_first_phase
 from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
 from fairseq_ms.ops.linear import Linear
@@ -90,6 +90,8 @@ class HAED(LanguageModel):
         """
         positions = fill_in_positions(cfg)
         validate(cfg, task)
+        if not getattr(task, "from_checkpoint", False):
+            refuse_idle(cfg)
         if is_first_phase(cfg):
             return build_first_phase(cfg, task.source_dictionary, positions)
         decoder = HierarchicalDecoder.build(cfg, task.source_dictionary, task.target_dictionary)

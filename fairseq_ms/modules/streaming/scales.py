@@ -22,6 +22,7 @@ class ScaleLengths:
         shift: how many states of a segment move into the memory
         trail: how many states before the segment are kept of the scale's output, for the compression into
             the next scale and for the accumulation
+        skip: how many of the finer scale's kept states lie before those that it is compressed from
     """
 
     factor: int
@@ -30,21 +31,22 @@ class ScaleLengths:
     memory: int
     shift: int
     trail: int
+    skip: int = 0
 
 
 def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[ScaleLengths]:
     """The scales of a Transformer-QL with these lengths at its finest scale.
 
     The window, segment plus memory, is equally long at all scales. Without a memory at the finest scale there
-    is none at any, which is the paper's Multi-scale Transformer (Transformer-QL, Appendix D). The coarsest factor
-    divides the segment, and the factors divide each other.
+    is none at any, which is the paper's Multi-scale Transformer (Transformer-QL, Appendix D): a scale is compressed
+    from the finer one's segment alone. The coarsest factor divides the segment, and the factors divide each other.
     """
     window = segment + memory
     segments = [segment]
     ratios = [coarse // fine for fine, coarse in pairwise(factors)]
     for ratio in ratios:
-        segments.append(min(window // ratio, segments[-1]))
-    scales = []
+        segments.append(min((window if memory else segments[-1]) // ratio, segments[-1]))
+    scales: list[ScaleLengths] = []
     for index, (factor, length) in enumerate(zip(factors, segments)):
         compressed = ratios[index] * segments[index + 1] if index + 1 < len(segments) else 0
         # At the segment's beginning, accumulation takes the state before it, unless the segment reaches back.
@@ -57,6 +59,7 @@ def scale_lengths(segment: int, memory: int, factors: Sequence[int]) -> list[Sca
                 memory=window - length if memory else 0,
                 shift=segment // factor,
                 trail=trail,
+                skip=scales[-1].trail + scales[-1].segment - ratios[index - 1] * length if index else 0,
             )
         )
     return scales

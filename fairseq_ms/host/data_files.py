@@ -121,9 +121,9 @@ def _contents(path: str, kind: np.dtype | None, *unchanged: tuple[int, int]) -> 
     def part(start: int) -> tuple[int, int]:
         tokens = np.fromfile(f"{path}.bin", kind, _CHUNK // kind.itemsize, offset=start)
         # Read as unsigned, negative ones are larger than any dictionary.
-        return int(tokens.view(f"u{kind.itemsize}").max()), zlib.crc32(tokens)
+        return int(tokens.view(f"u{kind.itemsize}").max()), zlib.crc32(tokens.data)
 
-    largest, checksum = -1, zlib.crc32(np.memmap(f"{path}.idx", np.uint8, "r"))
+    largest, checksum = -1, zlib.crc32(np.memmap(f"{path}.idx", np.uint8, "r").data)
     with ThreadPoolExecutor(_THREADS) as pool:
         for top, found in pool.map(part, range(0, size // kind.itemsize * kind.itemsize, _CHUNK)):
             largest, checksum = max(largest, top), zlib.crc32(found.to_bytes(4, "little"), checksum)

@@ -66,7 +66,12 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pyt
     )
     read: list[str] = []
     find = damage.defect
-    monkeypatch.setattr(damage, "defect", lambda path: read.append(path) or find(path))
+
+    def noting(path: str) -> str | None:
+        read.append(path)
+        return find(path)
+
+    monkeypatch.setattr(damage, "defect", noting)
     found = renormalise.evaluate(str(path), None, None, None, None, ["--cpu", "--gen-subset", "test"])
     assert found.scored.targets == 6 * 18
     assert read == [str(path)]

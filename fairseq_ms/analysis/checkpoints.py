@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
@@ -19,6 +20,9 @@ from torch import Tensor
 from fairseq_ms.analysis.arguments import split_label
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder
+
+# Tokens that are counted at a time.
+_PIECE = 1 << 18
 
 
 @dataclass
@@ -154,11 +158,7 @@ def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> l
     All of a split is one sequence unless the model was trained with ``--sample-break-mode eos``, where every
     line is one. ``limit`` cuts the split after so many tokens. Raises UsageError when there is no such split.
     """
-    folder = utils.split_paths(str(checkpoint.task.args.data))[0]
-    path = str(Path(folder) / split)
-    lines = data_utils.load_indexed_dataset(path, checkpoint.dictionary, None)
-    if lines is None or len(lines) == 0:
-        raise UsageError(f"--gen-subset must name a split of {folder}: there is no {split!r}")
+    lines = _lines(checkpoint, split)
     by_line = str(getattr(checkpoint.task.args, "sample_break_mode", "none")) == "eos"
     kept: list[Tensor] = []
     total = 0
@@ -176,8 +176,30 @@ def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> l
 
 
 def token_counts(checkpoint: Checkpoint, split: str = "train") -> np.ndarray:
-    """How often each symbol occurs in a split (V,); UsageError when there is no such split."""
+    """How often each symbol occurs in a split (V,), read in pieces; UsageError when there is no such split."""
     counts = np.zeros(len(checkpoint.dictionary), dtype=np.int64)
-    for tokens in documents(checkpoint, split):
-        counts += np.bincount(tokens.numpy(), minlength=counts.size)
+    for piece in _pieces(_lines(checkpoint, split)):
+        found = np.bincount(piece)
+        counts[: found.size] += found
     return counts
+
+
+def _lines(checkpoint: Checkpoint, split: str) -> Sequence[Tensor]:
+    folder = utils.split_paths(str(checkpoint.task.args.data))[0]
+    path = str(Path(folder) / split)
+    lines = data_utils.load_indexed_dataset(path, checkpoint.dictionary, None)
+    if lines is None or len(lines) == 0:
+        raise UsageError(f"--gen-subset must name a split of {folder}: there is no {split!r}")
+    return lines
+
+
+def _pieces(lines: Sequence[Tensor]) -> Iterator[np.ndarray]:
+    """All tokens of a split, some at a time."""
+    if not isinstance(lines, MMapIndexedDataset):
+        yield from (lines[index].numpy() for index in range(len(lines)))
+        return
+    # Lines lie one behind the other. Read rather than mapped, the file takes no room in this process.
+    place = int(lines._index[0][0])
+    for left in range(int(lines.sizes.sum(dtype=np.int64)), 0, -_PIECE):
+        yield np.fromfile(f"{lines._path}.bin", lines._index.dtype, min(_PIECE, left), offset=place)
+        place += _PIECE * np.dtype(lines._index.dtype).itemsize

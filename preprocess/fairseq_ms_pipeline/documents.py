@@ -50,32 +50,43 @@ class Reader:
         return None
 
     def lines(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[Line]:
-        """All lines; ValueError when the inputs hold no file of the data set."""
-        found = False
+        """All lines; ValueError when an input, or one of its text files, holds no text of the data set."""
         drawn = Draw(self.dataset, self.seed)
         any_name = not self.dataset.split_names
         if any_name and self.dataset.documents == "file":
             names = (file.name for file in text_files(self.inputs, self.wanted, any_name=True))
             # An article of a JSON file is a document whatever is said of files.
             drawn.share_out(name for name in names if not matches(name, self.dataset.json_names))
-        for file in text_files(self.inputs, self.wanted, advance, any_name):
-            found = True
-            given = self.given_split(file.name) if self.dataset.split_names else None
-            split = given or SPLITS[0]
-            started = False
-            for starts_document, text in self._marked(file):
-                if starts_document and given is None:
-                    split = drawn.split_of(file.name)
-                started = started or starts_document
-                if text.strip() or self.dataset.blank_lines == "keep":
-                    yield Line(split, started, text)
-                    started = False
-        if not found:
-            sought = self.dataset.text_names + self.dataset.json_names
-            if self.dataset.split_names:
-                sought = tuple(name for names in self.dataset.split_names.values() for name in names)
-            where = ", ".join(map(str, self.inputs))
-            raise ValueError(f"--input {where} holds no file of {self.dataset.title} ({', '.join(sought)}).")
+        for path in self.inputs:
+            found = has_text = False
+            for file in text_files([path], self.wanted, advance, any_name):
+                found, file_has_text = True, False
+                for line in self._lines_of(file, drawn):
+                    file_has_text = file_has_text or bool(line.text.strip())
+                    yield line
+                # A JSON file may hold one article, which may be empty.
+                if not file_has_text and not matches(file.name, self.dataset.json_names):
+                    raise ValueError(f"--input {file.name} has no text.")
+                has_text = has_text or file_has_text
+            if not found:
+                sought = self.dataset.text_names + self.dataset.json_names
+                if self.dataset.split_names:
+                    sought = tuple(name for names in self.dataset.split_names.values() for name in names)
+                raise ValueError(f"--input {path} holds no file of {self.dataset.title} ({', '.join(sought)}).")
+            if not has_text:
+                raise ValueError(f"--input {path} has no text.")
+
+    def _lines_of(self, file: TextFile, drawn: Draw) -> Iterator[Line]:
+        given = self.given_split(file.name) if self.dataset.split_names else None
+        split = given or SPLITS[0]
+        started = False
+        for starts_document, text in self._marked(file):
+            if starts_document and given is None:
+                split = drawn.split_of(file.name)
+            started = started or starts_document
+            if text.strip() or self.dataset.blank_lines == "keep":
+                yield Line(split, started, text)
+                started = False
 
     def _marked(self, file: TextFile) -> Iterator[tuple[bool, str]]:
         if matches(file.name, self.dataset.json_names):

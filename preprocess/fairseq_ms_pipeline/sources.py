@@ -173,23 +173,28 @@ def text_lines(file: TextFile) -> Iterator[str]:
 
 
 def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
-    """The articles of a JSON or JSON-lines file, each as the lines of its `fields`.
+    """The articles of a JSON or JSON-lines file, alone or in lists, each as the lines of its `fields`.
 
-    ValueError names the file and line of what is not JSON. An article without any of the fields is passed
-    over.
+    ValueError names the file and line of what is not JSON, and a file in which no article has one of the fields. An
+    article without any of them is passed over.
     """
     if matches(file.name, ("*.json",)):
         texts: Iterator[str] = iter(["\n".join(decoded(_raw_lines(file), file.name))])
     else:
         texts = decoded(_raw_lines(file), file.name)
+    found = False
     for line_number, text in enumerate(texts, start=1):
         if not text.strip():
             continue
         try:
-            article = json.loads(text)
+            loaded = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{file.name}, line {line_number + error.lineno - 1}: not JSON ({error.msg}).") from None
-        values = [article.get(name) for name in fields] if isinstance(article, dict) else []
-        lines = [line for value in values if isinstance(value, str) for line in value.splitlines()]
-        if lines:
-            yield lines
+        for article in loaded if isinstance(loaded, list) else [loaded]:
+            values = [article[name] for name in fields if name in article] if isinstance(article, dict) else []
+            found = found or bool(values)
+            lines = [line for value in values if isinstance(value, str) for line in value.splitlines()]
+            if lines:
+                yield lines
+    if not found:
+        raise ValueError(f"--input {file.name} has no article with one of the fields {', '.join(fields)}.")

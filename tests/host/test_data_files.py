@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import shutil
 import signal
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from fairseq.data import Dictionary, data_utils
+from fairseq.trainer import Trainer
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import data_files
 from tests.faults.injections import strike
-from tests.helpers.forked import run
+from tests.helpers.corpus import large_data
+from tests.helpers.forked import rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
+from tests.host.test_resuming import Run
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "2")
 
@@ -104,34 +111,89 @@ def test_a_damaged_dictionary_is_one_sentence(content: bytes, wrong: str, data: 
 
 
 def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, tmp_path: Path) -> None:
-    """A token that has become another of the dictionary, which nothing else shows."""
+    """A token that has become another of the dictionary, which nothing else shows, wherever the data lie."""
     whole = tmp_path / "whole"
     assert run(tiny_training([data], whole, *FLAGS), tmp_path / "log") == [0]
     command = tiny_training([data], tmp_path / "run", *FLAGS)
     fault = functools.partial(strike, "update", 3, signal.SIGTERM, (0,), False, None)
     assert run(command, tmp_path / "log", 1, fault) == [143]
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    moved = shutil.copytree(data, data.parent / "moved")
     kept = (data / "train.bin").read_bytes()
-    overwrite(data / "train.bin", 4, bytes([kept[4] ^ 1]))
-    assert run(command, tmp_path / "log") == [1]
-    last = (tmp_path / "log").read_text().splitlines()[-1]
-    assert last.startswith(
-        f"fairseq-train: error: DATA must be what the checkpoint was trained on: {data / 'train.bin'}"
-    )
-    for begun in ((*command, "--reset-dataloader"), tiny_training([moved(data)], tmp_path / "run", *FLAGS)):
-        copy = tmp_path / "copy"
-        shutil.copytree(tmp_path / "run", copy)
-        place = list(begun).index("--save-dir") + 1
-        assert run([*begun[:place], str(copy), *begun[place + 1 :]], tmp_path / "log") == [0]
-        shutil.rmtree(copy)
+    for folder in (moved, data):
+        overwrite(folder / "train.bin", 4, bytes([kept[4] ^ 1]))
+        assert run(tiny_training([folder], tmp_path / "run", *FLAGS), tmp_path / "log") == [1]
+        last = (tmp_path / "log").read_text().splitlines()[-1]
+        assert last.startswith(
+            f"fairseq-train: error: DATA must be what the checkpoint was trained on: {folder / 'train.bin'}"
+        )
+    assert run((*command, "--reset-dataloader"), tmp_path / "log") == [0]
     # A model that is fine-tuned has data of its own, perhaps in the same place.
-    pretrained = tmp_path / "run" / "checkpoint_last.pt"
+    pretrained = tmp_path / "kept" / "checkpoint_last.pt"
     tuned = tiny_training([data], tmp_path / "tuned", *FLAGS, "--finetune-from-model", str(pretrained))
     assert run(tuned, tmp_path / "log") == [0], (tmp_path / "log").read_text()
-    (data / "train.bin").write_bytes(kept)
-    assert run(command, tmp_path / "log") == [0]
-    assert_same_weights(whole, tmp_path / "run")
+    (moved / "train.bin").write_bytes(kept)
+    assert run(tiny_training([moved], tmp_path / "kept", *FLAGS), tmp_path / "log") == [0]
+    assert_same_weights(whole, tmp_path / "kept")
 
 
-def moved(data: Path) -> Path:
-    """The same corpus elsewhere, about which a checkpoint says nothing."""
-    return Path(shutil.copytree(data, data.parent / "moved"))
+def test_checksums_by_path_of_older_checkpoints_are_ignored(data: Path, tmp_path: Path) -> None:
+    command = tiny_training([data], tmp_path / "run", *FLAGS)
+    assert run((*command, "--max-epoch", "1"), tmp_path / "log") == [0]
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    state = torch.load(last, weights_only=True)
+    assert list(state["extra_state"].pop("data_checksums")) == ["0/train"]
+    state["extra_state"]["training_data"] = {str(data / "train.bin"): 1}
+    torch.save(state, last)
+    assert run(command, tmp_path / "log") == [0], (tmp_path / "log").read_text()
+    after = torch.load(last, weights_only=True)["extra_state"]
+    assert "training_data" not in after
+    assert list(after["data_checksums"]) == ["0/train"]
+
+
+def test_one_process_reads_the_training_data_and_all_refuse_what_has_changed(data: Path, tmp_path: Path) -> None:
+    command = tiny_training([data], tmp_path / "run", *FLAGS)
+    log = tmp_path / "log"
+    assert run((*command, "--max-epoch", "1"), log, 2, no_checksum_but_in_the_first) == [0, 0], log.read_text()
+    content = (data / "train.bin").read_bytes()
+    changes = {"what the checkpoint was trained on": (4, content[4] ^ 1), "not among the dictionary's": (5, 9)}
+    for wrong, (place, byte) in changes.items():
+        overwrite(data / "train.bin", place, bytes([byte]))
+        log = tmp_path / f"log{place}"
+        assert run(command, log, 2, no_checksum_but_in_the_first) == [1, 1]
+        for rank in range(2):
+            assert wrong in rank_log(log, rank).read_text().splitlines()[-1]
+
+
+def no_checksum_but_in_the_first(rank: int) -> None:
+    if rank > 0:
+        zlib.crc32 = None  # type: ignore[assignment]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="counts what the system has read for this process")
+def test_sharded_data_are_read_once_over_all_epochs(tmp_path: Path) -> None:
+    """By the two checks and by fairseq together."""
+    folders = [large_data(tmp_path / part, 2_000_000, 100) for part in ("first", "second")]
+    for folder in folders:
+        (folder / "dict.txt").write_text("w 1\n")
+    flags = ("--task", "language_modeling", "--tokens-per-sample", "20", "--num-workers", "0", "--batch-size", "8")
+    trainer = Run(folders, flags).trainer
+    before = bytes_read()
+    for epoch in range(1, 5):
+        Trainer.get_train_iterator(trainer, epoch, load_dataset=True, disable_iterator_cache=True)
+    whole = sum((folder / "train.bin").stat().st_size for folder in folders)
+    assert (bytes_read() - before) / whole < 1.3, "times that the data were read"
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_long_reading_is_announced(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data_files, "_LARGE", 0, raising=False)
+    with caplog.at_level("INFO"):
+        load(data)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("fairseq_ms")]
+    assert said == [f"reading the 0.0 GB of {data / 'train.bin'} once, to check them"]

@@ -164,3 +164,50 @@ def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch)
     assert len(most) == 18
     # The one being read, and the one before it that the loop still holds.
     assert max(most) <= 2
+
+
+def documents_of(*inputs: Path, documents: str = "blank") -> list[list[str]]:
+    """The documents that a reader of texts and of articles finds, each as its lines."""
+    dataset = replace(DATASET, documents=documents, json_names=("*.json", "*.jsonl"), json_fields=("title", "text"))
+    found: list[list[str]] = []
+    for line in Reader(dataset, list(inputs), seed=1).lines():
+        if line.starts_document:
+            found.append([])
+        found[-1].append(line.text)
+    return found
+
+
+@pytest.mark.parametrize("name", ["articles.json", "articles.jsonl"])
+def test_every_article_of_a_json_list_is_a_document(name: str, tmp_path: Path) -> None:
+    articles = [{"title": "One", "text": "a\nb"}, {"title": None}, "no article", {"text": "c"}]
+    (tmp_path / name).write_text(json.dumps(articles))
+    assert documents_of(tmp_path) == [["One", "a", "b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("articles.json", '[{"headline": "a"}, {"body": "b"}]', "has no article with one of the fields title, text"),
+        ("articles.json", '{"articles": [{"text": "b"}]}', "has no article with one of the fields title, text"),
+        ("articles.jsonl", "[]\n", "has no article with one of the fields title, text"),
+        ("blank.txt", " \n\n", "has no text"),
+        ("empty.txt", "", "has no text"),
+    ],
+)
+def test_a_file_without_any_text_is_named(name: str, content: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    (tmp_path / "more.txt").write_text("words\n")
+    with pytest.raises(ValueError, match=rf"^--input \S*{name} {sentence}"):
+        documents_of(tmp_path)
+
+
+def test_each_input_has_to_hold_some_text(tmp_path: Path) -> None:
+    text, bare = tmp_path / "more.txt", tmp_path / "bare.json"
+    text.write_text("words\n")
+    bare.write_text('[{"title": null}, {"text": ""}]')
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "page.html").write_text("markup\n")
+    with pytest.raises(ValueError, match=rf"^--input {tmp_path / 'pages'} holds no file of Sample"):
+        documents_of(text, tmp_path / "pages")
+    with pytest.raises(ValueError, match=rf"^--input {bare} has no text"):
+        documents_of(text, bare)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
@@ -88,7 +88,8 @@ def evaluate(
     --sample-break-mode (default: eos if trained so, else none). flags: more of fairseq-eval-lm's. UsageError for
     files that are missing or do not fit each other.
     """
-    task = _trained_task(path)
+    state = _read(path)
+    task = state["cfg"]["task"]
     data = data or task.data
     if not (Path(data) / "dict.txt").is_file():
         raise UsageError(f"--data must be a folder that fairseq-preprocess wrote, with dict.txt in it: got {data}")
@@ -109,7 +110,7 @@ def evaluate(
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=given))
     scored = Scored()
     try:
-        bits = _bits(cfg, scored)
+        bits = _bits(cfg, state, scored)
     except RuntimeError as error:
         if "size mismatch" in str(error):
             raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
@@ -119,8 +120,10 @@ def evaluate(
     return Evaluation(data, window, context, bits, scored)
 
 
-def _bits(cfg: DictConfig, scored: Scored) -> float:
+def _bits(cfg: DictConfig, state: dict[str, Any], scored: Scored) -> float:
     """The total of the loss (base 2) whose mean fairseq-eval-lm prints, what it is the total of counted in ``scored``.
+
+    The checkpoint is taken out of ``state``, so that what is not evaluated takes no room.
 
     This is fairseq_cli.eval_lm.main, which returns no counts, around the same scoring. fairseq scores a batch at a
     time here: it adds in single precision, which loses a millionth and more of the total of a whole corpus.
@@ -128,7 +131,8 @@ def _bits(cfg: DictConfig, scored: Scored) -> float:
     context = cfg.eval_lm.context_window
     cfg.task.tokens_per_sample -= context
     task = tasks.setup_task(cfg.task)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([cfg.common_eval.path], task=task)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([cfg.common_eval.path], task=task, state=state)
+    state.clear()
     model = models[0]
     if cfg.common.fp16:
         model.half()
@@ -160,14 +164,14 @@ def _bits(cfg: DictConfig, scored: Scored) -> float:
     return bits
 
 
-def _trained_task(path: str) -> DictConfig:
-    """The task settings that a checkpoint was trained with."""
+def _read(path: str) -> dict[str, Any]:
+    """A checkpoint, with the settings that it was trained with."""
     if not Path(path).is_file():
         raise UsageError(f"the checkpoint must be a file that fairseq-train wrote: got {path}")
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     if not state.get("cfg"):
         raise UsageError(f"the checkpoint must be a file that fairseq-train wrote, with its settings: got {path}")
-    return state["cfg"]["task"]
+    return state
 
 
 def split_counts(manifest: Path, subset: str, targets: int) -> dict[str, int]:

@@ -1,0 +1,77 @@
+"""What analyses read of checkpoints and of data: once, and without holding a corpus."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary
+
+from fairseq_ms.analysis import checkpoints
+from fairseq_ms.analysis.perplexity import renormalise
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host import damage
+from tests.helpers import trained
+from tests.helpers.corpus import large_data
+
+SYMBOLS = 40
+
+
+def asked_about(data: Path) -> checkpoints.Checkpoint:
+    """A checkpoint whose data these are, as far as counting goes."""
+    words = Dictionary()
+    for index in range(SYMBOLS - len(words)):
+        words.add_symbol(f"w{index}")
+    task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(data=str(data)))
+    return checkpoints.Checkpoint("", "", None, task, None)  # type: ignore[arg-type]
+
+
+def test_token_counts_are_taken_in_pieces_of_the_file(tmp_path: Path) -> None:
+    whole, halves = large_data(tmp_path, 4_000_000, 1000), tmp_path / "halves"
+    tokens = np.random.default_rng(1).integers(0, SYMBOLS, 4_000_000, dtype=np.uint16)
+    tokens.tofile(whole / "train.bin")
+    tracemalloc.start()
+    counts = checkpoints.token_counts(asked_about(whole))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counts.tolist() == np.bincount(tokens, minlength=SYMBOLS).tolist()
+    assert peak < tokens.nbytes, f"{peak / tokens.size:.1f} bytes a token"
+    # The second half of a data set is an index over the end of the file.
+    (halves / "second" / "train.bin").unlink()
+    (halves / "second" / "train.bin").symlink_to(whole / "train.bin")
+    index = np.fromfile(halves / "second" / "train.idx", np.uint8)
+    index[26 + 4 * 500 :].view(np.int64)[:] += 4_000_000
+    index.tofile(halves / "second" / "train.idx")
+    counts = checkpoints.token_counts(asked_about(halves / "second"))
+    assert counts.tolist() == np.bincount(tokens[2_000_000:], minlength=SYMBOLS).tolist()
+
+
+def test_tokens_of_text_that_is_not_binarised_are_counted_line_by_line(tmp_path: Path) -> None:
+    checkpoint = asked_about(tmp_path)
+    (tmp_path / "train").write_text("w1 w2 w1\nw35\n")
+    counts = checkpoints.token_counts(checkpoint)
+    assert {int(symbol): int(counts[symbol]) for symbol in counts.nonzero()[0]} == {2: 2, 5: 2, 6: 1, 39: 1}
+    with pytest.raises(UsageError, match="there is no 'dev'"):
+        checkpoints.token_counts(checkpoint, "dev")
+
+
+def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = trained.random_lines(3, 12)
+    data = trained.write_corpus(tmp_path, {"train": lines, "test": lines[:6]})
+    path = trained.write_checkpoint(
+        tmp_path / "model.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "12"
+    )
+    read: list[str] = []
+    find = damage.defect
+
+    def noting(path: str) -> str | None:
+        read.append(path)
+        return find(path)
+
+    monkeypatch.setattr(damage, "defect", noting)
+    found = renormalise.evaluate(str(path), None, None, None, None, ["--cpu", "--gen-subset", "test"])
+    assert found.scored.targets == 6 * 18
+    assert read == [str(path)]

@@ -140,6 +140,14 @@ def test_a_bug_keeps_its_traceback():
     assert done.stderr.endswith("ValueError: a bug\n")
 
 
+def test_an_environment_variable_shows_the_traceback_of_a_mistake_as_well():
+    program = "import fairseq_ms, fairseq_ms.errors; raise fairseq_ms.errors.UsageError('--x must be 1: got 2')"
+    done = run_cli("python", "-c", program, env={"FAIRSEQ_MS_TRACEBACK": "1"}, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert done.stderr.endswith("\n-c: error: --x must be 1: got 2\n")
+
+
 SPAWN = """
 import sys
 import torch.multiprocessing

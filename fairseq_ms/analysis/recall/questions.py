@@ -65,7 +65,10 @@ def load_exercises(checkpoint: Checkpoint) -> Exercises:
             f"--data must be the bin folder of preprocess/recall/prepare.py: {folder} holds no {NAME}, which says how "
             "questions are written"
         )
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"--data must be as fairseq-ms prepare recall wrote it: {path} is damaged ({error})") from error
     index = checkpoint.dictionary.index
     choices = torch.tensor([index(symbol) for symbol in found["choices"]])
     ask = index(found["ask"]) if found["ask"] is not None else None

@@ -38,8 +38,8 @@ def train(data, *flags, check=False):
 
 
 def assert_nothing_written(data):
-    """fairseq makes the empty folder for checkpoints before it looks at anything else."""
-    assert [path for path in data.parent.rglob("*") if path.is_file() and path.parent != data] == []
+    """Neither a file nor a folder beside the data."""
+    assert [path for path in data.parent.iterdir() if path != data] == []
 
 
 def assert_one_sentence(done, command, *parts):
@@ -54,6 +54,7 @@ def assert_one_sentence(done, command, *parts):
 def test_a_bad_flag_ends_training_with_one_sentence_and_nothing_written(data):
     done = train(data, "--scale-windows", "4x=0:8")
     assert_one_sentence(done, "fairseq-train", "--scale-windows", "1x", "'4x=0:8'")
+    assert "_name" not in done.stdout
     assert_nothing_written(data)
 
 

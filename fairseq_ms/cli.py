@@ -127,9 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _unreadable(error: Exception) -> str | None:
     """The sentence for a file that the system does not read or write; None for any other error."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename} cannot be read or written: {error.strerror}"
-    return f"the disk is full: {error.strerror}" if getattr(error, "errno", None) == errno.ENOSPC else None
+    if not isinstance(error, OSError) or (error.filename is None and error.errno != errno.ENOSPC):
+        return None
+    return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}"
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -1,9 +1,14 @@
 """The command line `fairseq-ms`: lists the commands, loads the one asked for, reports its errors."""
 
 import argparse
+import errno
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host.errors import TRACEBACK, sentence_of, traceback_wanted
 
 PROG = "fairseq-ms"
 
@@ -94,7 +99,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code, 2 for bad input, 130 when interrupted."""
+    """Run one command; returns its exit code, 2 for bad input, 130 when interrupted. A bug keeps its traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     overview = _overview()
     if not arguments or arguments[0].startswith("-"):
@@ -110,11 +115,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(name, rest)
     except KeyboardInterrupt:
         return 130
-    except (ValueError, ImportError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
+    except Exception as error:
+        sentence = sentence_of(error) or _unreadable(error)
+        if sentence is None:
             raise
-        print(f"{PROG}: {' '.join(str(error).split())}", file=sys.stderr)
+        if traceback_wanted():
+            traceback.print_exc()
+        print(f"{PROG}: {sentence}", file=sys.stderr)
         return 2
+
+
+def _unreadable(error: Exception) -> str | None:
+    """The sentence for a file that the system does not read or write; None for any other error."""
+    if not isinstance(error, OSError) or (error.filename is None and error.errno != errno.ENOSPC):
+        return None
+    return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}"
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -127,7 +142,8 @@ def _overview() -> argparse.ArgumentParser:
         prog=PROG,
         usage=f"{PROG} COMMAND ...",
         description="Tools around the language models of fairseq_ms.",
-        epilog=f"commands:\n{listing}\n\n{PROG} COMMAND --help describes one of them.",
+        epilog=f"commands:\n{listing}\n\n{PROG} COMMAND --help describes one of them; with {TRACEBACK}=1 in the "
+        "environment,\na refused command also prints where it was refused.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fairseq_ms {__version__}")
@@ -152,6 +168,11 @@ def _run(name: str, arguments: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(module, "NEEDS_FAIRSEQ", True):
         import fairseq_ms
+        from fairseq_ms.host import compat
 
+        try:
+            compat.prepare()
+        except ImportError as error:
+            raise UsageError(str(error)) from error
         fairseq_ms.register()
     return int(module.run(args))

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from fairseq_ms.analysis.checkpoints import Checkpoint
 
 
+REMOVE_BPE = "join pieces of words, all but the last of which end in SYMBOL (default of SYMBOL: '@@ ')"
+
+
 def add_checkpoints(parser: argparse.ArgumentParser, split: str = "test") -> None:
     """Which checkpoints to ask, about which data, on which device."""
     parser.add_argument(
@@ -100,6 +103,20 @@ def write_results(args: argparse.Namespace, loaded: list[Checkpoint], results: o
     report.write_json(
         args.json, {"command": args.command, "settings": settings, "checkpoints": described, "results": results}
     )
+
+
+def check_checkpoint(path: str, flag: str = "CHECKPOINT") -> None:
+    """Raise UsageError unless a checkpoint's path is that of a file."""
+    from fairseq_ms.errors import UsageError
+
+    if Path(path).is_file():
+        return
+    problem = "does not exist"
+    if Path(path).is_dir():
+        names = ("checkpoint_best.pt", "checkpoint_last.pt", "*.pt")
+        inside = [file for name in names for file in sorted(Path(path).glob(name))]
+        problem = f"is a folder: did you mean {inside[0]}?" if inside else "is a folder without a checkpoint"
+    raise UsageError(f"{flag} must be a file that fairseq-train wrote: {path} {problem}")
 
 
 def split_label(spec: str) -> tuple[str, str]:

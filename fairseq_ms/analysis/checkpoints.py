@@ -17,7 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_ms.analysis.arguments import split_label
+from fairseq_ms.analysis.arguments import check_checkpoint, split_label
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import Decoder
 
@@ -98,8 +98,7 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     not predict the next token, and when the folder holds no dictionary.
     """
     label, path = split_label(spec)
-    if not Path(path).is_file():
-        raise UsageError(f"CHECKPOINT must be a file: {path} does not exist")
+    check_checkpoint(path)
     overrides = {"data": data} if data is not None else None
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(path, overrides)

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="DATA",
         type=Path,
-        help="the folder bin/ that prepare.py wrote: goes into the file, of a phase of HAED as its half of the "
+        help="the folder bin/ that fairseq-ms prepare wrote: goes into the file, of a phase of HAED as its half of the "
         "training data, with one epoch's number of updates where the paper trains for one",
     )
     parser.add_argument("--updates", type=int, metavar="N", help="as many updates instead")
@@ -61,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print(listed(CONFIGS.values()))
         return 0
+    if presets := [name for name, preset in CONFIGS.items() if preset.model == args.preset != name]:
+        raise UsageError(
+            f"PRESET must be a preset: {args.preset} is an architecture, whose presets are {', '.join(presets)}"
+        )
     if args.preset not in CONFIGS:
         close = difflib.get_close_matches(args.preset, CONFIGS, 3) or ["retina_lm_wt103_16"]
         raise UsageError(f"PRESET must be one such as {' or '.join(close)}: got {args.preset!r}")
@@ -119,7 +123,11 @@ def _half(data: Path, half: str) -> Path:
     """The folder of a half of the training data, "first" or "second", or with "" that of all of it."""
     folder = data.parent / "halves" / half if half else data
     if not (folder / "train.idx").is_file():
-        wanted = f"have halves/{half} beside it, as prepare.py writes it" if half else "be a data folder of fairseq's"
+        wanted = (
+            f"have halves/{half} beside it, as fairseq-ms prepare writes it"
+            if half
+            else "be a data folder of fairseq's"
+        )
         raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing")
     return folder
 

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_ms.analysis.arguments import check_checkpoint
+
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
     from fairseq.models import FairseqLanguageModel
@@ -22,7 +24,7 @@ TOKENS = 3 * SIDE * SIDE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
-    parser.add_argument("data", help="fairseq's data folder, as preprocess/images/prepare.py writes it")
+    parser.add_argument("data", help="fairseq's data folder, as fairseq-ms prepare images writes it")
     parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
     parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
     parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: %(default)s)")
@@ -35,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default: %(default)s)")
     parser.add_argument("--columns", type=int, default=8, help="images in a row of the grid (default: %(default)s)")
-    parser.add_argument("--scale", type=int, default=4, help="pixels of the PNG for one of an image's")
+    parser.add_argument(
+        "--scale", type=int, default=4, help="pixels of the PNG, a side, for one of an image's (default: 4)"
+    )
     parser.add_argument("--batch-size", type=int, default=32, help="images to draw at a time (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")
 
@@ -53,8 +57,7 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--keep must leave between 1 and {SIDE - 1} rows of {SIDE}: got {args.keep}")
     if not args.temperature > 0.0:
         raise UsageError(f"--temperature must be greater than 0: got {args.temperature}")
-    if not Path(args.path).is_file():
-        raise UsageError(f"--path must be a checkpoint: there is no file {args.path}")
+    check_checkpoint(args.path, "--path")
 
 
 def run(args: argparse.Namespace) -> int:

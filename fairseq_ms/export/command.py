@@ -16,8 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenise", choices=("moses", "none"), help=f"what comes before the symbols {known}")
     parser.add_argument("--language", metavar="CODE", help="of Moses (default: the manifest's, or en)")
     parser.add_argument("--bpe-codes", type=Path, metavar="FILE", help="BPE operations (default: codes.bpe beside it)")
-    parser.add_argument("--license", default="unknown", metavar="ID", help="of the model, as the Hub names it")
-    parser.add_argument("--data-license", default="unknown", metavar="TEXT", help="of the training data")
+    parser.add_argument(
+        "--license", default="unknown", metavar="ID", help="of the model, as the Hub names it (default: unknown)"
+    )
+    parser.add_argument(
+        "--data-license", default="unknown", metavar="TEXT", help="of the training data (default: unknown)"
+    )
     parser.add_argument(
         "--perplexity",
         type=Path,

@@ -51,7 +51,10 @@ def pipeline_of(
     Raises UsageError where neither says what the symbols are, on values that do not exist, and on a missing file.
     """
     manifest = next((file for file in (data / "manifest.json", data.parent / "manifest.json") if file.is_file()), None)
-    known = json.loads(manifest.read_text(encoding="utf-8"))["settings"] if manifest is not None else {}
+    try:
+        known = json.loads(manifest.read_text(encoding="utf-8"))["settings"] if manifest is not None else {}
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"--data must be as fairseq-ms prepare wrote it: {manifest} is damaged ({error})") from error
     level = level or known.get("level")
     if level not in LEVELS:
         raise UsageError(

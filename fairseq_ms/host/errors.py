@@ -9,6 +9,9 @@ from types import TracebackType
 
 from fairseq_ms.errors import UsageError
 
+# Set to anything, it shows the traceback of a mistake above its sentence.
+TRACEBACK = "FAIRSEQ_MS_TRACEBACK"
+
 # What fairseq itself raises for its users' mistakes: class, pattern of its message, our sentence.
 _MISTAKES = (
     (
@@ -179,6 +182,11 @@ _MISTAKES = (
 _QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.MULTILINE)
 
 
+def traceback_wanted() -> bool:
+    """Whether the user asks for the traceback of a mistake, too."""
+    return bool(os.environ.get(TRACEBACK))
+
+
 def sentence_of(error: BaseException) -> str | None:
     """The one sentence to show for an error that the user caused; None for a bug, which needs its traceback."""
     kind, text = type(error).__name__, str(error)
@@ -214,8 +222,9 @@ def install() -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sentence = sentence_of(error)
-        if sentence is None:
+        if sentence is None or traceback_wanted():
             previous(kind, error, trace)
+        if sentence is None:
             return
         sys.stdout.flush()
         print(f"{Path(sys.argv[0]).stem}: error: {sentence}", file=sys.stderr)

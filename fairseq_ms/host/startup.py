@@ -9,6 +9,7 @@ PACKAGE = "fairseq_ms"
 # Each has an ``install()`` that may be called again.
 PATCHES = (
     "errors",
+    "flags",
     "user_dir",
     "launching",
     "precision",
@@ -16,6 +17,7 @@ PATCHES = (
     "context_window",
     "resuming",
     "writing",
+    "refusals",
     "damage",
     "best",
     "stopping",

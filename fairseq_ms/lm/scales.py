@@ -120,10 +120,16 @@ def retina_scales(windows: str, heads: str | None, total: int, overlap: bool = F
 def _heads(given: str | None, total: int, factors: list[int], flag: str, text: str) -> dict[int, int]:
     """The heads of ``--decoder-attention-heads`` by scale, as ``--scale-heads`` splits them or evenly."""
     if given is None:
-        if total % len(factors):
+        each, more = divmod(total, len(factors))
+        if not each:
+            raise UsageError(
+                f"--decoder-attention-heads must be at least {len(factors)}, one for each of the {flag}: got {total}"
+            )
+        if more:
+            split = ",".join(f"{factor}x={each + (place < more)}" for place, factor in enumerate(factors))
             raise UsageError(
                 f"--decoder-attention-heads must be a multiple of the {len(factors)} {flag} "
-                f"unless --scale-heads splits them: got {total}"
+                f"unless --scale-heads splits them, as in --scale-heads {split}: got {total}"
             )
         return dict.fromkeys(factors, total // len(factors))
     counts = parse_counts("--scale-heads", given, need_finest=1 in factors)

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,8 @@ def one_sentence(action: Callable[[], None]) -> int:
         print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
+        if os.environ.get("FAIRSEQ_MS_TRACEBACK"):
+            traceback.print_exc()
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2
     return 0

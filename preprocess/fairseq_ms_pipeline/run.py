@@ -184,7 +184,7 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
     codes, dictionary_path = ready / CODES, ready / "bin" / "dict.txt"
 
     with progress.stage("read", job.source_bytes) as bar:
-        found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes)
+        found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
     shards = {split: found[split]["shards"] for split in SPLITS}
     names = [name for split in SPLITS for name in shards[split]]
 

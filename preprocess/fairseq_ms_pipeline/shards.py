@@ -47,10 +47,11 @@ class _SplitWriter:
         self._lines, self._bytes = [], 0
 
 
-def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int) -> dict[str, dict]:
+def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int, documents: str = "file") -> dict[str, dict]:
     """Cut all lines into shards under `raw`, except those that are there already from an interrupted run.
 
-    Returns for each split its shard names and its number of documents; ValueError when a split is empty.
+    Returns for each split its shard names and its number of documents; ValueError when a split is empty,
+    which says how to make `documents` smaller than they are.
     """
     index = raw / INDEX
     if index.exists():
@@ -62,10 +63,10 @@ def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int) -> dict[str
         writer.flush()
     empty = [split for split, writer in writers.items() if not writer.shards]
     if empty:
-        raise ValueError(
-            f"--input has no text for the split {' or '.join(empty)}: "
-            "give it files of its own, larger fractions, or smaller documents, such as --documents lines:10."
-        )
+        lines_each = int(documents.partition(":")[2] or 100) // 10 or 1
+        smaller = f"larger fractions, or smaller documents, such as --documents lines:{lines_each}."
+        advice = "or larger fractions." if documents in ("line", "lines:1") else smaller
+        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: give it files of its own, {advice}")
     found = {split: {"shards": w.shards, "documents": w.documents} for split, w in writers.items()}
     write_json(index, found)
     return found

@@ -130,12 +130,28 @@ def _with_command(monkeypatch, tmp_path, body):
     monkeypatch.delitem(sys.modules, "broken_command", raising=False)
 
 
-def test_a_value_error_becomes_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys):
-    _with_command(monkeypatch, tmp_path, "raise ValueError('--n must be\\n positive, not -1')")
+USAGE = "from fairseq_ms.errors import UsageError; raise UsageError('--n must be\\n positive, not -1')"
+
+
+def test_a_mistake_becomes_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys):
+    _with_command(monkeypatch, tmp_path, USAGE)
     assert cli.main(["broken"]) == 2
     captured = capsys.readouterr()
     assert captured.err == "fairseq-ms: --n must be positive, not -1\n"
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("body", ["open('none.txt')", "import pathlib; pathlib.Path('none.txt').read_text()"])
+def test_a_file_that_cannot_be_read_becomes_one_line(monkeypatch, tmp_path, capsys, body):
+    _with_command(monkeypatch, tmp_path, body)
+    assert cli.main(["broken"]) == 2
+    assert capsys.readouterr().err == "fairseq-ms: none.txt cannot be read or written: No such file or directory\n"
+
+
+def test_what_fairseq_raises_for_its_users_becomes_one_line(monkeypatch, tmp_path, capsys):
+    _with_command(monkeypatch, tmp_path, "raise FileNotFoundError('Dataset not found: dev (data/dev)')")
+    assert cli.main(["broken"]) == 2
+    assert "there is no dev" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_with_130(monkeypatch, tmp_path):
@@ -143,10 +159,29 @@ def test_an_interrupt_ends_with_130(monkeypatch, tmp_path):
     assert cli.main(["broken"]) == 130
 
 
-def test_a_bug_in_a_command_keeps_its_traceback(monkeypatch, tmp_path):
-    _with_command(monkeypatch, tmp_path, "return {}['missing']")
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("return {}['missing']", KeyError),
+        ("return int('two')", ValueError),
+        ("from os import nothing", ImportError),
+        ("raise OSError('what a library says')", OSError),
+    ],
+)
+def test_a_bug_in_a_command_keeps_its_traceback(monkeypatch, tmp_path, body, kind):
+    _with_command(monkeypatch, tmp_path, body)
+    with pytest.raises(kind):
         cli.main(["broken"])
+
+
+def test_an_environment_variable_shows_the_traceback_of_a_mistake_as_well(monkeypatch, tmp_path, capsys):
+    _with_command(monkeypatch, tmp_path, USAGE)
+    monkeypatch.setenv("FAIRSEQ_MS_TRACEBACK", "1")
+    assert cli.main(["broken"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert "broken_command.py" in shown
+    assert shown.endswith("fairseq-ms: --n must be positive, not -1\n")
 
 
 def test_the_exit_code_of_a_command_is_its_return_value(monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis.coarse_completions.command import read_lines
 from fairseq_ms.analysis.coarse_completions.completions import complete, encode, readable, scale_of
 from fairseq_ms.errors import UsageError
 from tests.helpers.cli import run_cli
@@ -82,3 +83,9 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     failed = run_cli(*command, "--input", tmp_path / "missing.txt", check=False)
     assert failed.returncode == 2
     assert failed.stderr.strip().endswith(f"--input must be a file: {tmp_path}/missing.txt does not exist")
+
+
+def test_contexts_that_are_not_text_get_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin1.txt").write_bytes("déjà\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"--input must be text in UTF-8: got .*latin1\.txt"):
+        read_lines(str(tmp_path / "latin1.txt"))

@@ -92,7 +92,10 @@ def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--arch", "vanilla_lm", "--tokens-per-sample", "8"), "--arch must be a model with a memory"),
+        (
+            ("--arch", "vanilla_lm", "--tokens-per-sample", "8"),
+            "a model with a memory, compressive_transformer, transformer_ql or transformer_xl: got vanilla_lm",
+        ),
         ((), "--arch, --path or --paper must be given"),
         (("--paper", "--arch", "transformer_xl"), "--paper must be given without a model"),
     ],

@@ -283,3 +283,6 @@ def test_data_without_questions_is_refused_in_one_sentence(place, tmp_path, caps
     (data / "recall.json").write_text(json.dumps(RECALL["passkey"].description()))
     with pytest.raises(UsageError, match="'test' has none"):
         questions.load_questions(checkpoints.load(model), "test")
+    (data / "recall.json").write_text("{")
+    with pytest.raises(UsageError, match=r"--data must be as fairseq-ms prepare recall wrote it: .* is damaged"):
+        questions.load_questions(checkpoints.load(model), "test")

@@ -88,7 +88,7 @@ def test_drawing_follows_the_model(pixels: Path, checkpoint: Path) -> None:
         (("--keep", "1"), "--keep must leave between 1 and 31 rows of 32: got 1.0"),
         (("--temperature", "0"), "--temperature must be greater than 0: got 0.0"),
         (("--columns", "0"), "--columns must be at least 1: got 0"),
-        (("--path", "nowhere.pt"), "--path must be a checkpoint: there is no file nowhere.pt"),
+        (("--path", "nowhere.pt"), "--path must be a file that fairseq-train wrote: nowhere.pt does not exist"),
     ],
 )
 def test_flags_out_of_range_are_refused(flags: tuple[str, ...], sentence: str, tmp_path: Path) -> None:

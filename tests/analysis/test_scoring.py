@@ -134,7 +134,12 @@ def test_adaptive_softmax_gives_the_probabilities_of_the_whole_vocabulary(place)
 @pytest.mark.parametrize(
     ("spec", "data", "sentence"),
     [
-        ("nowhere/model.pt", None, "CHECKPOINT must be a file: nowhere/model.pt does not exist"),
+        (
+            "nowhere/model.pt",
+            None,
+            "CHECKPOINT must be a file that fairseq-train wrote: nowhere/model.pt does not exist",
+        ),
+        ("{place}", None, "is a folder without a checkpoint"),
         ("{place}/bin/dict.txt", None, "must be a file that fairseq-train wrote"),
         ("{place}/retina/model.pt", "{place}", "--data must be a folder that fairseq-preprocess wrote"),
     ],

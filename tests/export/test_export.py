@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_ms import cli
+from fairseq_ms.errors import UsageError
+from fairseq_ms.export import tokenizer
 from tests.export.cases import CASES, LEVELS
 from tests.helpers import trained
 from tests.helpers.beside import library
@@ -97,6 +99,13 @@ def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint: Pa
         sys.path.pop()
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+def test_a_damaged_manifest_is_one_sentence(text: str, tmp_path: Path):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UsageError, match=r"--data must be as fairseq-ms prepare wrote it: .*manifest\.json is damaged"):
+        tokenizer.pipeline_of(tmp_path, None, None, None, None)
 
 
 def test_without_safetensors_the_sentence_says_what_to_install(checkpoint: Path, tmp_path: Path, monkeypatch, capsys):

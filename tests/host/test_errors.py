@@ -38,8 +38,8 @@ def train(data, *flags, check=False):
 
 
 def assert_nothing_written(data):
-    """fairseq makes the empty folder for checkpoints before it looks at anything else."""
-    assert [path for path in data.parent.rglob("*") if path.is_file() and path.parent != data] == []
+    """Neither a file nor a folder beside the data."""
+    assert [path for path in data.parent.iterdir() if path != data] == []
 
 
 def assert_one_sentence(done, command, *parts):
@@ -54,6 +54,7 @@ def assert_one_sentence(done, command, *parts):
 def test_a_bad_flag_ends_training_with_one_sentence_and_nothing_written(data):
     done = train(data, "--scale-windows", "4x=0:8")
     assert_one_sentence(done, "fairseq-train", "--scale-windows", "1x", "'4x=0:8'")
+    assert "_name" not in done.stdout
     assert_nothing_written(data)
 
 
@@ -138,6 +139,14 @@ def test_a_bug_keeps_its_traceback():
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("ValueError: a bug\n")
+
+
+def test_an_environment_variable_shows_the_traceback_of_a_mistake_as_well():
+    program = "import fairseq_ms, fairseq_ms.errors; raise fairseq_ms.errors.UsageError('--x must be 1: got 2')"
+    done = run_cli("python", "-c", program, env={"FAIRSEQ_MS_TRACEBACK": "1"}, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert done.stderr.endswith("\n-c: error: --x must be 1: got 2\n")
 
 
 SPAWN = """

@@ -1,6 +1,7 @@
 """Specifications of scales: what is read from the flags, once."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -35,7 +36,17 @@ def test_all_scales_share_the_heads_of_a_retina() -> None:
 @pytest.mark.parametrize(
     ("windows", "heads", "sentence"),
     [
-        ("1x=0:8,4x=8:256", None, "--decoder-attention-heads must be a multiple of the 2 scales of --scale-windows un"),
+        (
+            "1x=0:8,4x=8:256",
+            None,
+            "--decoder-attention-heads must be a multiple of the 2 scales of --scale-windows unless --scale-heads "
+            "splits them, as in --scale-heads 1x=3,4x=2: got 5",
+        ),
+        (
+            "1x=0:1,2x=1:3,4x=3:7,8x=7:15,16x=15:31,32x=31:63",
+            None,
+            "--decoder-attention-heads must be at least 6, one for each of the scales of --scale-windows: got 5",
+        ),
         (
             "1x=0:8,4x=8:256",
             "1x=3,2x=2",
@@ -49,6 +60,17 @@ def test_all_scales_share_the_heads_of_a_retina() -> None:
 def test_heads_and_windows_that_break_a_rule_get_one_sentence(windows: str, heads: str | None, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         retina_scales(windows, heads, 5)
+
+
+@pytest.mark.parametrize("heads", range(3, 20))
+def test_the_split_that_the_sentence_shows_is_valid(heads: int) -> None:
+    windows = "1x=0:8,4x=8:256,16x=256:512"
+    if heads % 3 == 0:
+        return
+    with pytest.raises(UsageError) as refused:
+        retina_scales(windows, None, heads)
+    shown = re.findall(r"--scale-heads (1x=\S+):", str(refused.value))
+    assert sum(scale.heads for scale in retina_scales(windows, shown[0], heads)) == heads
 
 
 def test_a_model_parses_its_scales_once() -> None:

@@ -159,6 +159,26 @@ def test_an_empty_split_is_one_sentence_and_nothing_is_left(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("documents", "advice"),
+    [
+        ("file", "larger fractions, or smaller documents, such as --documents lines:10."),
+        ("blank", "larger fractions, or smaller documents, such as --documents lines:10."),
+        ("lines:50", "larger fractions, or smaller documents, such as --documents lines:5."),
+        ("lines:2", "larger fractions, or smaller documents, such as --documents lines:1."),
+        ("lines:1", "give it files of its own, or larger fractions."),
+        ("line", "give it files of its own, or larger fractions."),
+    ],
+)
+def test_the_advice_on_an_empty_split_names_documents_that_are_smaller(tmp_path, documents, advice):
+    source = tmp_path / "sample.txt"
+    source.write_text("one line only\n")
+    dataset = replace(DATASET, documents=documents)
+    with pytest.raises(ValueError, match="--input has no text for the split") as refused:
+        run(job_of(source, tmp_path / "out", dataset))
+    assert str(refused.value).endswith(advice)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
         ("bpe_merges", 0, "--bpe-merges must be at least 1, not 0"),

@@ -127,7 +127,12 @@ def test_the_papers_own_number_of_updates_is_not_the_datas(tmp_path: Path) -> No
             (),
             "--data must be a data folder of fairseq's: {}/nowhere/train.idx is missing",
         ),
-        ("characters_iem", "alone/bin", (), "--data must have halves/first beside it, as prepare.py writes it: "),
+        (
+            "characters_iem",
+            "alone/bin",
+            (),
+            "--data must have halves/first beside it, as fairseq-ms prepare writes it: ",
+        ),
         ("characters_haed", "bin", (), "--data must have more batches than the 2000 updates of warm-up, unless"),
         ("characters_haed", "bin", ("--updates", "0"), "--updates must be at least 1: got 0"),
     ],
@@ -145,3 +150,11 @@ def test_an_unknown_preset_gets_one_sentence_with_names_like_it(capsys: pytest.C
     said = capsys.readouterr().err
     assert said.startswith("fairseq-ms: PRESET must be one such as retina_lm_wt103_16 or ")
     assert said.endswith("got 'retina_lm_wt103'\n")
+
+
+def test_an_architecture_is_not_a_preset_and_is_told_which_presets_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "retina_lm"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fairseq-ms: PRESET must be a preset: retina_lm is an architecture, whose presets are ")
+    named = {name for name, preset in CONFIGS.items() if preset.model == "retina_lm"}
+    assert named == set(said.strip().partition("presets are ")[2].split(", "))

@@ -3,6 +3,7 @@
 Everything is written to ``demo/analysis``. The same commands work on any checkpoint: see ``fairseq-ms --help``.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -88,7 +89,8 @@ def main() -> None:
     for title, command, name, figure in ANALYSES:
         words = arguments(command, name, figure, demo, out)
         print(f"\n== {title}\n$ fairseq-ms {shlex.join(words)}\n", flush=True)
-        done = subprocess.run([sys.executable, "-m", "fairseq_ms", *words], cwd=ROOT, check=False)
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        done = subprocess.run([sys.executable, "-m", "fairseq_ms", *words], cwd=ROOT, env=environment, check=False)
         if done.returncode:
             sys.exit(f"demo-analysis: fairseq-ms {words[0]} failed")
     figures = ", ".join(sorted(path.name for path in out.glob("*.png")))

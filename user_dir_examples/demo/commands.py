@@ -12,6 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
+# Threads that wait for each other awake take the processor from another program that computes, and it from them.
+PATIENT = {"OMP_WAIT_POLICY": "passive"}
 _TRAINED = re.compile(r"train_inner \| (\{.*\})")
 
 
@@ -26,7 +28,14 @@ def run(command: list[str], log: Path, text: str | None = None) -> str:
     Raises SystemExit with one sentence when the command fails.
     """
     done = subprocess.run(
-        command, input=text, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        input=text,
+        cwd=ROOT,
+        env={**PATIENT, **os.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     log.write_text(done.stdout)
     if done.returncode:
@@ -37,7 +46,7 @@ def run(command: list[str], log: Path, text: str | None = None) -> str:
 def train(command: list[str], log: Path, updates: int, title: str) -> None:
     """Run ``fairseq-train`` to its last update, its losses in ``log``; a run that was stopped goes on."""
     bar = tqdm(total=updates, desc=f"  {title}", unit="update", dynamic_ncols=True, mininterval=0.5)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**PATIENT, **os.environ, "PYTHONUNBUFFERED": "1"}
     with (
         log.open("a") as output,
         subprocess.Popen(

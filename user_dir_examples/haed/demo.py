@@ -43,7 +43,8 @@ SLOWER = 0.00035 / 0.002
 def command(name: str, *arguments: str | Path, show: str | None = None, stdin: str | None = None) -> str:
     """Run one of fairseq's commands and return what it printed; lines that match ``show`` are passed on."""
     program = [sys.executable, str(Path(sys.executable).parent / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # Threads that wait for each other awake take the processor from another program that computes.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         program,
         env=environment,

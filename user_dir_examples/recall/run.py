@@ -3,9 +3,9 @@
 
     python user_dir_examples/recall/run.py --out runs/recall
 
-Makes the exercises, trains every model of ``RUNS`` on one thread, one after the other, and asks all of them with
-``fairseq-ms recall``. Flags that this script does not know go to fairseq-train. The same command goes on with what was
-interrupted.
+Makes the exercises, trains every model of ``RUNS``, one after the other and on one thread (``OMP_NUM_THREADS`` chooses
+another number), and asks all of them with ``fairseq-ms recall``. Flags that this script does not know go to
+fairseq-train. The same command goes on with what was interrupted.
 """
 
 import argparse
@@ -56,8 +56,8 @@ def program(name: str) -> list[str]:
 
 
 def run(command: list[str], log: Path | None = None) -> None:
-    """Run a command on one thread, its output in ``log``; SystemExit with one sentence when it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """Run a command, its output in ``log``; SystemExit with one sentence when it fails."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with log.open("a", encoding="utf-8") if log else nullcontext() as out:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=out, stderr=out and subprocess.STDOUT, check=False

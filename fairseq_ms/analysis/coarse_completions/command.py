@@ -56,7 +56,10 @@ def read_lines(path: str) -> list[str]:
     """The lines of a file that are not blank; UsageError when there are none."""
     if path != "-" and not Path(path).is_file():
         raise UsageError(f"--input must be a file: {path} does not exist")
-    text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--input must be text in UTF-8: got {path} ({error})") from error
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise UsageError(f"--input must have at least one line that is not blank: got {path}")

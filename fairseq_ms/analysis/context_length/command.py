@@ -9,6 +9,7 @@ from fairseq_ms.analysis import arguments
 
 if TYPE_CHECKING:
     from fairseq.models import FairseqLanguageModel
+    from omegaconf import DictConfig
 
 TAKES_FAIRSEQ_FLAGS = True
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis import report
     from fairseq_ms.analysis.context_length import formula, measured
     from fairseq_ms.errors import UsageError
+    from fairseq_ms.lm.streaming import with_a_memory
 
     report.check_outputs(args.json, None)
     arguments.quieten()
@@ -38,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
         if args.path or args.fairseq_flags:
             raise UsageError("--paper must be given without a model: got one as well")
         return _paper(args)
-    model = _model(args)
+    model, flag, arch = _model(args)
     decoder = model.decoder
     if not hasattr(decoder, "memory_reach"):
-        raise UsageError(f"--arch must be a model with a memory: got {type(model).__name__}")
+        *most, last = with_a_memory()
+        raise UsageError(f"{flag} must be a model with a memory, {', '.join(most)} or {last}: got {arch}")
     found = {"formula": formula.by_formula(decoder)}
     if args.measure:
         found["measured"] = measured.measured(model)
@@ -54,26 +57,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _model(args: argparse.Namespace) -> FairseqLanguageModel:
-    from fairseq_ms.analysis import checkpoints
+def _model(args: argparse.Namespace) -> tuple[FairseqLanguageModel, str, str]:
+    """The model, the flag that it comes from, and its architecture."""
+    from fairseq_ms.analysis import checkpoints, untrained
     from fairseq_ms.errors import UsageError
 
     if args.path:
         if args.fairseq_flags:
             raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
-        return checkpoints.load(args.path, cpu=True).model
+        loaded = checkpoints.load(args.path, cpu=True)
+        return loaded.model, "--path", untrained.architecture(loaded.cfg.model)
     if not args.fairseq_flags:
         raise UsageError("--arch, --path or --paper must be given: got none of them")
-    return _untrained(args.fairseq_flags, on_meta=not args.measure)
+    model, cfg = _untrained(args.fairseq_flags, on_meta=not args.measure)
+    return model, "--arch", untrained.architecture(cfg.model)
 
 
-def _untrained(flags: list[str], on_meta: bool = False) -> FairseqLanguageModel:
+def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:
     from fairseq_ms.analysis import untrained
     from fairseq_ms.lm.vocabulary import enough_symbols
 
     cfg = untrained.parse(flags)
     # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
-    return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta)
+    return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta), cfg
 
 
 def _paper(args: argparse.Namespace) -> int:
@@ -85,7 +91,7 @@ def _paper(args: argparse.Namespace) -> int:
         sizes = f"{printed.segment}/{printed.memory or '-'}/{printed.compressed or '-'}"
         row = [printed.table, printed.arch, sizes, *paper.by_formula(printed).as_dict().values(), printed.context]
         if args.measure:
-            row.append(measured.measured(_untrained(paper.flags(printed))).average)
+            row.append(measured.measured(_untrained(paper.flags(printed))[0]).average)
         rows.append(row)
     header = ["", "model", "n_s/n_m/n_cm", "minimum", "maximum", "average", "printed"]
     header += ["measured"] if args.measure else []

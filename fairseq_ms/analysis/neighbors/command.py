@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)",
     )
     parser.add_argument("--count", type=arguments.positive, default=3, metavar="N", help="neighbours (default: 3)")
-    parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help="join pieces of words")
+    parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help=arguments.REMOVE_BPE)
     arguments.add_outputs(parser, figure=False)
 
 

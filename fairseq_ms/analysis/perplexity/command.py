@@ -7,12 +7,14 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from fairseq_ms.analysis import arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags spelled as fairseq-eval-lm spells them, and where the counts come from and results go."""
     parser.add_argument("checkpoint", help="file that fairseq-train wrote")
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
-    parser.add_argument("--gen-subset", default="test", metavar="SPLIT", help="default: %(default)s")
+    parser.add_argument("--gen-subset", default="test", metavar="SPLIT", help="split of the data (default: test)")
     parser.add_argument("--tokens-per-sample", type=int, metavar="N", help="window in tokens (default: as in training)")
     parser.add_argument(
         "--context-window",
@@ -21,12 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of a window that are only context, so the stride is the rest (default: half the window; "
         "0 for models whose context is their memory)",
     )
-    parser.add_argument("--batch-size", type=int, metavar="N", help="windows in a batch")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens in a batch")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="most windows in a batch (default: what --max-tokens has room for)"
+    )
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens in a batch (default: 36000)")
     parser.add_argument(
         "--sample-break-mode",
         choices=("none", "complete", "complete_doc", "eos"),
-        help="default: eos (a line or image by itself, without context) where the model was trained so, else none",
+        help="what a window may hold; eos is a line or image by itself, without context (default: eos where the model "
+        "was trained so, else none)",
     )
     parser.add_argument("--fp16", action="store_true", help="half precision")
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
@@ -47,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{flag} must be at least 1: got {value}")
     if args.manifest is not None and not args.manifest.is_file():
         raise UsageError(f"--manifest must be a file: got {args.manifest}")
+    arguments.check_checkpoint(args.checkpoint)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     logging.getLogger("fairseq_cli").setLevel(logging.WARNING)
     found = renormalise.evaluate(

@@ -1,4 +1,4 @@
-"""The questions of a corpus that ``preprocess/recall/prepare.py`` made: where answers stand, and how far back."""
+"""The questions of a corpus that ``fairseq-ms prepare recall`` made: where answers stand, and how far back."""
 
 from __future__ import annotations
 
@@ -62,10 +62,15 @@ def load_exercises(checkpoint: Checkpoint) -> Exercises:
     path = Path(folder) / NAME
     if not path.is_file():
         raise UsageError(
-            f"--data must be the bin folder of preprocess/recall/prepare.py: {folder} holds no {NAME}, which says how "
-            "questions are written"
+            f"--data must be the folder bin/ that fairseq-ms prepare recall wrote: {folder} holds no {NAME}, which "
+            "says how questions are written"
         )
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(
+            f"--data must be as fairseq-ms prepare recall wrote it: {path} is damaged ({error})"
+        ) from error
     index = checkpoint.dictionary.index
     choices = torch.tensor([index(symbol) for symbol in found["choices"]])
     ask = index(found["ask"]) if found["ask"] is not None else None

@@ -34,17 +34,29 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, sampling, judges and output; the defaults are the paper's."""
     arguments.add_checkpoints(parser)
-    parser.add_argument("--prompts", type=arguments.positive, default=100, metavar="N", help="(default: 100)")
     parser.add_argument(
-        "--context", type=arguments.positive, default=64, metavar="N", help="tokens given (default: 64)"
+        "--prompts", type=arguments.positive, default=100, metavar="N", help="contexts from the split (default: 100)"
     )
     parser.add_argument(
-        "--length", type=arguments.positive, default=256, metavar="N", help="tokens drawn (default: 256)"
+        "--context", type=arguments.positive, default=64, metavar="N", help="tokens of a context (default: 64)"
     )
-    parser.add_argument("--completions", type=arguments.positive, default=3, metavar="N", help="a prompt (default: 3)")
-    parser.add_argument("--sampling-topk", type=arguments.positive, default=10, metavar="K", help="(default: 10)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="(default: 0.7)")
-    parser.add_argument("--batch-size", type=arguments.positive, default=8, metavar="N", help="prompts (default: 8)")
+    parser.add_argument(
+        "--length", type=arguments.positive, default=256, metavar="N", help="tokens of a sample (default: 256)"
+    )
+    parser.add_argument(
+        "--completions", type=arguments.positive, default=3, metavar="N", help="samples a prompt (default: 3)"
+    )
+    parser.add_argument(
+        "--sampling-topk",
+        type=arguments.positive,
+        default=10,
+        metavar="K",
+        help="draw from the K likeliest tokens (default: 10)",
+    )
+    parser.add_argument("--temperature", type=float, default=0.7, help="divides the logits (default: 0.7)")
+    parser.add_argument(
+        "--batch-size", type=arguments.positive, default=8, metavar="N", help="prompts in a batch (default: 8)"
+    )
     parser.add_argument("--timed", type=arguments.positive, default=5, metavar="N", help="prompts timed (default: 5)")
     parser.add_argument("--ngram-lm", metavar="FILE", help="kenlm model of the tokenised text, ARPA or binary")
     parser.add_argument(
@@ -58,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show", type=arguments.positive, metavar="N", help="print the models' samples for N prompts below each other"
     )
-    parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help="join pieces of words")
-    parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help=arguments.REMOVE_BPE)
+    parser.add_argument("--seed", type=int, default=1, help="of the samples (default: 1)")
     arguments.add_outputs(parser, figure=False)
 
 

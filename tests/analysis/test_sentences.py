@@ -1,0 +1,83 @@
+"""What commands tell newcomers: the help of every flag, and what a path or a model should have been."""
+
+import argparse
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairseq_ms import cli
+from fairseq_ms.analysis.arguments import check_checkpoint
+from fairseq_ms.errors import UsageError
+from tests.helpers.cli import USER_DIR
+
+
+def flags() -> Iterator[tuple[str, argparse.Action]]:
+    """Every flag of every command, with the command's name."""
+    for name, (path, _) in cli.COMMANDS.items():
+        parser = argparse.ArgumentParser(prog=name, add_help=False)
+        importlib.import_module(path).add_arguments(parser)
+        parsers = [parser]
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+        for one in parsers:
+            yield from ((one.prog, action) for action in one._actions if action.option_strings)
+
+
+def test_every_help_says_what_a_flag_does_and_then_its_default_once() -> None:
+    wrong = []
+    for name, action in flags():
+        help = (action.help or "").replace("%(default)s", str(action.default))
+        has_one = action.default not in (None, False, [], argparse.SUPPRESS) or action.const not in (None, True)
+        needed = has_one and not action.required
+        if help.startswith(("(default", "default")) or help.count("default") > 1 or (needed and "default" not in help):
+            wrong.append(f"{name} {action.option_strings[0]}: {help}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("flag", ["--batch-size", "--max-tokens"])
+def test_the_help_of_perplexity_says_what_fairseq_takes(flag: str) -> None:
+    (help,) = [action.help for name, action in flags() if name == "perplexity" and flag in action.option_strings]
+    assert "(default: " in str(help)
+
+
+def test_nothing_points_to_scripts_that_an_installed_package_lacks() -> None:
+    files = [path for path in USER_DIR.rglob("*.py") if re.search(r"prepare\.py", path.read_text(encoding="utf-8"))]
+    assert files == []
+
+
+@pytest.mark.parametrize(
+    ("files", "rest"),
+    [
+        (None, "does not exist"),
+        ([], "is a folder without a checkpoint"),
+        (["checkpoint_last.pt"], "is a folder: did you mean {}/checkpoint_last.pt?"),
+        (["checkpoint_1_2.pt", "checkpoint_best.pt"], "is a folder: did you mean {}/checkpoint_best.pt?"),
+        (["checkpoint3.pt"], "is a folder: did you mean {}/checkpoint3.pt?"),
+    ],
+)
+def test_a_path_that_is_no_file_is_told_what_it_is(files: list[str] | None, rest: str, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    for file in files or []:
+        folder.mkdir(exist_ok=True)
+        (folder / file).touch()
+    if files == []:
+        folder.mkdir()
+    sentence = f"CHECKPOINT must be a file that fairseq-train wrote: {folder} {rest.format(folder)}"
+    with pytest.raises(UsageError, match=f"^{re.escape(sentence)}$"):
+        check_checkpoint(str(folder))
+    assert cli.main(["perplexity", str(folder)]) == 2
+    assert capsys.readouterr().err == f"fairseq-ms: {sentence}\n"
+    assert cli.main(["context-shuffle", f"mine={folder}"]) == 2
+    assert capsys.readouterr().err == f"fairseq-ms: {sentence}\n"
+
+
+def test_the_context_length_of_a_model_without_a_memory_names_its_architecture(models: Path, capsys) -> None:
+    assert cli.main(["context-length", "--path", str(models / "retina" / "model.pt")]) == 2
+    assert capsys.readouterr().err == (
+        "fairseq-ms: --path must be a model with a memory, compressive_transformer, transformer_ql or transformer_xl: "
+        "got retina_lm\n"
+    )

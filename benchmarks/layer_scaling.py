@@ -9,8 +9,7 @@ from torch import Tensor
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.core.layers import LayerConfig, TransformerLayer
 
 NAME = "layer-scaling"
 HELP = "memory and time of one layer at 1x, 4x, 16x and 64x against the length of the sequence (Figure 2)"

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-
 from fairseq_ms.decoding.blocks import RecentTokens, UnfinishedBlock
 
 

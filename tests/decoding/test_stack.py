@@ -1,11 +1,9 @@
 """The state of a stack of layers."""
 
 import torch
-
 from fairseq_ms.decoding.stack import StackState
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.transformer import TransformerStack
+
+from fairseq_ms.core.layers import LayerConfig, TokenEmbedding, TransformerStack
 
 
 def test_a_stack_moves_all_its_layers_together() -> None:

@@ -9,8 +9,8 @@ import torch
 from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
-
 from fairseq_ms.decoding.incremental import Decoding
+
 from fairseq_ms.lm.base import LanguageModel
 from tests.registry import GENERATORS, Case, random_case, setting
 

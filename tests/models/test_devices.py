@@ -15,9 +15,9 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fairseq_ms.core.ops import recompute
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.models import transformer_ql
-from fairseq_ms.ops import recompute
 from tests.registry import ARCHITECTURES, GENERATORS, Case, build, random_case, setting
 
 DEVICES = ["meta", "cuda"] if torch.version.cuda else ["meta"]

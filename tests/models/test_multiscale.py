@@ -9,12 +9,12 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from fairseq_ms.core.layers import LayerConfig
+from fairseq_ms.core.ops.recompute import recomputed
+from fairseq_ms.core.pooling import Downsample
+from fairseq_ms.core.topdown import Join
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.multiscale.topdown import Join
-from fairseq_ms.modules.pooling import Downsample
-from fairseq_ms.ops.recompute import recomputed
 from tests.naive import multiscale as naive
 from tests.registry import Case, build, dictionary, random_case
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.modules.kv_cache import KeyValueCache, is_identity
+from fairseq_ms.core.cache import KeyValueCache, is_identity
 from tests.registry import GENERATORS, random_case
 
 

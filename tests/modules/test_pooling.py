@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_ms.modules.pooling import Downsample, Upsample
+from fairseq_ms.core.pooling import Downsample, Upsample
 
 
 @pytest.mark.parametrize("factor", [2, 3, 4])

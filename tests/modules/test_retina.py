@@ -6,17 +6,16 @@ import random
 
 import pytest
 import torch
+from fairseq_ms.decoding.retina import RetinaState, SlidingCache
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.decoding.retina import RetinaState, SlidingCache
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
-from fairseq_ms.ops import window_attention
-from fairseq_ms.ops.attention import _QUERY_CHUNK
-from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
-from fairseq_ms.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.layers import LayerConfig, TokenEmbedding
+from fairseq_ms.core.ops import window_attention
+from fairseq_ms.core.ops.attention import _QUERY_CHUNK
+from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
+from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.retina import RetinaAttention, RetinaLayer
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import SelfAttention
-from fairseq_ms.ops import attention as module
-from fairseq_ms.ops import recompute
-from fairseq_ms.ops.attention import (
+from fairseq_ms.core.layers import LayerConfig, SelfAttention
+from fairseq_ms.core.ops import attention as module
+from fairseq_ms.core.ops import recompute
+from fairseq_ms.core.ops.attention import (
     ChunkedAttention,
     attend,
     merge_heads,
@@ -18,8 +17,8 @@ from fairseq_ms.ops.attention import (
     split_heads,
     split_qkv,
 )
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
+from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 
 
 def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):

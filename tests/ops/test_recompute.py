@@ -5,9 +5,16 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import TransformerLayer
-from fairseq_ms.ops.recompute import draw_seed, draw_uniform, dropout, keep_mask, keep_prob, recomputed, scaled_mask
+from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+from fairseq_ms.core.ops.recompute import (
+    draw_seed,
+    draw_uniform,
+    dropout,
+    keep_mask,
+    keep_prob,
+    recomputed,
+    scaled_mask,
+)
 from tests.helpers.gradients import assert_same, gradients
 
 

@@ -13,8 +13,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq_ms.analysis import report, training_step
 from fairseq_ms.analysis.memory.layers import Sizes, full_layers
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.core.layers import TransformerLayer
 from fairseq_ms.lm.config import layer_config
-from fairseq_ms.modules.transformer import TransformerLayer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

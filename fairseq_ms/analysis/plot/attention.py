@@ -10,13 +10,13 @@ import torch
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
+from fairseq_ms.core.ops.window_layout import HeadGroup
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.bottomup import BottomUpDecoder
 from fairseq_ms.models.coarse import CoarseDecoder
 from fairseq_ms.models.retina import RetinaDecoder
 from fairseq_ms.models.topdown import TopDownDecoder
 from fairseq_ms.models.vanilla import VanillaDecoder
-from fairseq_ms.ops.window_layout import HeadGroup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,20 +31,20 @@ class AdaptiveInput(nn.Module):
         self.embeddings = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise([0, *self.cutoff])):
             width = int(dim // factor**band)
-            words = nn.Embedding(end - start, width, padding_idx)
+            words = nn.Embedding(end - start, width, padding_idx if band == 0 else None)
             self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
-            padding_idx = None
-        for words, projection in self.embeddings:  # type: ignore[misc]
-            nn.init.normal_(words.weight, std=words.weight.size(1) ** -0.5)
-            if words.padding_idx is not None:
-                nn.init.zeros_(words.weight[words.padding_idx])
-            nn.init.xavier_uniform_(projection.weight)
+        for band in range(len(self.cutoff)):
+            table, projection = self.weights_for_band(band)
+            nn.init.normal_(table, std=table.size(1) ** -0.5)
+            if band == 0 and padding_idx is not None:
+                nn.init.zeros_(table[padding_idx])
+            nn.init.xavier_uniform_(projection)
         self.register_buffer("_float_tensor", torch.zeros(1))
 
     def weights_for_band(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
         """The embedding and the projection of a band."""
-        words, projection = self.embeddings[band]  # type: ignore[misc]
-        return words.weight, projection.weight
+        parameters: Any = self.embeddings[band]
+        return parameters[0].weight, parameters[1].weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""

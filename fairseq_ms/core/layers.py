@@ -169,6 +169,7 @@ class TransformerStack(nn.Module):
 
     def forward(self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D); one ``past`` a layer, as in ``SelfAttention``."""
-        for layer, past in zip(self.layers, pasts or [None] * len(self.layers), strict=True):
+        nothing: Sequence[Attending | None] = [None] * len(self.layers)
+        for layer, past in zip(self.layers, pasts or nothing, strict=True):
             x_BTD = checkpointed(layer, x_BTD, past) if self.checkpoint else layer(x_BTD, past)
         return self.norm(x_BTD)

@@ -42,6 +42,11 @@ class RetinaConfig(ModelConfig):
     downsampler: str = "avg"
 
 
+def head_groups(scales: Iterable[Scale]) -> list[HeadGroup]:
+    """The windows of scales, each with its heads."""
+    return [HeadGroup(scale.factor, scale.near, scale.far, scale.heads) for scale in scales]
+
+
 class RetinaAttention(nn.Module):
     """Multi-head attention whose heads look at several scales of the layer's input, each through its window.
 
@@ -185,7 +190,7 @@ class Retina(LanguageModel):
         check_scales(config.scales)
         if sum(scale.heads for scale in config.scales) != config.heads:
             raise ValueError(f"the heads of all scales must add up to heads {config.heads}: got {config.scales}")
-        self.groups = [HeadGroup(scale.factor, scale.near, scale.far, scale.heads) for scale in config.scales]
+        self.groups = head_groups(config.scales)
         self.layers = TypedList(RetinaLayer(config, self.groups, config.downsampler) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
         self.checkpoint = config.checkpoint

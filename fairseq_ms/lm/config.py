@@ -117,13 +117,9 @@ def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
         )
 
 
-def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
-    """What the flags that all models share are called in a ``core.model.ModelConfig``."""
+def layer_settings(cfg: Any) -> dict[str, Any]:
+    """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
     return {
-        "vocab_size": len(source_dictionary),
-        "output_vocab_size": len(target_dictionary),
-        "padding_idx": source_dictionary.pad(),
-        "max_positions": int(cfg.max_target_positions or 0),
         "dim": cfg.decoder_embed_dim,
         "ffn_dim": cfg.decoder_ffn_embed_dim,
         "heads": cfg.decoder_attention_heads,
@@ -133,6 +129,17 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
         "activation": str(cfg.activation_fn),
         "recompute": str(cfg.recompute) == "pointwise",
         "checkpoint": cfg.checkpoint_activations,
+    }
+
+
+def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
+    """What the flags that all models share are called in a ``core.model.ModelConfig``."""
+    return {
+        **layer_settings(cfg),
+        "vocab_size": len(source_dictionary),
+        "output_vocab_size": len(target_dictionary),
+        "padding_idx": source_dictionary.pad(),
+        "max_positions": int(cfg.max_target_positions or 0),
         "tie_embeddings": cfg.share_decoder_input_output_embed,
         "adaptive_input": _bands(cfg, "adaptive_input") if cfg.adaptive_input else None,
         "adaptive_softmax": _bands(cfg, "adaptive_softmax") if cfg.adaptive_softmax_cutoff else None,

@@ -38,8 +38,8 @@ class RetinaConfig(LanguageModelConfig):
 
 def scales_of(cfg: Any) -> Scales:
     """The windows and heads of every scale; raises UsageError when they break a rule."""
-    overlap = str(cfg.window_overlap) == "allow"
-    return retina_scales(cfg.scale_windows, cfg.scale_heads, cfg.decoder_attention_heads, overlap)
+    overlap = str(getattr(cfg, "window_overlap", "forbid")) == "allow"
+    return retina_scales(cfg.scale_windows, getattr(cfg, "scale_heads", None), cfg.decoder_attention_heads, overlap)
 
 
 @register_model("retina_lm", dataclass=RetinaConfig)

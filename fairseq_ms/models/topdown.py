@@ -49,7 +49,7 @@ class TopDownLanguageModel(LanguageModel):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
         model = super().build_model(cfg, task)
-        model.bag_of_words_weight = float(cfg.bag_of_words_weight)  # type: ignore[assignment]
+        model.bag_of_words_weight = float(cfg.bag_of_words_weight)
         return model
 
     def forward(

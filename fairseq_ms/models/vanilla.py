@@ -8,7 +8,8 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.config import LanguageModelConfig, model_settings, require
-from fairseq_ms.lm.scales import retina_scales, window_scales
+from fairseq_ms.lm.scales import window_scales
+from fairseq_ms.models.retina import scales_of
 
 
 @dataclass
@@ -34,7 +35,7 @@ class VanillaLanguageModel(LanguageModel):
         """With ``--scale-windows``, attention is local: a retina of the single scale 1x."""
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         if cfg.scale_windows:
-            scales = retina_scales(cfg.scale_windows, None, cfg.decoder_attention_heads)
+            scales = scales_of(cfg)
             return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=tuple(scales), **settings))
         return core.Vanilla(core.VanillaConfig(layers=cfg.decoder_layers, **settings))
 

@@ -52,8 +52,8 @@ def sections(options: Options) -> Iterable[Section]:
 
 def _parity(layer: TransformerLayer, inputs: dict[int, Tensor]) -> str:
     """The layer against the same one keeping everything, output and gradient of the input."""
-    plain = TransformerLayer(LayerConfig(dim=layer.attention.norm.normalized_shape[0], ffn_dim=layer.ffn.up.out_features, heads=12,
-                                         recompute=False))  # fmt: skip
+    dim, ffn_dim = layer.attention.norm.normalized_shape[0], layer.ffn.up.out_features
+    plain = TransformerLayer(LayerConfig(dim=dim, ffn_dim=ffn_dim, heads=12, recompute=False))
     plain.load_state_dict(layer.state_dict())
     worst = 0.0
     for factor, x in inputs.items():

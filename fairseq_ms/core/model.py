@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,7 @@ from fairseq_ms.core.layers import LayerConfig, TokenEmbedding
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.output import TiedOutput, untied_output
 from fairseq_ms.core.ops.packing import pack_weights
+from fairseq_ms.core.scales import Scale
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,21 @@ class ModelConfig(LayerConfig):
     tie_adaptive_projections: bool = False
     init_std: float = 0.02
     embedding_init_std: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of all fields, as JSON can hold them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "adaptive_input": lambda bands: Bands(**{**bands, "cutoffs": tuple(bands["cutoffs"])}),
+            "adaptive_softmax": lambda bands: Bands(**{**bands, "cutoffs": tuple(bands["cutoffs"])}),
+            "scale": lambda scale: Scale(**scale),
+            "scales": lambda scales: tuple(Scale(**scale) for scale in scales),
+        }
+        return cls(**{name: kinds[name](v) if name in kinds and v is not None else v for name, v in values.items()})
 
 
 class Unread(State):

@@ -1,9 +1,9 @@
 """Multi-scale and long-memory language models for fairseq, loaded with `--user-dir fairseq_ms`.
 
-`fairseq_ms.core` holds the models in plain PyTorch and needs nothing but torch. Where fairseq is installed, importing the
-package also registers every model, preset, task and criterion with it, and patches what `docs/host.md` lists. fairseq
-itself looks only into `models/` and `tasks/` of a user directory, and into nothing at all when the package was imported
-before, so the registration does not depend on who imports the package or how.
+`fairseq_ms.core` holds the models in plain PyTorch and needs nothing but torch. Where fairseq is installed, importing
+the package also registers every model, preset, task and criterion with it, and patches what `docs/host.md` lists.
+fairseq itself looks only into `models/` and `tasks/` of a user directory, and into nothing at all when the package was
+imported before, so the registration does not depend on who imports the package or how.
 
 Shapes, in the whole package: B batch, T tokens, C coarse positions, S keys, N heads, H head dim, D model dim,
 V vocabulary; `x_BTD` is a tensor of shape (B, T, D).

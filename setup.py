@@ -46,9 +46,9 @@ setup(
     python_requires=">=3.10,<3.14",
     # fairseq is an extra, not a requirement: several builds of it work here, under several distribution
     # names, and installing the plugin must never overwrite the one that is already there.
-    install_requires=["torch>=2.6", "numpy>=1.26", "omegaconf", "tqdm"],
+    install_requires=["torch>=2.6", "numpy>=1.26", "tqdm"],
     extras_require={
-        "fairseq": ["fairseq-fixed==0.12.3.1"],
+        "fairseq": ["fairseq-fixed==0.12.3.1", "omegaconf"],
         "analysis": ["matplotlib>=3.8", "scikit-learn>=1.4", "sacrebleu>=2.3"],
         "export": ["safetensors>=0.4"],
         "ngram": ["kenlm>=0.3"],

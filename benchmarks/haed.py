@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from benchmarks import packed_lstm
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
 from fairseq_ms.data.chunk_sampling import predicted_chunks
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.models.haed.config import IEM_CRITERION, SPACE
-from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
 
 NAME = "haed"
 HELP = "haed: packed against padded decoder, first phase against end to end, generation against other models"

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.core.layers import LayerConfig, TransformerLayer
 
 NAME = "layer-scaling"
 HELP = "memory and time of one layer at 1x, 4x, 16x and 64x against the length of the sequence (Figure 2)"
@@ -25,7 +24,7 @@ def sections(options: Options) -> Iterable[Section]:
     dim, ffn_dim = (48, 96) if options.quick else (768, 3072)
     lengths = (128, 256) if options.quick else (512, 1024, 2048, 4096)
     torch.manual_seed(0)
-    layer = TransformerLayer(LayerConfig(dim, ffn_dim, 12))
+    layer = TransformerLayer(LayerConfig(dim=dim, ffn_dim=ffn_dim, heads=12))
     for length in lengths:
         inputs = {factor: torch.randn(1, length // factor, dim, requires_grad=True) for factor in FACTORS}
         shape = f"T={length}, d={dim}, FFN {ffn_dim}, 12 heads, batch 1, no dropout, float32"
@@ -53,8 +52,8 @@ def sections(options: Options) -> Iterable[Section]:
 
 def _parity(layer: TransformerLayer, inputs: dict[int, Tensor]) -> str:
     """The layer against the same one keeping everything, output and gradient of the input."""
-    plain = TransformerLayer(LayerConfig(layer.attention.norm.normalized_shape[0], layer.ffn.up.out_features, 12,
-                                         recompute=False))  # fmt: skip
+    dim, ffn_dim = layer.attention.norm.normalized_shape[0], layer.ffn.up.out_features
+    plain = TransformerLayer(LayerConfig(dim=dim, ffn_dim=ffn_dim, heads=12, recompute=False))
     plain.load_state_dict(layer.state_dict())
     worst = 0.0
     for factor, x in inputs.items():

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.ops.lstm import LSTM, Packing, Steps
+from fairseq_ms.core.ops.lstm import LSTM, Packing, Steps
 
 # Sums of about 10,000 terms of order 1 in float32.
 GRADIENT_TOLERANCE = 2e-3

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.memory import highest_resident
 from benchmarks.report import cpu_name
+from fairseq_ms.core.ops.device import peak_bytes, wait_for
 from fairseq_ms.errors import UsageError
-from fairseq_ms.ops.device import peak_bytes, wait_for
 
 
 class Device(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.ops.device import peak_bytes, wait_for
+from fairseq_ms.core.ops.device import peak_bytes, wait_for
 
 
 class Sample(TypedDict):

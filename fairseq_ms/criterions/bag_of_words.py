@@ -15,9 +15,9 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropy
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_ms.core.ops.linear_cross_entropy import checkpointed_cross_entropy
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.output_matrix import output_matrix
-from fairseq_ms.ops.linear_cross_entropy import checkpointed_cross_entropy
 
 
 @register_criterion("bag_of_words", dataclass=CrossEntropyCriterionConfig)
@@ -98,8 +98,8 @@ def _weight(model: torch.nn.Module) -> float | None:
     while inner is not None:
         if isinstance(inner, CoarseLanguageModel):
             return None
-        if isinstance(inner, TopDownLanguageModel) and inner.decoder.bag_of_words_weight:
-            return float(inner.decoder.bag_of_words_weight)
+        if isinstance(inner, TopDownLanguageModel) and inner.bag_of_words_weight:
+            return float(inner.bag_of_words_weight)
         inner = getattr(inner, "module", None)
     raise UsageError(
         "--criterion bag_of_words needs --arch coarse_lm, or multiscale_topdown with a --bag-of-words-weight above 0: "

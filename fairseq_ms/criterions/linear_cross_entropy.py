@@ -12,9 +12,9 @@ from fairseq.dataclass.constants import DDP_BACKEND_CHOICES
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_ms.core.ops.linear_cross_entropy import above_mean, linear_cross_entropy, most_probable
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.output_matrix import output_matrix, without_output_matrix
-from fairseq_ms.ops.linear_cross_entropy import above_mean, linear_cross_entropy, most_probable
 
 
 @dataclass

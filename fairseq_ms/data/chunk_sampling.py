@@ -9,7 +9,7 @@ import torch
 from fairseq.data import MonolingualDataset
 from torch import Tensor
 
-from fairseq_ms.modules.hierarchical.segmentation import Segmentation
+from fairseq_ms.core.hierarchical.segmentation import Segmentation
 
 
 def random_blocks(dataset: MonolingualDataset, count: int, keys: Sequence[Sequence[int]], pad: int) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from fairseq_ms.core.streaming.memory import Memory
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.streaming.memory import Memory
 
 # What a layout calls the places of a step, and what decides over them.
 _FLAGS = {

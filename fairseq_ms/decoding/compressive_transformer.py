@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fairseq_ms.core.streaming.compression import falling_out
+from fairseq_ms.core.streaming.layer import shift
+from fairseq_ms.core.streaming.memory import Mems
 from fairseq_ms.decoding.transformer_xl import TransformerXLState
-from fairseq_ms.modules.streaming.compression import falling_out
-from fairseq_ms.modules.streaming.layer import shift
-from fairseq_ms.modules.streaming.memory import Mems
 
 if TYPE_CHECKING:
     from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder

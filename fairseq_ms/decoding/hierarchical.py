@@ -7,13 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fairseq_ms.core.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
+from fairseq_ms.core.hierarchical.chunk_encoder import ChunkEncoder
+from fairseq_ms.core.hierarchical.chunk_main import LSTMMain, TransformerMain
+from fairseq_ms.core.hierarchical.rows import RowCaches
+from fairseq_ms.core.hierarchical.segmentation import ChunkTable, Segmentation
+from fairseq_ms.core.ops.lstm import LSTMState
 from fairseq_ms.decoding.state import DecodingState
-from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
-from fairseq_ms.modules.hierarchical.chunk_encoder import ChunkEncoder
-from fairseq_ms.modules.hierarchical.chunk_main import LSTMMain, TransformerMain
-from fairseq_ms.modules.hierarchical.rows import RowCaches
-from fairseq_ms.modules.hierarchical.segmentation import ChunkTable, Segmentation
-from fairseq_ms.ops.lstm import LSTMState
 
 
 class MainState(Protocol):

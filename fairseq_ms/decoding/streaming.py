@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fairseq_ms.core.cache import Reorderable
+from fairseq_ms.core.streaming.memory import Memory, Mems
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.kv_cache import Reorderable
-from fairseq_ms.modules.streaming.memory import Memory, Mems
 
 if TYPE_CHECKING:
     from fairseq_ms.lm.streaming import StreamingDecoder

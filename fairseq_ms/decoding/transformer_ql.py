@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.core.cache import Reorderable
+from fairseq_ms.core.streaming.layer import TransformerXLLayer, shift
+from fairseq_ms.core.streaming.memory import Memory, Mems
+from fairseq_ms.core.streaming.scales import ScaleLengths, accumulate, compress
 from fairseq_ms.decoding.streaming import StreamState
 from fairseq_ms.decoding.transformer_xl import CachedLayer
-from fairseq_ms.modules.kv_cache import Reorderable
-from fairseq_ms.modules.streaming.layer import TransformerXLLayer, shift
-from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.modules.streaming.scales import ScaleLengths, accumulate, compress
 
 if TYPE_CHECKING:
     from fairseq_ms.models.transformer_ql import TransformerQLDecoder

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_ms.core.cache import KeyValueCache, Reorderable
+from fairseq_ms.core.ops.relative_attention import hide_future, rel_shift
+from fairseq_ms.core.streaming.layer import RelativeAttention, TransformerXLLayer, shift
+from fairseq_ms.core.streaming.memory import Memory, Mems
 from fairseq_ms.decoding.streaming import StreamState
-from fairseq_ms.modules.kv_cache import KeyValueCache, Reorderable
-from fairseq_ms.modules.streaming.layer import RelativeAttention, TransformerXLLayer, shift
-from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.ops.relative_attention import hide_future, rel_shift
 
 if TYPE_CHECKING:
     from fairseq_ms.models.transformer_xl import TransformerXLDecoder

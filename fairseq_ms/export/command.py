@@ -49,5 +49,5 @@ def run(args: argparse.Namespace) -> int:
     pipeline = tokenizer.pipeline_of(data, args.symbols, args.tokenise, args.language, args.bpe_codes)
     facts = Facts(args.license, args.data_license, args.perplexity)
     folder.write(args.out, checkpoint, pipeline, facts)
-    print(f"{args.out}: {folder.class_name(type(checkpoint.model.decoder))}")
+    print(f"{args.out}: {folder.class_name(type(checkpoint.model.decoder.core))}")
     return 0

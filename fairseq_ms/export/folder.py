@@ -26,8 +26,6 @@ MODELING, CONFIGURATION = "modeling_fairseq_ms", "configuration_fairseq_ms"
 
 _TEMPLATES = "fairseq_ms.export.hf"
 _BESIDE = {f"{_TEMPLATES}.configuration": CONFIGURATION}
-# HAED asks for the symbol of a space, SPACE of preprocess/, unless it is told its separators.
-_ASKED_FOR = ("▁",)
 
 
 def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -> None:
@@ -48,19 +46,19 @@ def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -
 def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -> None:
     from safetensors.torch import save_file
 
-    decoder = checkpoint.model.decoder
+    core = checkpoint.model.decoder.core
     config = configuration(checkpoint)
     made = f"Written by fairseq-ms export {__version__} from the sources named below; change those and export again."
     files = {
-        f"{CONFIGURATION}.py": configuration_source(type(decoder), made),
-        f"{MODELING}.py": modeling(type(decoder), made),
+        f"{CONFIGURATION}.py": configuration_source(type(core), made),
+        f"{MODELING}.py": modeling(type(core), type(core.config), made),
         "config.json": _json(config),
         "generation_config.json": _json(generation_configuration(config)),
         "README.md": card.text(checkpoint, pipeline, facts, config),
     }
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    save_file(weights(decoder), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(core), folder / "model.safetensors", metadata={"format": "pt"})
     # safetensors writes for its user alone.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     words = checkpoint.dictionary
@@ -73,37 +71,39 @@ def _json(content: object) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def class_name(decoder: type[nn.Module]) -> str:
-    """What the exported class is called: ``RetinaDecoder`` becomes ``RetinaForCausalLM``."""
-    return decoder.__name__.removesuffix("Decoder") + "ForCausalLM"
+def class_name(core: type[nn.Module]) -> str:
+    """What the exported class is called: ``Retina`` becomes ``RetinaForCausalLM``."""
+    return core.__name__ + "ForCausalLM"
 
 
-def configuration_source(decoder: type[nn.Module], made: str) -> str:
+def configuration_source(core: type[nn.Module], made: str) -> str:
     """The Python file of the configuration.
 
     It names the model: ``transformers`` tells classes apart by the text of their files, and takes one configuration's
     model to be that of every folder with the same.
     """
-    docstring = f"The configuration of ``{class_name(decoder)}``.\n\n{made}\n"
+    docstring = f"The configuration of ``{class_name(core)}``.\n\n{made}\n"
     return collected([Name(f"{_TEMPLATES}.configuration", "FairseqMsConfig")], docstring, {})
 
 
-def modeling(decoder: type[nn.Module], made: str) -> str:
-    """The Python file of a model with this decoder."""
+def modeling(core: type[nn.Module], config: type, made: str) -> str:
+    """The Python file of a model of the core with this configuration."""
     ending = (
-        f"class {class_name(decoder)}(FairseqMsForCausalLM):\n"
-        f'    """``{decoder.__name__}`` as a causal language model."""\n\n'
-        f"    decoder_class = {decoder.__name__}"
+        f"class {class_name(core)}(FairseqMsForCausalLM):\n"
+        f'    """``{core.__name__}`` as a causal language model."""\n\n'
+        f"    core_class = {core.__name__}\n"
+        f"    core_config = {config.__name__}"
     )
-    roots = [Name(decoder.__module__, decoder.__name__), Name(f"{_TEMPLATES}.modeling", "FairseqMsForCausalLM")]
-    return collected(roots, f"``{class_name(decoder)}``.\n\n{made}\n", _BESIDE, ending)
+    own = [Name(kind.__module__, kind.__name__) for kind in (core, config)]
+    roots = [*own, Name(f"{_TEMPLATES}.modeling", "FairseqMsForCausalLM")]
+    return collected(roots, f"``{class_name(core)}``.\n\n{made}\n", _BESIDE, ending)
 
 
-def weights(decoder: nn.Module) -> dict[str, Tensor]:
+def weights(core: nn.Module) -> dict[str, Tensor]:
     """All tensors of the model, each once, by their names in the exported one."""
-    keep_derived_buffers(decoder)
-    tied = tied_names(decoder)
-    state = decoder.state_dict()
+    keep_derived_buffers(core)
+    tied = tied_names(core)
+    state = core.state_dict()
     return {f"decoder.{name}": tensor.cpu().contiguous() for name, tensor in state.items() if name not in tied}
 
 
@@ -119,9 +119,8 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         "tokens_per_sample": checkpoint.segment,
         "max_target_positions": decoder.positions + bos,
     }
-    asked_for = [*_ASKED_FOR, *(flags.get("separators") or "").split()]
-    name = class_name(type(decoder))
-    tied = {f"decoder.{name}": f"decoder.{first}" for name, first in tied_names(decoder).items()}
+    name = class_name(type(decoder.core))
+    tied = {f"decoder.{name}": f"decoder.{first}" for name, first in tied_names(decoder.core).items()}
     return {
         "architectures": [name],
         "auto_map": {
@@ -130,9 +129,9 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         },
         "model_type": "fairseq_ms",
         "arch": str(checkpoint.cfg.model._name),
+        "model": decoder.core.config.to_dict(),
         "flags": flags,
         "tied": tied,
-        "symbols": {symbol: words.index(symbol) for symbol in asked_for if symbol in words},
         "vocab_size": len(words),
         "max_position_embeddings": None if checkpoint.streaming else decoder.positions + bos,
         "bos_token_id": words.bos() if bos else words.eos(),

@@ -2,7 +2,7 @@
 
 Which they are is read off the sources: from the roots, every name that a definition uses is followed to where it is
 defined, through imports too. What a class or function does not use, such as the flags of a model and its registration
-with fairseq, stays behind. Names in annotations are followed as far as that leads to nothing of fairseq's.
+with fairseq, stays behind. Names in annotations are followed too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from pathlib import Path
 
 OWN = ("fairseq_ms", "fairseq_ms_pipeline")
 """Packages whose definitions are copied."""
-
-FAIRSEQ_FREE = "fairseq_ms.export.hf.fairseq_free"
-"""Where the few names of fairseq's that a model needs are defined anew."""
 
 _HOST = ("fairseq", "omegaconf", "hydra")
 
@@ -77,7 +74,7 @@ def collected(roots: Sequence[Name], docstring: str, beside: Mapping[str, str], 
         ending: text behind the definitions, which may name the roots
 
     Two definitions of one name are told apart by that of their modules. Raises CannotCollect where something of
-    fairseq's is needed that ``FAIRSEQ_FREE`` does not define, and where imports would have one name.
+    fairseq's is needed, and where imports would have one name.
     """
     needed, externals = _closure(roots, beside)
     renamed = _renamed(needed, externals)
@@ -177,12 +174,7 @@ def _resolve(module: str, name: str, beside: Mapping[str, str]) -> Name | Extern
     found = source.imports.get(name) or source.for_types.get(name)
     if found is None:
         return None
-    top = found.module.partition(".")[0]
-    if top in _HOST:
-        if found.name in read(FAIRSEQ_FREE).definitions:
-            return Name(FAIRSEQ_FREE, str(found.name))
-        return found
-    if top not in OWN or found.module in beside:
+    if found.module.partition(".")[0] not in OWN or found.module in beside:
         return found
     if found.name is None or found.bound != found.name:
         raise CannotCollect(f"{module} imports {found.module} under a name of its own")
@@ -234,7 +226,7 @@ def _is_host(found: External) -> bool:
 def _refuse_host(externals: Iterable[External]) -> None:
     for found in sorted(externals, key=str):
         if _is_host(found):
-            raise CannotCollect(f"{found.module}.{found.name} is needed, and {FAIRSEQ_FREE} does not define it")
+            raise CannotCollect(f"{found.module}.{found.name} is needed, which an exported model does not have")
 
 
 def _renamed(needed: Iterable[Name], externals: Iterable[External]) -> dict[Name, str]:
@@ -291,10 +283,10 @@ def _in_order(needed: Iterable[Name], roots: Sequence[Name]) -> list[str]:
             return
         seen.add(module)
         for found in read(module).imports.values():
-            top = found.module.partition(".")[0]
-            if top in _HOST and found.name in read(FAIRSEQ_FREE).definitions:
-                visit(FAIRSEQ_FREE)
-            elif top in OWN and found.name in read(found.module).definitions | read(found.module).imports:
+            if (
+                found.module.partition(".")[0] in OWN
+                and found.name in read(found.module).definitions | read(found.module).imports
+            ):
                 visit(found.module)
         if module in wanted:
             order.append(module)

@@ -76,8 +76,8 @@ def continued(
     """
     decoder, words = checkpoint.model.decoder, checkpoint.dictionary
     prompts = prompts_BT.to(checkpoint.device)
-    state = decoder.new_state(prompts.size(0), prompts.size(1) + asked.tokens)
-    x_B1D = state.prefill(prompts)[:, -1:]
+    state = decoder.core.new_state(prompts.size(0), prompts.size(1) + asked.tokens)
+    x_B1D = decoder.core.features(prompts, state)[:, -1:]
     rows: list[list[int]] = [[] for _ in range(prompts.size(0))]
     texts: dict[int, str] = {}
     while True:
@@ -96,7 +96,7 @@ def continued(
                 texts[row] = shortened
         if len(texts) == len(rows):
             return [texts[row] for row in range(len(rows))]
-        x_B1D = state.step(tokens_B1)
+        x_B1D = decoder.core.features(tokens_B1, state)
 
 
 def _chosen(log_probs_BV: Tensor, asked: Settings) -> Tensor:

@@ -1,68 +1,64 @@
-"""What every language model here is: a decoder and a model in fairseq's sense."""
+"""fairseq's decoder and model over a language model of the core."""
 
 import os
-from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
-from fairseq_ms.decoding.incremental import Decoding, PromptReader
-from fairseq_ms.decoding.state import DecodingState
+from fairseq_ms import core
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.copyable import CopyableModel
 from fairseq_ms.lm.compiling import compile_layers
-from fairseq_ms.lm.config import (
-    LanguageModelConfig,
-    fill_in_positions,
-    refuse_idle,
-    require,
-    validate,
-    validate_compiling,
-)
-from fairseq_ms.lm.vocabulary import adaptive_softmax, embedding_std, initialise, word_embedding
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.ops.output import TiedOutput, untied_output
+from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate, validate_compiling
+from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
 
 
-class BaseDecoder(FairseqIncrementalDecoder):
-    """fairseq's decoder protocol over a language model that maps tokens to features.
-
-    A subclass builds its layers and its output, ``project`` or ``adaptive_softmax``, and implements ``features`` and
-    ``new_state``.
+class Decoder(FairseqIncrementalDecoder):
+    """fairseq's decoder protocol over a language model of the core.
 
     Args:
+        model: of the core, ``decoder.core``
         dictionary: the target dictionary
         positions: longest sequence of tokens, without the one that ``--add-bos-token`` puts before it
     """
 
-    def __init__(self, dictionary: Any, positions: int) -> None:
+    def __init__(self, model: core.LanguageModel, dictionary: Any, positions: int) -> None:
         super().__init__(dictionary)
+        self.core = model
         self.positions = positions
-        self.adaptive_softmax: nn.Module | None = None
-        self.project: nn.Module | None = None
 
-    @abstractmethod
-    def features(self, tokens_BT: Tensor) -> Tensor:
-        """Features (B, T, D) of all positions at once: the model itself, as its paper lists it."""
+    @property
+    def adaptive_softmax(self) -> nn.Module | None:
+        """What fairseq asks for log-probabilities where features stand in for logits."""
+        return self.core.adaptive_softmax
 
-    @abstractmethod
-    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        """The state of a cached decoding before the first token, with room for about ``capacity`` of them."""
+    @adaptive_softmax.setter
+    def adaptive_softmax(self, none: None) -> None:
+        """fairseq's constructor begins with None."""
 
-    @classmethod
-    @abstractmethod
-    def build(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> "BaseDecoder":
-        """The decoder of validated flags, whose positions are filled in."""
+    @property
+    def project(self) -> nn.Module | None:
+        """From features to logits; None with adaptive softmax."""
+        return self.core.project
 
     def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, dict[str, Any]]:
         """Features (B, T, D), and for ``extra`` the "memory" after them; only streaming models have one."""
+        self.refuse_memory(memory)
+        return self.core.features(tokens_BT), {"memory": None}
+
+    def new_decoding(self, memory: Any) -> Decoding:
+        """The start of a cached decoding; streaming models start from a memory."""
+        self.refuse_memory(memory)
+        return Decoding(self.core)
+
+    def refuse_memory(self, memory: Any) -> None:
+        """Raise ``UsageError`` unless it is None."""
         if memory is not None:
-            raise UsageError(f"memory: {type(self).__name__} has no memory, so it must be None")
-        return self.features(tokens_BT), {"memory": None}
+            raise UsageError(f"memory: {type(self.core).__name__} has no memory, so it must be None")
 
     def forward(
         self,
@@ -89,12 +85,6 @@ class BaseDecoder(FairseqIncrementalDecoder):
         else:
             x_BTD, extra = self.features_with_memory(prev_output_tokens, memory)
         return (x_BTD if features_only else self.output_layer(x_BTD)), {"attn": None, **extra}
-
-    def new_decoding(self, memory: Any) -> Decoding:
-        """The start of a cached decoding; streaming models start from a memory."""
-        if memory is not None:
-            raise UsageError(f"memory: {type(self).__name__} has no memory, so it must be None")
-        return Decoding(self)
 
     def extract_features(
         self,
@@ -125,50 +115,15 @@ class BaseDecoder(FairseqIncrementalDecoder):
         self.reorder_incremental_state_scripting(incremental_state, new_order)
 
 
-class Decoder(BaseDecoder):
-    """A decoder that embeds words with their positions and predicts words, perhaps by the same embedding.
-
-    A subclass builds its layers on ``self.embed``.
-
-    Args:
-        cfg: the model's flags
-        dictionary: the target dictionary
-        embed: word and position embeddings
-    """
-
-    has_position_embedding: ClassVar[bool] = True
-    """Whether learned positions are added to the word embeddings."""
-
-    def __init__(self, cfg: LanguageModelConfig, dictionary: Any, embed: TokenEmbedding) -> None:
-        super().__init__(dictionary, fill_in_positions(cfg))
-        self.embed = embed
-        self.adaptive_softmax = adaptive_softmax(cfg, len(dictionary), embed.words)
-        if self.adaptive_softmax is None and cfg.share_decoder_input_output_embed:
-            self.project = TiedOutput(embed.words)  # type: ignore[arg-type]
-        elif self.adaptive_softmax is None:
-            self.project = untied_output(cfg.decoder_embed_dim, len(dictionary))
-
-    @classmethod
-    def build(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> "Decoder":
-        embed = TokenEmbedding(
-            word_embedding(cfg, source_dictionary),
-            int(cfg.max_target_positions) if cls.has_position_embedding else None,
-            cfg.decoder_embed_dim,
-            cfg.dropout,
-            str(cfg.recompute) == "pointwise",
-        )
-        return cls(cfg, target_dictionary, embed)
-
-
 class LanguageModel(CopyableModel, FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
 
-    A subclass names its decoder and checks its flags; it is registered with its config dataclass.
+    A subclass turns its flags into a model of the core and checks them; it is registered with its config dataclass.
     """
 
-    decoder_class: ClassVar[type[Decoder]]
+    decoder_class: ClassVar[type[Decoder]] = Decoder
 
-    def __init__(self, decoder: BaseDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
         self.encoder = PromptReader(decoder.dictionary.pad())
 
@@ -219,16 +174,22 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         if to_train:
             cls.refuse_idle(cfg)
             validate_compiling(cfg)
-        decoder = cls.decoder_for(cfg).build(cfg, task.source_dictionary, task.target_dictionary)
-        initialise(decoder, cfg.init_std, embedding_std(cfg))
+        model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
+        decoder = cls.decoder_class(model, task.target_dictionary, fill_in_positions(cfg))
         if to_train and cfg.compile_layers:
             compile_layers(decoder)
         return cls(decoder)
 
     @classmethod
-    def decoder_for(cls, cfg: Any) -> type[Decoder]:
-        """The decoder that the flags ask for."""
-        return cls.decoder_class
+    def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
+        """The model of the core that validated flags describe."""
+        raise AssertionError(f"{cls.__name__} must define core_model")
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Rename, in place, what checkpoints called before models of the core had a name of their own."""
+        super().upgrade_state_dict(state_dict)
+        for name in [name for name in state_dict if not name.startswith("decoder.core.")]:
+            state_dict[name.replace("decoder.", "decoder.core.", 1)] = state_dict.pop(name)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
         """As fairseq's, with one sentence for a checkpoint that another architecture wrote."""

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_ms.modules.pooling import DOWNSAMPLERS
-from fairseq_ms.ops.linear import ACTIVATIONS
+from fairseq_ms.core.ops.linear import ACTIVATIONS
+from fairseq_ms.core.pooling import DOWNSAMPLERS
 
 if TYPE_CHECKING:
     # fairseq makes these types when it is called. Their members equal their words, and to mypy they are the words.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from fairseq_ms.core.layers import TransformerLayer
+from fairseq_ms.core.streaming.layer import TransformerXLLayer
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.streaming.layer import TransformerXLLayer
-from fairseq_ms.modules.transformer import TransformerLayer
 
 _LAYERS = (TransformerLayer, TransformerXLLayer)
 

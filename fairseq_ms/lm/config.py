@@ -7,10 +7,10 @@ from typing import Any, Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
+from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import Activation, Recompute
-from fairseq_ms.lm.vocabulary import validate_cutoffs
-from fairseq_ms.modules.config import LayerConfig
+from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
 @dataclass
@@ -117,9 +117,9 @@ def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
         )
 
 
-def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
-    """The pre-LN layers that the flags ask for."""
-    settings = {
+def layer_settings(cfg: Any) -> dict[str, Any]:
+    """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
+    return {
         "dim": cfg.decoder_embed_dim,
         "ffn_dim": cfg.decoder_ffn_embed_dim,
         "heads": cfg.decoder_attention_heads,
@@ -130,7 +130,29 @@ def layer_config(cfg: LanguageModelConfig, **changes: Any) -> LayerConfig:
         "recompute": str(cfg.recompute) == "pointwise",
         "checkpoint": cfg.checkpoint_activations,
     }
-    return LayerConfig(**{**settings, **changes})
+
+
+def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
+    """What the flags that all models share are called in a ``core.model.ModelConfig``."""
+    return {
+        **layer_settings(cfg),
+        "vocab_size": len(source_dictionary),
+        "output_vocab_size": len(target_dictionary),
+        "padding_idx": source_dictionary.pad(),
+        "max_positions": int(cfg.max_target_positions or 0),
+        "tie_embeddings": cfg.share_decoder_input_output_embed,
+        "adaptive_input": _bands(cfg, "adaptive_input") if cfg.adaptive_input else None,
+        "adaptive_softmax": _bands(cfg, "adaptive_softmax") if cfg.adaptive_softmax_cutoff else None,
+        "tie_adaptive_weights": cfg.tie_adaptive_weights,
+        "tie_adaptive_projections": cfg.tie_adaptive_proj,
+        "init_std": cfg.init_std,
+        "embedding_init_std": cfg.embedding_init_std,
+    }
+
+
+def _bands(cfg: LanguageModelConfig, flag: str) -> Bands:
+    cutoffs = tuple(parse_cutoffs(f"{flag}_cutoff", getattr(cfg, f"{flag}_cutoff")))
+    return Bands(cutoffs, getattr(cfg, f"{flag}_factor"), getattr(cfg, f"{flag}_dropout", 0.0))
 
 
 def validate(cfg: Any, task: Any) -> None:

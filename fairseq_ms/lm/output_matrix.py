@@ -7,11 +7,11 @@ from typing import Any
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from fairseq_ms.lm.base import BaseDecoder
-from fairseq_ms.ops.output import TiedOutput
+from fairseq_ms.core.ops.output import TiedOutput
+from fairseq_ms.lm.base import Decoder
 
 # The attribute of a decoder that projects, by the method whose output it alone is: subclasses may do more there.
-_PROJECTIONS = {BaseDecoder.output_layer: "project", TransformerDecoderBase.output_layer: "output_projection"}
+_PROJECTIONS = {Decoder.output_layer: "project", TransformerDecoderBase.output_layer: "output_projection"}
 
 
 def output_matrix(model: Any) -> Tensor | None:

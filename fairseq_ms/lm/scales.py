@@ -12,30 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from fairseq_ms.core.scales import Scale
 from fairseq_ms.errors import UsageError
 
 _ITEM = re.compile(r"(?P<scale>\d+)x=(?P<value>\S+)")
-
-
-@dataclass(frozen=True)
-class Scale:
-    """One scale of a model.
-
-    Attributes:
-        factor: how many tokens a position of this scale stands for
-        layers: transformer layers at this scale (0 where a model does not count layers by scale)
-        near, far: the attention window in tokens, near <= distance < far
-        heads: attention heads at this scale (0 where a model does not split heads)
-    """
-
-    factor: int
-    layers: int = 0
-    near: int = 0
-    far: int = 0
-    heads: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.factor}x"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,12 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
 
+from fairseq_ms.core.layers import TokenEmbedding
+from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.recompute import Dropout
+from fairseq_ms.core.ops.relative_attention import Sinusoids
+from fairseq_ms.core.streaming.layer import TransformerXLLayer
+from fairseq_ms.core.streaming.memory import Memory, Mems
 from fairseq_ms.decoding.incremental import Decoding
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.streaming import Continuation
@@ -25,12 +31,6 @@ from fairseq_ms.lm.base import Decoder, LanguageModel
 from fairseq_ms.lm.choices import Activation
 from fairseq_ms.lm.config import LanguageModelConfig, layer_config, refuse_given, require
 from fairseq_ms.lm.vocabulary import embedding_std
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.layer import TransformerXLLayer
-from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.ops.idle import keep_in_graph
-from fairseq_ms.ops.recompute import Dropout
-from fairseq_ms.ops.relative_attention import Sinusoids
 
 # What fairseq's generator takes for "no limit": a stream has no last position.
 _NO_LIMIT = 10**6

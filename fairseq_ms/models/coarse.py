@@ -11,18 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.models import register_model
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_ms.decoding.coarse import CoarseState
-from fairseq_ms.decoding.state import DecodingState
-from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms import core
+from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config
+from fairseq_ms.lm.config import LanguageModelConfig, model_settings
 from fairseq_ms.lm.scales import single_scale
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.pooling import Downsample, normalised, right_aligned
-from fairseq_ms.modules.transformer import TransformerStack
-from fairseq_ms.ops.idle import keep_in_graph
 
 
 @dataclass
@@ -35,43 +31,22 @@ class CoarseConfig(LanguageModelConfig):
     downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
 
 
-class CoarseDecoder(Decoder):
-    """Layers over k-grams; the output at every position is that of the newest finished one."""
-
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
-        super().__init__(cfg, dictionary, embed)
-        scale = single_scale(cfg.scale_layers)
-        self.factor = scale.factor
-        self.pool = Downsample(str(cfg.downsampler), cfg.decoder_embed_dim, scale.factor)
-        layers = layer_config(cfg)
-        self.recompute = layers.recompute
-        self.norm = nn.LayerNorm(layers.dim)
-        self.stack = TransformerStack(layers, scale.layers)
-
-    def block_features(self, tokens_BT: Tensor) -> Tensor:
-        """Features (B, ceil(T / k), D) of the blocks; block i predicts targets ik .. (i+1)k-1."""
-        return self.stack(normalised(self.blocks, self.embed(tokens_BT), self.pool, self.norm, self.recompute))
-
-    def blocks(self, x_BTD: Tensor) -> Tensor:
-        """The pooled tokens: (B, T, D) -> (B, ceil(T / k), D)."""
-        return right_aligned(x_BTD, self.pool)
-
-    def features(self, tokens_BT: Tensor) -> Tensor:
-        return self.block_features(tokens_BT).repeat_interleave(self.factor, dim=1)[:, : tokens_BT.size(1)]
-
-    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By its scale k, the features of right-aligned blocks: (B, ceil(T / k), D)."""
-        return {self.factor: self.block_features(tokens_BT)}
-
-    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        return CoarseState(self.embed, self.pool, self.norm, self.stack, batch_size, min(capacity, self.positions))
-
-
 @register_model("coarse_lm", dataclass=CoarseConfig)
 class CoarseLanguageModel(LanguageModel):
     """Predicts the next k-gram's bag of words (Multi-scale Transformer LMs, Section 6.2)."""
 
-    decoder_class = CoarseDecoder
+    @classmethod
+    def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
+        scale = single_scale(cfg.scale_layers)
+        return core.CoarseLM(core.CoarseLMConfig(scale=scale, downsampler=str(cfg.downsampler), **settings))
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Rename, in place, what checkpoints called before models of the core had a name of their own."""
+        super().upgrade_state_dict(state_dict)
+        for part in ("pool", "norm", "stack"):
+            for name in [name for name in state_dict if name.startswith(f"decoder.core.{part}.")]:
+                state_dict[name.replace(".core.", ".core.scale.", 1)] = state_dict.pop(name)
 
     def forward(
         self,
@@ -88,8 +63,8 @@ class CoarseLanguageModel(LanguageModel):
         if not per_block:
             return super().forward(src_tokens, src_lengths, memory, features_only)
         decoder = self.decoder
-        x_BCD = decoder.block_features(src_tokens)
-        extra = {"attn": None, "memory": None, "scale": decoder.factor}
+        x_BCD = decoder.core.block_features(src_tokens)
+        extra = {"attn": None, "memory": None, "scale": decoder.core.factor}
         if not features_only:
             return decoder.output_layer(x_BCD), extra
         # Whose matrix the criterion multiplies with: torch may look here for what is used.

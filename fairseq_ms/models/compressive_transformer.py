@@ -8,6 +8,11 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model
 from torch import Tensor, nn
 
+from fairseq_ms.core.layers import TokenEmbedding, TypedList
+from fairseq_ms.core.pooling import Downsample
+from fairseq_ms.core.streaming.compression import falling_out, reconstruction_loss
+from fairseq_ms.core.streaming.layer import shift_all
+from fairseq_ms.core.streaming.memory import Memory, Mems
 from fairseq_ms.decoding.compressive_transformer import CompressiveTransformerState
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.lm.config import require
@@ -16,12 +21,6 @@ from fairseq_ms.models.transformer_xl import (
     TransformerXLDecoder,
     TransformerXLLanguageModel,
 )
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.pooling import Downsample
-from fairseq_ms.modules.streaming.compression import falling_out, reconstruction_loss
-from fairseq_ms.modules.streaming.layer import shift_all
-from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.modules.typed_list import TypedList
 
 
 @dataclass

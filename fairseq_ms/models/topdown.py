@@ -11,15 +11,11 @@ from fairseq.models import register_model
 from omegaconf import II
 from torch import Tensor
 
-from fairseq_ms.decoding.state import DecodingState
-from fairseq_ms.decoding.topdown import TopDownState
-from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms import core
+from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
-from fairseq_ms.lm.scales import Scale, layer_scales
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.topdown import TopDownScale
-from fairseq_ms.modules.typed_list import TypedList
+from fairseq_ms.lm.config import LanguageModelConfig, model_settings, require
+from fairseq_ms.lm.scales import layer_scales
 
 
 @dataclass
@@ -38,44 +34,23 @@ class TopDownConfig(LanguageModelConfig):
     criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
 
 
-class TopDownDecoder(Decoder):
-    """Scales from coarse to fine; the finest gives the features."""
-
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
-        super().__init__(cfg, dictionary, embed)
-        self.bag_of_words_weight = float(cfg.bag_of_words_weight)
-        layers = layer_config(cfg)
-        self.scales: TypedList[TopDownScale] = TypedList()
-        coarser: Scale | None = None
-        for scale in layer_scales(cfg.scale_layers).coarsest_first:
-            ratio = coarser.factor // scale.factor if coarser is not None else None
-            self.scales.append(TopDownScale(scale.factor, ratio, scale.layers, layers, str(cfg.downsampler)))
-            coarser = scale
-
-    def features(self, tokens_BT: Tensor) -> Tensor:
-        return list(self.representations(tokens_BT).values())[-1]
-
-    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By scale k, coarsest first, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
-        x_BTD = self.embed(tokens_BT)
-        outputs: dict[int, Tensor] = {}
-        out_BCD = None
-        for scale in self.scales:
-            # Pooled tokens, joined with the upsampled output of the coarser scale.
-            out_BCD = scale.inputs(x_BTD, out_BCD)
-            out_BCD = scale.stack(out_BCD)
-            outputs[scale.factor] = out_BCD
-        return outputs
-
-    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        return TopDownState(self.embed, list(self.scales), batch_size, min(capacity, self.positions))
-
-
 @register_model("multiscale_topdown", dataclass=TopDownConfig)
 class TopDownLanguageModel(LanguageModel):
     """Coarse to fine (Multi-scale Transformer LMs, Section 3.2)."""
 
-    decoder_class = TopDownDecoder
+    bag_of_words_weight = 0.0
+
+    @classmethod
+    def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
+        scales = tuple(layer_scales(cfg.scale_layers))
+        return core.TopDown(core.TopDownConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
+        model = super().build_model(cfg, task)
+        model.bag_of_words_weight = float(cfg.bag_of_words_weight)
+        return model
 
     def forward(
         self,
@@ -92,7 +67,7 @@ class TopDownLanguageModel(LanguageModel):
         """
         if not bags:
             return super().forward(src_tokens, src_lengths, memory, features_only)
-        features = self.decoder.representations(src_tokens)
+        features = self.decoder.core.representations(src_tokens)
         return self.decoder.output_layer(features.pop(1)), {"attn": None, "memory": None, "bags": features}
 
     @classmethod

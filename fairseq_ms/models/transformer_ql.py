@@ -11,17 +11,16 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
+from fairseq_ms.core.layers import TokenEmbedding, TypedList
+from fairseq_ms.core.ops.recompute import draw_uniform
+from fairseq_ms.core.streaming.layer import shift_all
+from fairseq_ms.core.streaming.memory import Memory, Mems
+from fairseq_ms.core.streaming.scales import accumulate, compress, scale_lengths
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.transformer_ql import TransformerQLState
 from fairseq_ms.lm.config import refuse_given, require
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.layer import shift_all
-from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.modules.streaming.scales import accumulate, compress, scale_lengths
-from fairseq_ms.modules.typed_list import TypedList
-from fairseq_ms.ops.recompute import draw_uniform
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,13 @@ from fairseq.data import Dictionary
 from fairseq.models import register_model
 from torch import Tensor
 
+from fairseq_ms.core.layers import TokenEmbedding, TypedList
+from fairseq_ms.core.streaming.layer import shift_all
+from fairseq_ms.core.streaming.memory import Memory, Mems
 from fairseq_ms.decoding.state import DecodingState
 from fairseq_ms.decoding.transformer_xl import TransformerXLState
 from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingDecoder, StreamingLanguageModel
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.streaming.layer import shift_all
-from fairseq_ms.modules.streaming.memory import Memory, Mems
-from fairseq_ms.modules.typed_list import TypedList
 
 
 @dataclass

@@ -4,16 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.models import register_model
-from torch import Tensor
 
-from fairseq_ms.decoding.stack import StackState
-from fairseq_ms.decoding.state import DecodingState
-from fairseq_ms.lm.base import Decoder, LanguageModel
-from fairseq_ms.lm.config import LanguageModelConfig, layer_config, require
+from fairseq_ms import core
+from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.config import LanguageModelConfig, model_settings, require
 from fairseq_ms.lm.scales import window_scales
-from fairseq_ms.models.retina import RetinaDecoder
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.transformer import TransformerStack
+from fairseq_ms.models.retina import scales_of
 
 
 @dataclass
@@ -27,24 +23,6 @@ class VanillaConfig(LanguageModelConfig):
     )
 
 
-class VanillaDecoder(Decoder):
-    """Layers over token positions with full attention."""
-
-    def __init__(self, cfg: Any, dictionary: Any, embed: TokenEmbedding) -> None:
-        super().__init__(cfg, dictionary, embed)
-        self.stack = TransformerStack(layer_config(cfg), cfg.decoder_layers)
-
-    def features(self, tokens_BT: Tensor) -> Tensor:
-        return self.stack(self.embed(tokens_BT))
-
-    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By the scale 1, the features of all positions, (B, T, D)."""
-        return {1: self.features(tokens_BT)}
-
-    def new_state(self, batch_size: int, capacity: int) -> DecodingState:
-        return StackState(self.embed, self.stack, batch_size, min(capacity, self.positions))
-
-
 @register_model("vanilla_lm", dataclass=VanillaConfig)
 class VanillaLanguageModel(LanguageModel):
     """Single-scale pre-LN transformer language model, the papers' baseline.
@@ -52,12 +30,14 @@ class VanillaLanguageModel(LanguageModel):
     Multi-scale Transformer LMs, Section 4.2.
     """
 
-    decoder_class = VanillaDecoder
-
     @classmethod
-    def decoder_for(cls, cfg: Any) -> type[Decoder]:
+    def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         """With ``--scale-windows``, attention is local: a retina of the single scale 1x."""
-        return RetinaDecoder if cfg.scale_windows else VanillaDecoder
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
+        if cfg.scale_windows:
+            scales = scales_of(cfg)
+            return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=tuple(scales), **settings))
+        return core.Vanilla(core.VanillaConfig(layers=cfg.decoder_layers, **settings))
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

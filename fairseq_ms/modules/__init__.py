@@ -1,5 +1,7 @@
-"""Layers shared by the models. Nothing here knows fairseq's registry or its command line.
+"""The older name of what is now in ``fairseq_ms.core``."""
 
-Shapes, in this package and everywhere else: B batch, T tokens, C coarse positions, S keys, N heads,
-H head dim, D model dim, V vocabulary. ``x_BTD`` is a tensor of shape (B, T, D).
-"""
+import sys
+
+from fairseq_ms.core import layers, pooling
+
+sys.modules[f"{__name__}.transformer"], sys.modules[f"{__name__}.pooling"] = layers, pooling

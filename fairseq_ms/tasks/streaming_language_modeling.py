@@ -18,11 +18,11 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import nn
 
+from fairseq_ms.core.ops.device import autocast_of
 from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.streaming import StreamingLanguageModel, with_a_memory
-from fairseq_ms.ops.device import autocast_of
 
 logger = logging.getLogger(__name__)
 

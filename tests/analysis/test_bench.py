@@ -24,7 +24,7 @@ from benchmarks.runner import (
     run_sections,
 )
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.ops.linear_cross_entropy import linear_cross_entropy
+from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from tests.helpers.cli import run_cli
 
 MEBIBYTE = 2**20

@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
     def unigram(model: FairseqLanguageModel) -> None:
-        probabilities = torch.arange(1.0, 1 + model.decoder.project.weight.size(0))
+        probabilities = torch.arange(1.0, 1 + model.decoder.core.project.weight.size(0))
         make_unigram(model, (probabilities / probabilities.sum()).log())
 
     write_checkpoint(folder / "unigram/model.pt", data, "vanilla_lm", *flags, change=unigram)
@@ -156,7 +156,7 @@ def test_perplexity_with_little_context_equals_single_forward_passes(place):
 def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, tmp_path, capsys):
     # No position embedding changes: the model is given 5 or more tokens, so the last 5 are at other positions.
     def forget_positions(model: FairseqLanguageModel) -> None:
-        model.decoder.embed.positions.weight.zero_()
+        model.decoder.core.embed.positions.weight.zero_()
 
     flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
     path = write_checkpoint(place / "blind/model.pt", place / "bin", "vanilla_lm", *flags, change=forget_positions)

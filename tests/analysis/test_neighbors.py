@@ -34,7 +34,7 @@ def test_identical_segments_are_nearest_neighbours_at_every_scale(models, name, 
 def test_representations_see_only_their_own_segment_and_are_means_over_it(models):
     checkpoint = load(models, "topdown")
     segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
-    alone = checkpoint.model.decoder.representations(segments[7:8])
+    alone = checkpoint.model.decoder.core.representations(segments[7:8])
     together = search.embed(checkpoint, segments, [4, 16], max_tokens=200)
     for scale in (4, 16):
         assert alone[scale].shape == (1, math.ceil(18 / scale), 16)
@@ -43,13 +43,13 @@ def test_representations_see_only_their_own_segment_and_are_means_over_it(models
 
 def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(models):
     model = load(models, "retina").model
-    last = model.decoder.layers[-1].attention
+    last = model.decoder.core.layers[-1].attention
     segments = torch.randint(4, 20, (3, 18))
     seen = []
     hook = last.coarse[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(segments)
     hook.remove()
-    found = model.decoder.representations(segments)
+    found = model.decoder.core.representations(segments)
     assert found[4].shape == (3, 4, 2 * last.groups[1].heads * last.head_dim)
     assert found[1].shape == (3, 18, 2 * last.groups[0].heads * last.head_dim)
     torch.testing.assert_close(found[4], seen[0])

@@ -26,9 +26,9 @@ MODELS = {
 
 def influence(model: FairseqLanguageModel) -> torch.Tensor:
     """(T, T): whether the embedding of token p (column) has a gradient from the features of position t (row)."""
-    decoder = model.decoder
+    decoder = model.decoder.core
     embedded = torch.randn(1, LENGTH, 12, requires_grad=True)
-    decoder.embed.forward = lambda tokens: embedded
+    decoder.embed.forward = lambda tokens, start=0: embedded
     features = decoder.features(torch.zeros(1, LENGTH, dtype=torch.long))
     found = [torch.autograd.grad(features[0, t].pow(3).sum(), embedded, retain_graph=True)[0] for t in range(LENGTH)]
     return torch.stack([grad[0].abs().sum(-1) > 0 for grad in found])

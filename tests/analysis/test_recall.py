@@ -178,7 +178,7 @@ def train(model: nn.Module, tokens: Tensor, updates: int) -> None:
 @pytest.mark.parametrize("leak", [False, True])
 def test_a_trained_model_recalls_what_its_window_holds_and_beyond_it_only_with_a_leak(place, leak):
     checkpoint = checkpoints.load(str(place / "near/model.pt"))
-    embed = checkpoint.model.decoder.embed
+    embed = checkpoint.model.decoder.core.embed
     if leak:
 
         def plant(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def test_reference_bleu_is_100_for_a_truth_among_the_completions_and_0_for_stran
 
 def test_samples_of_a_model_that_always_says_one_word_are_that_word(models):
     def constant(model: FairseqLanguageModel) -> None:
-        log_probs = torch.full((model.decoder.project.weight.size(0),), -30.0)
+        log_probs = torch.full((model.decoder.core.project.weight.size(0),), -30.0)
         log_probs[9] = 0.0
         make_unigram(model, log_probs)
 
@@ -78,7 +78,7 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(m
     probabilities[[2, 5, 6, 7]] = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
     def four_words(model: FairseqLanguageModel) -> None:
-        make_unigram(model, probabilities[: model.decoder.project.weight.size(0)].clamp(min=1e-9).log())
+        make_unigram(model, probabilities[: model.decoder.core.project.weight.size(0)].clamp(min=1e-9).log())
 
     path = write_checkpoint(
         models / "four/model.pt", models / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "64", change=four_words

@@ -5,8 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import TransformerStack
+from fairseq_ms.core.layers import LayerConfig, TransformerStack
 
 
 def test_every_storage_counts_once_and_no_parameter() -> None:

@@ -12,8 +12,8 @@ from fairseq_ms.analysis.context_window import curve
 from fairseq_ms.analysis.neighbors import search
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
+from fairseq_ms.core.streaming.memory import Memory
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.streaming.memory import Memory
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 
 TASK = "streaming_language_modeling"

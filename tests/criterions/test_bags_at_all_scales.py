@@ -50,7 +50,7 @@ def by_loops(model: Any, given: dict[str, Any], weight: float) -> torch.Tensor:
     """Sums over the blocks of every coarse scale, and over each block's own targets."""
     tokens, targets = given["net_input"]["src_tokens"], given["target"]
     total = torch.zeros((), dtype=torch.double)
-    for scale, blocks_BCD in model.decoder.representations(tokens).items():
+    for scale, blocks_BCD in model.decoder.core.representations(tokens).items():
         for row, blocks_CD in enumerate(blocks_BCD):
             for block, features_D in enumerate(blocks_CD):
                 scores = model.decoder.output_layer(features_D[None, None])[0, 0]

@@ -18,10 +18,10 @@ from torch import Tensor, multiprocessing, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from fairseq_ms.core.ops import linear_cross_entropy as module
 from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.output_matrix import output_matrix
-from fairseq_ms.ops import linear_cross_entropy as module
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers.trained import random_lines, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary, random_case

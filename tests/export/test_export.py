@@ -61,8 +61,8 @@ def test_every_exported_model_and_tokenizer_is_the_one_that_fairseq_has(version,
 def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
     folder = exported / "haed" / "haed"
     config = json.loads((folder / "config.json").read_text())
-    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_fairseq_ms.HierarchicalForCausalLM"
-    assert set(config["symbols"]) == {"w0", "w5"}
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_fairseq_ms.HAEDForCausalLM"
+    assert len(config["model"]["separators"]) == 2
     card = (folder / "README.md").read_text()
     assert "license: mit" in card
     assert "Not measured." in card

@@ -69,7 +69,7 @@ def test_definitions_of_one_name_are_told_apart(package, tmp_path: Path) -> None
     assert names["two"](2) == 30
 
 
-def test_something_of_fairseqs_that_is_not_defined_anew_is_refused(package) -> None:
+def test_something_of_fairseqs_is_refused(package) -> None:
     package(model="from fairseq.models import FairseqEncoder\n\n\nclass Root(FairseqEncoder):\n    pass\n")
     with pytest.raises(CannotCollect, match="FairseqEncoder is needed"):
         collected([Name("collected_package.model", "Root")], "Doc.", {})
@@ -88,7 +88,8 @@ def test_annotations_may_name_what_is_fairseqs(package, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_file_of_every_model_imports_nothing_of_fairseqs_and_of_ours(arch: str) -> None:
-    text = modeling(type(random_case(arch, 0).model.decoder), "made")
+    core = random_case(arch, 0).model.decoder.core
+    text = modeling(type(core), type(core.config), "made")
     imported = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fairseq_ms.ops.recompute import Dropout
+from fairseq_ms.core.ops.recompute import Dropout
 
 
 def drop_nothing(model: nn.Module) -> None:

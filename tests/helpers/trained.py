@@ -82,9 +82,9 @@ def load(folder: Path, name: str) -> checkpoints.Checkpoint:
 
 def make_unigram(model: Any, log_probs_V: torch.Tensor) -> None:
     """Edit a ``vanilla_lm`` with an untied output so that it gives these probabilities whatever it reads."""
-    norm = model.decoder.norm if hasattr(model.decoder, "norm") else model.decoder.stack.norm
+    norm = model.decoder.core.norm if hasattr(model.decoder.core, "norm") else model.decoder.core.stack.norm
     norm.weight.zero_()
     norm.bias.zero_()
     norm.bias[0] = 1.0
-    model.decoder.project.weight.zero_()
-    model.decoder.project.weight[:, 0] = log_probs_V
+    model.decoder.core.project.weight.zero_()
+    model.decoder.core.project.weight[:, 0] = log_probs_V

@@ -10,8 +10,8 @@ from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_ms.decoding.incremental import Decoding
 from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.incremental import Decoding
 from tests.registry import GENERATORS, Case, random_case, setting
 
 MAX_NEW_TOKENS = 12
@@ -100,16 +100,16 @@ def test_the_shared_part_of_the_prompts_is_run_over_once_and_not_once_a_sample(a
     case = random_case(arch, 0)
     prompts = torch.cat([torch.full((2, 1), case.dictionary.eos()), case.tokens(2, 6)], dim=1)
     shapes = []
-    state = type(case.model.decoder.new_state(1, 1))
-    prefill = state.prefill
+    features = case.model.decoder.core.features
 
-    def spy(self, tokens):
+    def spy(tokens, state):
         shapes.append(tuple(tokens.shape))
-        return prefill(self, tokens)
+        return features(tokens, state)
 
-    monkeypatch.setattr(state, "prefill", spy)
+    monkeypatch.setattr(case.model.decoder.core, "features", spy)
     generate(case.model, case, prompts, beam=3, search=Sampling)
-    assert shapes == [(2, 7)]
+    assert shapes[0] == (2, 7)
+    assert {length for _, length in shapes[1:]} == {1}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -129,7 +129,7 @@ def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None
     tokens = case.tokens(2, 9)
     wrong = {"prompts": torch.cat([tokens[:, :4], case.tokens(2, 5).flip(0)], dim=1), "rows": torch.arange(2)}
     wrong["prompts"][:, 4] = (tokens[:, 4] - 3) % 9 + 4
-    decoding = Decoding(case.model.decoder)
+    decoding = Decoding(case.model.decoder.core)
     with torch.no_grad():
         for end in range(1, 10):
             features = decoding.last_features(tokens[:, :end], wrong)

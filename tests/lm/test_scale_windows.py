@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 
+from fairseq_ms.core.ops.window_layout import HeadGroup
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.scales import parse_windows
 from fairseq_ms.models.retina import RetinaConfig
-from fairseq_ms.ops.window_layout import HeadGroup
 
 FLAG = "--scale-windows"
 

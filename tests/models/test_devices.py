@@ -15,9 +15,9 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fairseq_ms.core.ops import recompute
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.models import transformer_ql
-from fairseq_ms.ops import recompute
 from tests.registry import ARCHITECTURES, GENERATORS, Case, build, random_case, setting
 
 DEVICES = ["meta", "cuda"] if torch.version.cuda else ["meta"]
@@ -95,11 +95,12 @@ def test_a_prompt_a_step_and_a_reorder_stay_on_the_device_and_wait_for_nothing(
     case = random_case(arch, seed)
     with torch.no_grad(), without_data(device, monkeypatch):
         move(case.model, device, torch.float32)
-        state = case.model.decoder.new_state(2, 16)
-        outputs = [state.prefill(tokens(device, 2, 5))]
-        outputs += [state.step(tokens(device, 2, 1)) for _ in range(6)]
+        core = case.model.decoder.core
+        state = core.new_state(2, 16)
+        outputs = [core.features(tokens(device, 2, 5), state)]
+        outputs += [core.features(tokens(device, 2, 1), state) for _ in range(6)]
         state.reorder(torch.empty(3, dtype=torch.long, device=device))
-        outputs.append(state.step(tokens(device, 3, 1)))
+        outputs.append(core.features(tokens(device, 3, 1), state))
         assert {output.device.type for output in outputs} == {device}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, multiprocessing, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_ms.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.idle import keep_in_graph
 from tests.helpers.corpus import random_flags, train_command, write_corpus
 from tests.helpers.forked import run
 from tests.models.test_iem import batch, criterion, first_phase, small_task
@@ -139,7 +139,7 @@ def test_a_batch_shorter_than_a_block_trains_the_bottom_up_model_in_half_precisi
     model = build("multiscale_bottomup", flags, words).train()
     with torch.no_grad():
         # No number is large, but their sum is more than half precision holds.
-        model.decoder.coarse[0].stack.layers[0].ffn.up.weight.fill_(10.0)
+        model.decoder.core.coarse[0].stack.layers[0].ffn.up.weight.fill_(10.0)
     model.half()
     short_loss(model, len(words), 2).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

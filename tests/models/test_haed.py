@@ -8,11 +8,11 @@ import torch
 from fairseq.models import MODEL_REGISTRY
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
+from fairseq_ms.core.hierarchical.segmentation import Segmentation
+from fairseq_ms.core.ops.lstm import LSTM, Packing, Steps
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed.model import HAED, HRED
-from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
-from fairseq_ms.modules.hierarchical.segmentation import Segmentation
-from fairseq_ms.ops.lstm import LSTM, Packing, Steps
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
 from tests.registry import build, dictionary

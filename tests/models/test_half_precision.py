@@ -9,9 +9,9 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from torch import Tensor
 
+from fairseq_ms.core.streaming.compression import reconstruction_loss
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
-from fairseq_ms.modules.streaming.compression import reconstruction_loss
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers.corpus import random_flags
 from tests.models.test_distributed import ADAPTIVE
@@ -92,7 +92,7 @@ def test_an_adaptive_input_trains_under_autocast(arch: str) -> None:
     tokens = torch.randint(4, len(words), (3, 12))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(tokens)[0].sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.decoder.embed.words.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.decoder.core.embed.words.parameters())
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -100,14 +100,15 @@ def test_cached_decoding_under_autocast_is_the_full_pass(arch: str) -> None:
     for seed in range(4):
         case = random_case(arch, seed)
         tokens, order = case.tokens(3, 11), torch.tensor([2, 0, 0, 1])
-        exact = case.model.decoder.features(tokens)[order]
+        exact = case.model.decoder.core.features(tokens)[order]
         with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-            full = case.model.decoder.features(tokens)[order]
-            state = case.model.decoder.new_state(3, 4)
-            features = [state.prefill(tokens[:, :5])[order]]
-            features += [state.step(tokens[:, t : t + 1])[order] for t in range(5, 8)]
+            full = case.model.decoder.core.features(tokens)[order]
+            core = case.model.decoder.core
+            state = core.new_state(3, 4)
+            features = [core.features(tokens[:, :5], state)[order]]
+            features += [core.features(tokens[:, t : t + 1], state)[order] for t in range(5, 8)]
             state.reorder(order)
-            features += [state.step(tokens[order][:, t : t + 1]) for t in range(8, 11)]
+            features += [core.features(tokens[order][:, t : t + 1], state) for t in range(8, 11)]
         # As far from each other as rounding to eight bits takes the full pass from single precision, or a little more.
         rounding = float((full - exact).abs().max())
         assert float((torch.cat(features, dim=1).float() - full).abs().max()) <= 3 * rounding

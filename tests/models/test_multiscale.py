@@ -9,12 +9,12 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from fairseq_ms.core.layers import LayerConfig
+from fairseq_ms.core.ops.recompute import recomputed
+from fairseq_ms.core.pooling import Downsample, right_aligned
+from fairseq_ms.core.topdown import Coarser, Join
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.multiscale.topdown import Join
-from fairseq_ms.modules.pooling import Downsample
-from fairseq_ms.ops.recompute import recomputed
 from tests.naive import multiscale as naive
 from tests.registry import Case, build, dictionary, random_case
 
@@ -28,7 +28,7 @@ def case_in_double(arch: str, seed: int) -> Case:
 
 
 def naive_features(case: Case, tokens_T: Tensor) -> Tensor:
-    decoder = case.model.decoder
+    decoder = case.model.decoder.core
     if case.arch == "multiscale_topdown":
         return naive.topdown_features(tokens_T, decoder, case.flags["activation_fn"])
     if case.arch == "multiscale_bottomup":
@@ -50,7 +50,7 @@ def gradients(case: Case, features: Tensor, direction: Tensor) -> dict[str, Tens
 def test_features_and_gradients_equal_the_definition_written_position_by_position(arch: str, seed: int) -> None:
     case = case_in_double(arch, seed)
     tokens = case.tokens(1, case.rng.randint(1, 19))
-    fast = case.model.decoder.features(tokens)[0]
+    fast = case.model.decoder.core.features(tokens)[0]
     slow = naive_features(case, tokens[0])
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
     direction = torch.randn_like(fast)
@@ -77,7 +77,7 @@ def test_recomputing_in_backward_changes_no_gradient(arch: str) -> None:
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
 def test_joining_two_scales_keeps_the_two_inputs_and_nothing_else_for_backward(pool: str) -> None:
-    join, norm = Join(LayerConfig(8, 16, 1), 4), nn.LayerNorm(8)
+    join, norm, pooling = Join(LayerConfig(dim=8, ffn_dim=16, heads=1), 4), nn.LayerNorm(8), Downsample(pool, 8, 3)
     tokens, coarse = torch.randn(2, 30, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
     own = {parameter.data_ptr() for module in (join, norm) for parameter in module.parameters()}
     kept: list[Tensor] = []
@@ -87,7 +87,7 @@ def test_joining_two_scales_keeps_the_two_inputs_and_nothing_else_for_backward(p
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        join(tokens, Downsample(pool, 8, 3), norm, coarse)
+        join(tokens, lambda x: right_aligned(x, pooling), pooling, norm, Coarser(coarse))
     assert {tensor.data_ptr() for tensor in kept} - own == {tokens.data_ptr(), coarse.data_ptr()}
 
 
@@ -96,7 +96,7 @@ def test_what_a_scale_reads_of_its_blocks_does_not_depend_on_the_size_of_embeddi
     flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
     scales = {"coarse_lm": "4x=1"}.get(arch, "4x=1,1x=1")
     model = build(arch, {**flags, "scale_layers": scales, "init_std": 0.5}, dictionary(9)).double().eval()
-    decoder = model.decoder
+    decoder = model.decoder.core
     tokens = torch.randint(4, 13, (2, 12))
     with torch.no_grad():
         before = decoder.representations(tokens)
@@ -124,7 +124,7 @@ def test_every_output_of_the_bottom_up_model_changes_with_every_token_of_a_finis
     flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 2}
     words = dictionary(9)
     model = build("multiscale_bottomup", {**flags, "scale_layers": "4x=1,1x=1", "init_std": 0.3}, words).eval()
-    decoder = model.decoder
+    decoder = model.decoder.core
     # Without the layers at 1x, position t sees itself and the finished blocks.
     x_BTD = decoder.embed(torch.randint(4, 13, (1, length)))
     for t in range(length):
@@ -159,7 +159,8 @@ def test_a_batch_shorter_than_a_block_gives_every_parameter_a_gradient(
 def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arch: str, monkeypatch) -> None:
     flags = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 9, "decoder_attention_heads": 2}
     decoder = build(arch, {**flags, "scale_layers": "8x=1,4x=1,1x=1"}, dictionary(9)).eval().decoder
-    scales = decoder.scales if arch == "multiscale_topdown" else [*decoder.coarse[::-1], decoder]
+    core = decoder.core
+    scales = core.scales if arch == "multiscale_topdown" else [*core.coarse[::-1], core]
     runs = [0, 0, 0]
 
     def counted(level: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -203,9 +204,9 @@ def test_the_bag_loss_is_the_cross_entropy_against_the_uniform_distribution(seed
     assert size == length + shorter == logged["ntokens"]
     expected = torch.zeros(())
     for row, count in ((0, length), (1, shorter)):
-        features = naive.coarse_features(tokens[row, :count], case.model.decoder)
+        features = naive.coarse_features(tokens[row, :count], case.model.decoder.core)
         log_probs = case.model.decoder.output_layer(features).log_softmax(-1)
-        expected = expected + naive.bag_of_words_loss(log_probs, targets[row, :count], case.model.decoder.factor)
+        expected = expected + naive.bag_of_words_loss(log_probs, targets[row, :count], case.model.decoder.core.factor)
     # fairseq's log_softmax works in float32.
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
 

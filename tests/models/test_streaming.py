@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.modules.streaming.layer import RelativeAttention
-from fairseq_ms.modules.streaming.memory import Memory
+from fairseq_ms.core.streaming.layer import RelativeAttention
+from fairseq_ms.core.streaming.memory import Memory
 from tests.helpers.dropout import drop_nothing
 from tests.naive import streaming as naive_streaming
 from tests.registry import Case, build, dictionary, random_case

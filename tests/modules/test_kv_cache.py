@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.modules.kv_cache import KeyValueCache, is_identity
+from fairseq_ms.core.cache import KeyValueCache, UnfinishedBlock
 from tests.registry import GENERATORS, random_case
 
 
@@ -33,7 +33,6 @@ def test_a_cache_is_what_was_appended_reordered_and_truncated(seed: int) -> None
             expected = expected[:, :, :, :length]
             cache.truncate(length)
         assert cache.length == expected.size(3)
-        assert cache.batch_size == expected.size(1)
         assert torch.equal(cache.keys, expected[0])
         assert torch.equal(cache.values, expected[1])
 
@@ -74,8 +73,18 @@ def test_reordering_looks_at_the_order_once_and_copies_nothing_when_it_is_the_id
             assert ("aten::index_select" in ran.names) is copies
 
 
-@pytest.mark.parametrize(
-    ("order", "rows", "same"), [([0, 1], 2, True), ([1, 0], 2, False), ([0, 1], 3, False), ([0, 1, 1], 2, False)]
-)
-def test_only_the_identity_is_the_identity(order: list[int], rows: int, same: bool) -> None:
-    assert is_identity(torch.tensor(order), rows) is same
+@pytest.mark.parametrize("seed", range(20))
+def test_what_waits_is_what_came_behind_the_last_finished_block(seed: int) -> None:
+    rng = random.Random(seed)
+    factor = rng.choice([1, 2, 3, 5])
+    block, everything = UnfinishedBlock(2, factor, torch.empty(0, 0, 3)), torch.empty(2, 0, 3)
+    for _ in range(30):
+        new = torch.randn(2, rng.choice([0, 1, 1, 2, 3, 11]), 3)
+        waited = everything.size(1) % factor
+        everything = torch.cat([everything, new], dim=1)
+        count = everything.size(1)
+        assert torch.equal(block.join(new), everything[:, count - new.size(1) - waited :])
+        assert torch.equal(block.x, everything[:, count - count % factor :])
+        order = torch.tensor([rng.randrange(2), rng.randrange(2)])
+        block.reorder(order)
+        everything = everything[order]

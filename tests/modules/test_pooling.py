@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_ms.modules.pooling import Downsample, Upsample
+from fairseq_ms.core.pooling import Downsample, Upsample, right_aligned
 
 
 @pytest.mark.parametrize("factor", [2, 3, 4])
@@ -41,3 +41,13 @@ def test_the_upsampler_is_a_transposed_convolution(factor: int) -> None:
         theirs.weight.copy_(ours.conv.weight.unflatten(0, (factor, 5)).permute(2, 1, 0))
         theirs.bias.copy_(ours.bias)
         torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["avg", "max", "conv"])
+@pytest.mark.parametrize("cut", [1, 4, 5, 8, 11])
+def test_right_aligned_blocks_of_a_text_in_two_pieces_are_those_of_the_whole(kind: str, cut: int) -> None:
+    pool, x = Downsample(kind, 5, 4).double(), torch.randn(2, 19, 5, dtype=torch.float64)
+    before = torch.cat([x.new_full((2, 5, 5), pool.padding), x[:, :cut]], dim=1)
+    with torch.no_grad():
+        parts = [right_aligned(x[:, :cut], pool), right_aligned(x[:, cut:], pool, cut, before)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), right_aligned(x, pool), rtol=0.0, atol=1e-12)

@@ -7,16 +7,15 @@ import random
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.decoding.retina import RetinaState, SlidingCache
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.embedding import TokenEmbedding
-from fairseq_ms.modules.multiscale.retina import RetinaAttention, RetinaLayer
-from fairseq_ms.ops import window_attention
-from fairseq_ms.ops.attention import _QUERY_CHUNK
-from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
-from fairseq_ms.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core import Retina, RetinaConfig, Scale
+from fairseq_ms.core.cache import SlidingCache
+from fairseq_ms.core.layers import LayerConfig
+from fairseq_ms.core.ops import window_attention
+from fairseq_ms.core.ops.attention import _QUERY_CHUNK
+from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
+from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.retina import RetinaAttention
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
 
@@ -36,7 +35,7 @@ def attention(
 ) -> RetinaAttention:
     """In double precision."""
     heads = sum(group.heads for group in groups)
-    config = LayerConfig(dim, 4, heads, attention_dropout=dropout, recompute=recompute)
+    config = LayerConfig(dim=dim, ffn_dim=4, heads=heads, attention_dropout=dropout, recompute=recompute)
     layer = RetinaAttention(config, groups, downsampler).double()
     torch.nn.init.normal_(layer.norm.weight)
     torch.nn.init.normal_(layer.norm.bias)
@@ -204,92 +203,36 @@ def test_a_sliding_cache_holds_the_last_positions() -> None:
             everything = everything[:, order]
 
 
-def layers_and_state(
-    dtype: torch.dtype,
-) -> tuple[TokenEmbedding, list[RetinaLayer], torch.nn.LayerNorm, RetinaState]:
-    groups = [HeadGroup(1, 0, 3, 1), HeadGroup(2, 3, 11, 1), HeadGroup(4, 11, 24, 1)]
-    embed = TokenEmbedding(torch.nn.Embedding(9, 12), 200, 12).to(dtype).eval()
-    layers = [RetinaLayer(LayerConfig(12, 20, 3), groups).to(dtype).eval() for _ in range(2)]
-    norm = torch.nn.LayerNorm(12).to(dtype)
-    return embed, layers, norm, RetinaState(embed, layers, norm, 2)
+def retina(dtype: torch.dtype) -> Retina:
+    scales = Scale(1, near=0, far=3, heads=1), Scale(2, near=3, far=11, heads=1), Scale(4, near=11, far=24, heads=1)
+    sizes = {"vocab_size": 9, "max_positions": 200, "dim": 12, "ffn_dim": 20, "heads": 3, "layers": 2}
+    return Retina(RetinaConfig(scales=scales, init_std=0.3, **sizes)).to(dtype).eval()
 
 
 def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
-    *_, state = layers_and_state(torch.float32)
+    model = retina(torch.float32)
+    state = model.new_state(2)
 
     def held() -> int:
         tensors = [window.buffer for cache in state.caches for window in cache.windows]
-        tensors += [block.buffer for cache in state.caches for block in cache.unfinished]
+        tensors += [block.x for cache in state.caches for block in cache.unfinished]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
     with torch.no_grad():
-        state.prefill(torch.randint(9, (2, 10)))
+        model.features(torch.randint(9, (2, 10)), state)
         at_ten = held()
         for _ in range(100):
-            state.step(torch.randint(9, (2, 1)))
+            model.features(torch.randint(9, (2, 1)), state)
     assert state.length == 110
+    # Ten and 110 tokens leave equally many in unfinished blocks.
     assert held() == at_ten
 
 
-@pytest.mark.parametrize("prefix", [1, 3, 17, 40])
-def test_steps_after_a_prefix_give_what_the_whole_sequence_gives(prefix: int) -> None:
-    embed, layers, norm, state = layers_and_state(torch.float64)
-    tokens = torch.randint(9, (2, 53))
+@pytest.mark.parametrize("pieces", [[1] * 53, [3] + [1] * 50, [17, 36], [40, 1, 2, 10]])
+def test_a_text_in_pieces_gives_what_the_whole_text_gives(pieces: list[int]) -> None:
+    model = retina(torch.float64)
+    state, tokens = model.new_state(2), torch.randint(9, (2, 53))
     with torch.no_grad():
-        parts = [state.prefill(tokens[:, :prefix])]
-        parts += [state.step(tokens[:, t : t + 1]) for t in range(prefix, 53)]
-        x = embed(tokens)
-        for layer in layers:
-            x = layer(x, Layouts(layer.attention.groups, 53, x.device))
-    # float64, the same products.
-    torch.testing.assert_close(torch.cat(parts, dim=1), norm(x), rtol=0.0, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_layout_knows_without_looking_whether_every_query_sees_a_key(seed: int, monkeypatch) -> None:
-    rng = random.Random(seed)
-    groups = [HeadGroup(1, 0, rng.randint(1, 40), 1), *random_groups(rng)]
-    looked: list[torch.Tensor] = []
-
-    def look(tensor: torch.Tensor) -> bool:
-        looked.append(tensor)
-        return tensor.item() != 0
-
-    monkeypatch.setattr(torch.Tensor, "__bool__", look)
-    for length in (1, 2, rng.randint(3, 300), 64, 128):
-        for layout in Layouts(groups, length, torch.get_default_device()).layouts:
-            assert not looked
-            queries = torch.arange(layout.blocks * layout.query_block)
-            keys = torch.arange(layout.keys)
-            sees = layout.group.visible(queries[:, None], keys).any(-1)
-            if layout.sees_a_key is None:
-                assert sees.all()
-            else:
-                assert not sees.all()
-                assert torch.equal(layout.sees_a_key.flatten(), sees)
-            looked.clear()
-
-
-class LayerNorms(TorchDispatchMode):
-    """Counts how often a layer norm is computed meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket is torch.ops.aten.native_layer_norm
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("recompute", [True, False])
-def test_the_input_is_normalised_once_for_all_scales(recompute: bool) -> None:
-    layer = attention(6, PAPER, recompute=recompute).float()
-    x, layouts = torch.randn(2, 70, 6, requires_grad=True), Layouts(PAPER, 70, torch.get_default_device())
-    with LayerNorms() as forward:
-        result = layer(x, layouts)
-    with LayerNorms() as backward:
-        result.sum().backward()
-    with LayerNorms() as inference, torch.no_grad():
-        layer(x, layouts)
-    assert (forward.count, backward.count, inference.count) == (1, int(recompute), 1)
+        parts = [model.features(piece, state) for piece in tokens.split(pieces, dim=1)]
+        # float64, the same products.
+        torch.testing.assert_close(torch.cat(parts, dim=1), model.features(tokens), rtol=0.0, atol=1e-12)

@@ -31,12 +31,12 @@ _FIRST_PHASE: Stages = (("tests/models/test_iem.py",), ("tests/references/test_h
 
 TABLE: dict[str, Stages] = {
     # Masks and window layout.
-    "fairseq_ms/ops/attention.py": (
+    "fairseq_ms/core/ops/attention.py": (
         ("tests/ops/test_attention.py",),
         ("tests/ops/test_dropout_masks.py", "tests/models/test_multiscale.py"),
     ),
-    "fairseq_ms/ops/window_layout.py": _RETINA,
-    "fairseq_ms/ops/window_attention.py": _RETINA,
+    "fairseq_ms/core/ops/window_layout.py": _RETINA,
+    "fairseq_ms/core/ops/window_attention.py": _RETINA,
     "fairseq_ms/modules/multiscale/retina.py": _RETINA,
     # Pooling and blocks.
     "fairseq_ms/modules/pooling.py": (("tests/modules/test_pooling.py",), ("tests/models/test_multiscale.py",)),
@@ -60,7 +60,7 @@ TABLE: dict[str, Stages] = {
         _invariants("retina_lm"),
     ),
     # Relative shift and memory shifts.
-    "fairseq_ms/ops/relative_attention.py": (
+    "fairseq_ms/core/ops/relative_attention.py": (
         ("tests/ops/test_relative_attention.py",),
         *_STREAMING,
         ("tests/ops/test_dropout_masks.py", "tests/models/test_half_precision.py"),

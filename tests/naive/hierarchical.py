@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder
-from fairseq_ms.modules.hierarchical.chunk_encoder import MLPEncoder
-from fairseq_ms.modules.hierarchical.chunk_main import TransformerMain
+from fairseq_ms.core.hierarchical.chunk_decoder import LSTMDecoder
+from fairseq_ms.core.hierarchical.chunk_encoder import MLPEncoder
+from fairseq_ms.core.hierarchical.chunk_main import TransformerMain
 
 
 def segment(tokens: list[int], kind: str, longest: int, separators: set[int]) -> tuple[list[list[int]], list[int]]:

@@ -134,8 +134,9 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
 
 def coarse_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     """(T,) -> (C, D), one for each k-gram."""
-    blocks = right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.pool)
-    return torch.stack(stack([layer_norm(block, decoder.norm) for block in blocks], decoder.stack))
+    blocks = right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.scale.pool)
+    scale = decoder.scale
+    return torch.stack(stack([layer_norm(block, scale.norm) for block in blocks], scale.stack))
 
 
 def bag_of_words_loss(log_probs_CV: Tensor, targets_T: Tensor, factor: int) -> Tensor:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import SelfAttention
-from fairseq_ms.ops import attention as module
-from fairseq_ms.ops import recompute
-from fairseq_ms.ops.attention import (
+from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.layers import LayerConfig, SelfAttention
+from fairseq_ms.core.ops import attention as module
+from fairseq_ms.core.ops import recompute
+from fairseq_ms.core.ops.attention import (
     ChunkedAttention,
     attend,
     merge_heads,
@@ -18,8 +18,8 @@ from fairseq_ms.ops.attention import (
     split_heads,
     split_qkv,
 )
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.recompute import DropoutMasks, keep_prob
+from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 
 
 def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):
@@ -123,7 +123,7 @@ def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
 def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     length: int, dropout: float, monkeypatch
 ) -> None:
-    layer = SelfAttention(LayerConfig(15, 1, 3, attention_dropout=dropout)).double()
+    layer = SelfAttention(LayerConfig(dim=15, ffn_dim=1, heads=3, attention_dropout=dropout)).double()
     x = torch.randn(2, length, 15, dtype=torch.float64, requires_grad=True)
     drawn = masks_of(monkeypatch)
     result = layer(x)
@@ -155,7 +155,7 @@ def test_self_attention_keeps_its_projection_alone_and_computes_in_its_own_type(
 
 
 def test_evaluation_drops_nothing() -> None:
-    layer = SelfAttention(LayerConfig(12, 1, 2, attention_dropout=0.9)).eval()
+    layer = SelfAttention(LayerConfig(dim=12, ffn_dim=1, heads=2, attention_dropout=0.9)).eval()
     x = torch.randn(2, 7, 12)
     assert torch.equal(layer(x), layer(x))
     with torch.no_grad():
@@ -165,11 +165,11 @@ def test_evaluation_drops_nothing() -> None:
 
 @pytest.mark.parametrize("split", [1, 4, 8])
 def test_a_cache_gives_what_the_whole_sequence_gives(split: int) -> None:
-    layer = SelfAttention(LayerConfig(12, 1, 2)).double().eval()
+    layer = SelfAttention(LayerConfig(dim=12, ffn_dim=1, heads=2)).double().eval()
     x = torch.randn(2, 9, 12, dtype=torch.float64)
-    cache = layer.new_cache(2, 3, x)
+    cache = KeyValueCache(2, 2, 6, 3, x)
     with torch.no_grad():
-        parts = [layer(x[:, :split], cache=cache), layer(x[:, split:], cache=cache)]
+        parts = [layer(x[:, :split], cache), layer(x[:, split:], cache)]
         # float64, the same products.
         torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=0.0, atol=1e-12)
 

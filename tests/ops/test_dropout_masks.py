@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fairseq_ms.ops import window_attention
-from fairseq_ms.ops.recompute import dropout, keep_prob, mixed_seed
-from fairseq_ms.ops.window_attention import WindowAttention
-from fairseq_ms.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops import window_attention
+from fairseq_ms.core.ops.recompute import dropout, keep_prob, mixed_seed
+from fairseq_ms.core.ops.window_attention import WindowAttention
+from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
 
 P = 0.3
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.ops.linear import (
+from fairseq_ms.core.ops.linear import (
     ACTIVATIONS,
     FeedForward,
     Linear,
@@ -13,7 +13,7 @@ from fairseq_ms.ops.linear import (
     norm_linear,
     norm_linear_and_normed,
 )
-from fairseq_ms.ops.recompute import scaled_mask
+from fairseq_ms.core.ops.recompute import scaled_mask
 from tests.helpers.gradients import assert_same, gradients
 
 
@@ -34,7 +34,7 @@ def random_norm(dim: int) -> nn.LayerNorm:
 def test_activation_and_dropout_before_a_projection_equal_autograd(
     activation: str, p: float, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairseq_ms.ops.recompute.draw_seed", lambda: 99)
+    monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
     linear = Linear(7, 4, bias).double()
     inputs = [x, *linear.parameters()]
@@ -86,7 +86,7 @@ def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(
     block = FeedForward(6, 10, "gelu", p).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, *block.parameters()]
-    monkeypatch.setattr("fairseq_ms.ops.recompute.draw_seed", lambda: 99)
+    monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
     ours = block(x)
     hidden = F.gelu(block.up(block.norm(x)))
     plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import profile
 
-from fairseq_ms.ops import linear_cross_entropy as module
-from fairseq_ms.ops.linear_cross_entropy import (
+from fairseq_ms.core.ops import linear_cross_entropy as module
+from fairseq_ms.core.ops.linear_cross_entropy import (
     above_mean,
     checkpointed_cross_entropy,
     linear_cross_entropy,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.lstm import LSTM
-from fairseq_ms.ops.output import TiedOutput
-from fairseq_ms.ops.packing import PackedWeight
+from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.lstm import LSTM
+from fairseq_ms.core.ops.output import TiedOutput
+from fairseq_ms.core.ops.packing import PackedWeight
 from tests.registry import ARCHITECTURES, GENERATORS, random_case
 
 

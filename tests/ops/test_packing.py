@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.ops.linear import Linear
-from fairseq_ms.ops.output import TiedOutput
-from fairseq_ms.ops.packing import PackedWeight, pieces_of
+from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.output import TiedOutput
+from fairseq_ms.core.ops.packing import PackedWeight, pieces_of
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
 PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}

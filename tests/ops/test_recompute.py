@@ -5,9 +5,16 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.transformer import TransformerLayer
-from fairseq_ms.ops.recompute import draw_seed, draw_uniform, dropout, keep_mask, keep_prob, recomputed, scaled_mask
+from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+from fairseq_ms.core.ops.recompute import (
+    draw_seed,
+    draw_uniform,
+    dropout,
+    keep_mask,
+    keep_prob,
+    recomputed,
+    scaled_mask,
+)
 from tests.helpers.gradients import assert_same, gradients
 
 
@@ -26,7 +33,9 @@ def test_a_layer_under_autocast_has_bfloat16_gradients_near_those_of_float32(p: 
     x = torch.randn(2, 70, 24, requires_grad=True)
     # On a GPU, each precision has a kernel of attention with masks of its own.
     in_attention = p if x.device.type == "cpu" else 0.0
-    layer = TransformerLayer(LayerConfig(24, 48, 3, p, in_attention, p))
+    layer = TransformerLayer(
+        LayerConfig(dim=24, ffn_dim=48, heads=3, dropout=p, attention_dropout=in_attention, activation_dropout=p)
+    )
     inputs = [x, *layer.parameters()]
     torch.manual_seed(5)
     exact = layer(x)
@@ -101,7 +110,17 @@ def test_dropout_is_the_identity_in_evaluation() -> None:
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_gradients_of_a_layer_with_dropout_are_its_slope(recompute: bool) -> None:
-    layer = TransformerLayer(LayerConfig(12, 20, 3, 0.2, 0.3, 0.25, recompute=recompute)).double()
+    layer = TransformerLayer(
+        LayerConfig(
+            dim=12,
+            ffn_dim=20,
+            heads=3,
+            dropout=0.2,
+            attention_dropout=0.3,
+            activation_dropout=0.25,
+            recompute=recompute,
+        )
+    ).double()
     x = torch.randn(2, 70, 12, dtype=torch.float64)
     direction = [torch.randn_like(parameter) for parameter in layer.parameters()]
 
@@ -126,7 +145,7 @@ def test_recomputing_keeps_about_half_of_what_autograd_keeps() -> None:
             return tensor
 
         torch.manual_seed(1)
-        layer = TransformerLayer(LayerConfig(48, 192, 4, recompute=recompute))
+        layer = TransformerLayer(LayerConfig(dim=48, ffn_dim=192, heads=4, recompute=recompute))
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = layer(torch.randn(2, 64, 48, requires_grad=True))
         owned = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.ops.relative_attention import Sinusoids, hide_future, rel_shift, sinusoids
+from fairseq_ms.core.ops.relative_attention import Sinusoids, hide_future, rel_shift, sinusoids
 
 
 @pytest.mark.parametrize("outer", [(), (3,), (2, 3), (2, 3, 2)])

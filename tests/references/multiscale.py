@@ -238,6 +238,6 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
 def coarse_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Section 6.2: block i gives one distribution for all the k tokens behind it, outputs ik .. (i+1)k-1."""
     ((k, count),) = by_scale(flags["scale_layers"]).items()
-    states = pooled(within(weights, "decoder"), flags["downsampler"], newest_blocks(embed(weights, tokens), k))
-    states = transformer(within(weights, "decoder.stack"), states, int(count), flags)
+    states = pooled(within(weights, "decoder.scale"), flags["downsampler"], newest_blocks(embed(weights, tokens), k))
+    states = transformer(within(weights, "decoder.scale.stack"), states, int(count), flags)
     return [predict(weights, states[t // k]) for t in range(len(tokens))]

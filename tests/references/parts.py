@@ -13,8 +13,11 @@ Weights = Mapping[str, np.ndarray]
 
 
 def weights_of(module: torch.nn.Module) -> Weights:
-    """The parameters of a model by name."""
-    return {name: value.detach().double().numpy() for name, value in module.state_dict().items()}
+    """The parameters of a model by name, ``decoder.`` standing for the model of the core in a decoder."""
+    return {
+        name.replace("decoder.core.", "decoder."): value.detach().double().numpy()
+        for name, value in module.state_dict().items()
+    }
 
 
 def within(weights: Weights, name: str) -> Weights:

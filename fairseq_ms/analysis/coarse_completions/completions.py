@@ -38,7 +38,7 @@ def scale_of(checkpoint: Checkpoint) -> int:
     if not isinstance(checkpoint.model, CoarseLanguageModel):
         arch = checkpoint.cfg.model._name
         raise UsageError(f"CHECKPOINT must hold a model of --arch coarse_lm: {checkpoint.path} holds {arch}")
-    return int(checkpoint.model.decoder.factor)
+    return int(checkpoint.model.decoder.core.factor)
 
 
 def encode(checkpoint: Checkpoint, context: str) -> Tensor:

@@ -13,9 +13,11 @@ from fairseq_ms.analysis.memory import paper
 from fairseq_ms.analysis.memory.layers import Sizes, aggregation, full_layers, local_layers, stack_end
 from fairseq_ms.analysis.memory.rows import Row
 from fairseq_ms.analysis.untrained import architecture
+from fairseq_ms.core.ops.window_layout import HeadGroup
+from fairseq_ms.core.retina import head_groups
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import Scales, layer_scales
-from fairseq_ms.ops.window_layout import HeadGroup
+from fairseq_ms.models.retina import scales_of
 
 
 def _row(scale: int, layers: int, inside: dict[str, float], **more: float) -> Row:
@@ -89,9 +91,8 @@ def rows_of(cfg: FairseqDataclass, sizes: Sizes) -> list[Row]:
     if getattr(cfg, "adaptive_softmax_cutoff", None):
         raise UsageError("there is no formula for --adaptive-softmax-cutoff: what it keeps depends on the tokens")
     if arch in ("vanilla_lm", "retina_lm"):
-        from fairseq_ms.models.retina import head_groups
-
-        return single_stack(sizes, cfg.decoder_layers, head_groups(cfg) if cfg.scale_windows else None)
+        groups = head_groups(scales_of(cfg)) if cfg.scale_windows else None
+        return single_stack(sizes, cfg.decoder_layers, groups)
     if arch == "multiscale_topdown":
         return top_down(sizes, layer_scales(cfg.scale_layers))
     if arch == "multiscale_bottomup":

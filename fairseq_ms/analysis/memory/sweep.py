@@ -13,8 +13,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq_ms.analysis import report, training_step
 from fairseq_ms.analysis.memory.layers import Sizes, full_layers
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.lm.config import layer_config
-from fairseq_ms.modules.transformer import TransformerLayer
+from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+from fairseq_ms.lm.config import layer_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ class Point(TypedDict):
 
 def sweep(cfg: FairseqDataclass, sizes: Sizes, lengths: Sequence[int], cpu: bool = False) -> list[Point]:
     """Bytes that one layer keeps, by formula and measured, and its forward time, by length and scale."""
-    layer = TransformerLayer(layer_config(cfg)).train()
+    layer = TransformerLayer(LayerConfig(**layer_settings(cfg))).train()
     if torch.cuda.is_available() and not cpu:
         layer.cuda()
     device = next(layer.parameters()).device

@@ -36,7 +36,7 @@ class Described(TypedDict):
 
 def scales_of(checkpoint: Checkpoint) -> list[int]:
     """The scales whose representations the model gives, finest first; UsageError, saying why, if it gives none."""
-    represent = getattr(checkpoint.model.decoder, "representations", None)
+    represent = getattr(checkpoint.model.decoder.core, "representations", None)
     if represent is None:
         raise UsageError(
             f"neighbors needs a model that represents segments at its scales: {checkpoint.label} is a "
@@ -66,7 +66,7 @@ def embed(
     rows = max(1, max_tokens // segments_RT.size(1))
     parts: dict[int, list[np.ndarray]] = {scale: [] for scale in scales}
     for batch in segments_RT.split(rows):
-        found = checkpoint.model.decoder.representations(batch.to(checkpoint.device))
+        found = checkpoint.model.decoder.core.representations(batch.to(checkpoint.device))
         for scale in scales:
             if scale not in found:
                 have = ", ".join(f"{factor}x" for factor in sorted(found))

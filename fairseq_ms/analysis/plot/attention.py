@@ -10,13 +10,9 @@ import torch
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
+from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
+from fairseq_ms.core.ops.window_layout import HeadGroup
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.bottomup import BottomUpDecoder
-from fairseq_ms.models.coarse import CoarseDecoder
-from fairseq_ms.models.retina import RetinaDecoder
-from fairseq_ms.models.topdown import TopDownDecoder
-from fairseq_ms.models.vanilla import VanillaDecoder
-from fairseq_ms.ops.window_layout import HeadGroup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,23 +40,23 @@ class Pattern:
 
 def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
     """The attention of a multi-scale model over ``length`` tokens, finest scale first; UsageError for other models."""
-    decoder = model.decoder
-    if isinstance(decoder, VanillaDecoder):
+    core = model.decoder.core
+    if isinstance(core, Vanilla):
         return [_finished("all heads, 1x", HeadGroup(1, 0, length, heads=1), length)]
-    if isinstance(decoder, RetinaDecoder):
+    if isinstance(core, Retina):
         return [
             _finished(f"{group.heads} heads, {group.factor}x={group.near}:{group.far}", group, length)
-            for group in decoder.groups
+            for group in core.groups
         ]
-    if isinstance(decoder, TopDownDecoder):
-        factors = sorted(scale.factor for scale in decoder.scales)
+    if isinstance(core, TopDown):
+        factors = sorted(scale.factor for scale in core.scales)
         return [_right_aligned(f"layers at {factor}x", factor, length) for factor in factors]
-    if isinstance(decoder, CoarseDecoder):
-        return [_right_aligned(f"layers at {decoder.factor}x", decoder.factor, length)]
-    if isinstance(decoder, BottomUpDecoder):
+    if isinstance(core, CoarseLM):
+        return [_right_aligned(f"layers at {core.factor}x", core.factor, length)]
+    if isinstance(core, BottomUp):
         aggregated = [
             _finished(f"aggregation, {heads} heads, {factor}x", HeadGroup(factor, 0, length, heads), length)
-            for factor, heads in decoder.aggregate.attention.heads.items()
+            for factor, heads in core.aggregate.attention.heads.items()
         ]
         return [_finished("layers at 1x", HeadGroup(1, 0, length, heads=1), length), *aggregated]
     raise UsageError(
@@ -87,7 +83,7 @@ def _right_aligned(title: str, factor: int, length: int) -> Pattern:
 
 def share_a_layer(model: FairseqLanguageModel) -> bool:
     """Whether the patterns of a model are head groups of the same layer, which together see near and far."""
-    return isinstance(model.decoder, RetinaDecoder) and len(model.decoder.groups) > 1
+    return isinstance(model.decoder.core, Retina) and len(model.decoder.core.groups) > 1
 
 
 def rows(drawn: Sequence[Pattern]) -> list[list[object]]:

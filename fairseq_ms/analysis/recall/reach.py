@@ -5,8 +5,8 @@ from __future__ import annotations
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.context_length import formula
 from fairseq_ms.analysis.context_length.formula import ContextLength
+from fairseq_ms.core import Retina
 from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder
-from fairseq_ms.models.retina import RetinaDecoder
 from fairseq_ms.models.transformer_ql import TransformerQLDecoder
 from fairseq_ms.models.transformer_xl import TransformerXLDecoder
 
@@ -35,9 +35,10 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
             begin = oldest // decoder.segment_len * decoder.segment_len
         return ContextLength.of(-oldest, decoder.segment_len)
     sure, most = context, window - 1
-    if isinstance(decoder, RetinaDecoder):
-        far, factor = decoder.groups[-1].far, decoder.groups[-1].factor
-        before = (len(decoder.layers) - 1) * ((far - 1) // factor * factor)
+    core = decoder.core
+    if isinstance(core, Retina):
+        far, factor = core.groups[-1].far, core.groups[-1].factor
+        before = (len(core.layers) - 1) * ((far - 1) // factor * factor)
         last = [phase + (far - 1 - phase) // factor * factor for phase in range(factor)]
         sure, most = min(sure, before + min(last)), min(most, before + max(last))
     return ContextLength(sure, most + 1, (sure + most + 1) / 2)

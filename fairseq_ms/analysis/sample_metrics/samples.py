@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fairseq_ms.analysis import report
 from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.core.ops.device import wait_for
 from fairseq_ms.errors import UsageError
-from fairseq_ms.ops.device import wait_for
 
 
 def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[Tensor, Tensor]:

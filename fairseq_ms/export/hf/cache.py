@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ms.decoding.state import DecodingState
+from fairseq_ms.core.cache import State
 
 
 class Group:
@@ -18,7 +18,7 @@ class Group:
         state: a state of R sequences
     """
 
-    def __init__(self, rows_R: Tensor, state: DecodingState) -> None:
+    def __init__(self, rows_R: Tensor, state: State) -> None:
         self.rows_R = rows_R
         self.state = state
 

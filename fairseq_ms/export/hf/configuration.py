@@ -1,4 +1,4 @@
-"""The configuration of an exported model: the flags it was trained with, and what `transformers` wants to know."""
+"""The configuration of an exported model: its sizes, and what `transformers` wants to know."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class FairseqMsConfig(PretrainedConfig):
 
     Args:
         arch: the architecture, as fairseq's ``--arch`` names it
-        flags: the flags of the model by name, with underscores
+        model: the configuration of the core's model, by the names of its fields
+        flags: the flags that it was trained with, by name, with underscores
         tied: every further name of a parameter that has several, and its first
-        symbols: the index of every symbol that the model asks for by name
         vocab_size: number of symbols, fairseq's four special ones included
         max_position_embeddings: the longest input in tokens, the first symbol included; None for a stream, which has
             no end
@@ -25,17 +25,17 @@ class FairseqMsConfig(PretrainedConfig):
     def __init__(
         self,
         arch: str = "",
+        model: dict[str, Any] | None = None,
         flags: dict[str, Any] | None = None,
         tied: dict[str, str] | None = None,
-        symbols: dict[str, int] | None = None,
         vocab_size: int = 4,
         max_position_embeddings: int | None = None,
         **settings: Any,
     ) -> None:
         self.arch = arch
+        self.model = model or {}
         self.flags = flags or {}
         self.tied = tied or {}
-        self.symbols = symbols or {}
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         super().__init__(**settings)

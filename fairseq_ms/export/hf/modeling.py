@@ -1,6 +1,6 @@
-"""A decoder of fairseq_ms as `transformers` wants a causal language model.
+"""A model of fairseq_ms as `transformers` wants a causal language model.
 
-The decoders want padding behind the tokens, and states whose rows are equally long; `transformers` pads before them,
+The models want padding behind the tokens, and states whose rows are equally long; `transformers` pads before them,
 and its rows are not. So a pass without cache moves every row to the left and its outputs back, and a pass with cache
 keeps a state for every length.
 """
@@ -8,7 +8,6 @@ keeps a state for every length.
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -18,21 +17,20 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_ms.export.hf.cache import Group, GroupedCache
 from fairseq_ms.export.hf.configuration import FairseqMsConfig
-from fairseq_ms.export.hf.fairseq_free import Vocabulary
 from fairseq_ms.export.hf.weights import keep_derived_buffers
 
 
 class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
-    """A decoder, which a subclass names."""
+    """A model of the core, which a subclass names with its configuration."""
 
     config_class = FairseqMsConfig
     base_model_prefix = "decoder"
-    decoder_class: ClassVar[Any]
+    core_class: ClassVar[Any]
+    core_config: ClassVar[Any]
 
     def __init__(self, config: FairseqMsConfig) -> None:
         super().__init__(config)
-        words = Vocabulary(config.vocab_size, config.symbols)
-        self.decoder = self.decoder_class.build(SimpleNamespace(**config.flags), words, words)
+        self.decoder = self.core_class(self.core_config.from_dict(config.model))
         keep_derived_buffers(self)
         # Their identity is lost while a model is loaded.
         self._tied_weights_keys = config.tied
@@ -129,8 +127,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         }
 
     def _logits(self, x_BTD: Tensor) -> Tensor:
-        softmax = self.decoder.adaptive_softmax
-        return self.decoder.output_layer(x_BTD) if softmax is None else softmax.get_log_prob(x_BTD, None)
+        return self.decoder.logits(x_BTD)
 
     def _at_once(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
         """Features (B, T, D) of whole sequences."""
@@ -161,7 +158,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         for length in lengths_B.unique().tolist():
             rows_R = (lengths_B == length).nonzero().squeeze(1)
             state = self.decoder.new_state(rows_R.numel(), 2 * length)
-            parts.append(state.prefill(tokens_BT[rows_R, columns - length :]))
+            parts.append(self.decoder.features(tokens_BT[rows_R, columns - length :], state))
             groups.append(Group(rows_R, state))
         if len(parts) == 1:
             return parts[0], GroupedCache(groups, columns)
@@ -173,15 +170,12 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
     def _continued(self, tokens_BT: Tensor, cache: GroupedCache) -> Tensor:
         """Features (B, T, D) of tokens behind those that the cache has read, which reads them too."""
         self._check_length(cache.longest() + tokens_BT.size(1))
-        columns = []
-        for column_B1 in tokens_BT.split(1, dim=1):
-            parts = [group.state.step(column_B1[group.rows_R]) for group in cache.groups]
-            x_B1D = parts[0].new_empty(tokens_BT.size(0), 1, parts[0].size(-1))
-            for group, x_R1D in zip(cache.groups, parts):
-                x_B1D[group.rows_R] = x_R1D
-            columns.append(x_B1D)
+        parts = [self.decoder.features(tokens_BT[group.rows_R], group.state) for group in cache.groups]
+        x_BTD = parts[0].new_empty(*tokens_BT.shape, parts[0].size(-1))
+        for group, x_RTD in zip(cache.groups, parts):
+            x_BTD[group.rows_R] = x_RTD
         cache.length += tokens_BT.size(1)
-        return torch.cat(columns, dim=1)
+        return x_BTD
 
     def _check_length(self, tokens: int) -> None:
         most = self.config.max_position_embeddings

@@ -7,14 +7,13 @@ from typing import NamedTuple
 from fairseq.data import Dictionary
 from torch import nn
 
+from fairseq_ms.core.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
+from fairseq_ms.core.hierarchical.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
+from fairseq_ms.core.hierarchical.chunk_main import LSTMMain, TransformerMain
+from fairseq_ms.core.hierarchical.segmentation import Segmentation
+from fairseq_ms.core.layers import LayerConfig, TransformerStack
 from fairseq_ms.lm.config import fill_in_positions
 from fairseq_ms.models.haed.config import CHUNK_DECODER_DEFAULTS, MAIN_DEFAULTS, HAEDConfig, resolve, separators
-from fairseq_ms.modules.config import LayerConfig
-from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
-from fairseq_ms.modules.hierarchical.chunk_encoder import ChunkEncoder, LSTMEncoder, MLPEncoder
-from fairseq_ms.modules.hierarchical.chunk_main import LSTMMain, TransformerMain
-from fairseq_ms.modules.hierarchical.segmentation import Segmentation
-from fairseq_ms.modules.transformer import TransformerStack
 
 
 class Hierarchy(NamedTuple):

@@ -11,12 +11,12 @@ from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
+from fairseq_ms.core.hierarchical.sampled_softmax import SampledSoftmax, sampled_softmax
+from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed.build import Hierarchy, build_hierarchy, in_group, initialise
 from fairseq_ms.models.haed.config import IEM_CRITERION, HAEDConfig
-from fairseq_ms.modules.hierarchical.chunk_encoder import unique_chunks
-from fairseq_ms.modules.hierarchical.sampled_softmax import SampledSoftmax, sampled_softmax
-from fairseq_ms.ops.linear import Linear
 
 
 class ImplicitEmbeddingModel(BaseFairseqModel):

@@ -19,14 +19,14 @@ from fairseq.models import BaseFairseqModel, register_model
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
+from fairseq_ms.core.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
+from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.decoding.hierarchical import HierarchicalState
 from fairseq_ms.lm.base import BaseDecoder, LanguageModel
 from fairseq_ms.lm.config import fill_in_positions
 from fairseq_ms.models.haed.build import Hierarchy, build_chunk_decoder, build_hierarchy, in_group, initialise
 from fairseq_ms.models.haed.config import HAEDConfig, HREDConfig, is_first_phase, refuse_idle, validate
 from fairseq_ms.models.haed.iem import build_first_phase, from_first_phase
-from fairseq_ms.modules.hierarchical.chunk_decoder import LSTMDecoder, TransformerDecoder
-from fairseq_ms.ops.linear import Linear
 
 logger = logging.getLogger(__name__)
 

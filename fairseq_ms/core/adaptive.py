@@ -1,0 +1,176 @@
+"""Word embeddings and a softmax that spend less on rarer words, with the names that fairseq's parameters have."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.ops.device import autocast_of
+from fairseq_ms.core.ops.idle import keep_in_graph
+
+
+class AdaptiveInput(nn.Module):
+    """Word embeddings that are narrower for rarer words, each band projected to one width (Baevski and Auli, 2019).
+
+    Args:
+        vocab_size: V; words are ordered by frequency
+        padding_idx: the padding symbol, whose embedding is zero
+        dim: width of the first band; band b is dim / factor ** b wide
+        factor: see above
+        cutoffs: where the bands end, ascending
+    """
+
+    def __init__(self, vocab_size: int, padding_idx: int | None, dim: int, factor: float, cutoffs: list[int]) -> None:
+        super().__init__()
+        self.cutoff = cutoffs if cutoffs[-1] == vocab_size else [*cutoffs, vocab_size]
+        self.dim = dim
+        self.embeddings = nn.ModuleList()
+        for band, (start, end) in enumerate(pairwise([0, *self.cutoff])):
+            width = int(dim // factor**band)
+            words = nn.Embedding(end - start, width, padding_idx if band == 0 else None)
+            self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
+        for band in range(len(self.cutoff)):
+            table, projection = self.weights_for_band(band)
+            nn.init.normal_(table, std=table.size(1) ** -0.5)
+            if band == 0 and padding_idx is not None:
+                nn.init.zeros_(table[padding_idx])
+            nn.init.xavier_uniform_(projection)
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def weights_for_band(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """The embedding and the projection of a band."""
+        parameters: Any = self.embeddings[band]
+        return parameters[0].weight, parameters[1].weight
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Tokens (B, T) -> (B, T, D)."""
+        # Bands are written into a tensor of their own type, which that of autocast is not.
+        with autocast_of(tokens_BT, enabled=False):
+            x_BTD = self.weights_for_band(0)[1].new_zeros(*tokens_BT.shape, self.dim)
+            idle: list[nn.Parameter] = []
+            for (start, end), band in zip(pairwise([0, *self.cutoff]), self.embeddings):
+                inside_BT = (tokens_BT >= start) & (tokens_BT < end)
+                if bool(inside_BT.any()):
+                    x_BTD[inside_BT] = band(tokens_BT[inside_BT] - start)
+                else:
+                    idle += band.parameters()
+        return keep_in_graph(x_BTD, idle) if self.training else x_BTD
+
+
+class TiedLinear(nn.Module):
+    """A projection by a weight of the embedding's."""
+
+    def __init__(self, weight: nn.Parameter, transpose: bool = False) -> None:
+        super().__init__()
+        self.weight = weight
+        self.transpose = transpose
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> (..., O)."""
+        return F.linear(x, self.weight.t() if self.transpose else self.weight)
+
+
+class TiedHead(nn.Module):
+    """Logits of the most frequent words by their embedding, and of the other bands by a projection."""
+
+    def __init__(self, words: nn.Parameter, dim: int, bands: int) -> None:
+        super().__init__()
+        self.word_proj = TiedLinear(words)
+        self.class_proj = nn.Linear(dim, bands, bias=False)
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., first cutoff + bands)."""
+        return torch.cat([self.word_proj(x), self.class_proj(x)], dim=-1)
+
+
+class AdaptiveSoftmax(nn.Module):
+    """A softmax over frequent words and bands of rarer ones, and one within each band (Grave et al., 2017).
+
+    Calls follow fairseq's ``adaptive_loss`` and generator, which read ``adapt_target``, ``forward`` and
+    ``get_log_prob``.
+
+    Args:
+        vocab_size: V; words are ordered by frequency
+        dim: width D of the features
+        cutoffs: where the bands end, ascending
+        factor: band b is projected to dim / factor ** b
+        dropout: probability, of features and of what is projected
+        tied: embeddings whose words (and, with ``tie_projections``, whose projections) are used here too
+        tie_projections: see above
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        cutoffs: list[int],
+        factor: float = 4.0,
+        dropout: float = 0.0,
+        tied: AdaptiveInput | None = None,
+        tie_projections: bool = False,
+    ) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.cutoff = cutoffs if cutoffs[-1] == vocab_size else [*cutoffs, vocab_size]
+        self.drop = nn.Dropout(dropout)
+        bands = len(self.cutoff) - 1
+        self.head: nn.Module
+        if tied is None:
+            self.head = nn.Linear(dim, self.cutoff[0] + bands, bias=False)
+        else:
+            self.head = TiedHead(tied.weights_for_band(0)[0], dim, bands)
+        self.tail = nn.ModuleList()
+        for band, (start, end) in enumerate(pairwise(self.cutoff), start=1):
+            first: nn.Module
+            last: nn.Module
+            if tied is None:
+                width = int(dim // factor**band)
+                first, last = nn.Linear(dim, width, bias=False), nn.Linear(width, end - start, bias=False)
+            else:
+                words, projection = tied.weights_for_band(band)
+                if tie_projections:
+                    first = TiedLinear(projection, transpose=True)
+                else:
+                    first = nn.Linear(projection.size(0), projection.size(1), bias=False)
+                last = TiedLinear(words)
+            self.tail.append(nn.Sequential(first, nn.Dropout(dropout), last))
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        self.register_buffer("version", torch.ones(1, dtype=torch.long))
+
+    def adapt_target(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Targets of the head and of every band, and the rows that each band has; None where it has none."""
+        target_N = target.view(-1)
+        head_N = target_N.clone()
+        targets: list[Tensor | None] = [head_N]
+        rows: list[Tensor | None] = []
+        for band, (start, end) in enumerate(pairwise(self.cutoff)):
+            inside_N = (target_N >= start) & (target_N < end)
+            head_N[inside_N] = self.cutoff[0] + band
+            some = bool(inside_N.any())
+            rows.append(inside_N.nonzero().squeeze(1) if some else None)
+            targets.append(target_N[inside_N] - start if some else None)
+        return targets, rows
+
+    def forward(self, x_BTD: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Logits of the head and of every band that has targets, and their targets; None for other bands."""
+        x_ND = self.drop(x_BTD.flatten(0, -2))
+        targets, rows = self.adapt_target(target)
+        logits = [self.head(x_ND)]
+        for tail, rows_R in zip(self.tail, rows):
+            logits.append(tail(x_ND.index_select(0, rows_R)) if rows_R is not None else None)
+        return logits, targets
+
+    def get_log_prob(self, x_BTD: Tensor, target: Tensor | None = None) -> Tensor:
+        """Features (B, T, D) -> log-probabilities (B, T, V) of all words, whatever the targets are."""
+        head = self.head(x_BTD).log_softmax(-1)
+        parts = [head[..., : self.cutoff[0]]]
+        for band, tail in enumerate(self.tail):
+            parts.append(tail(x_BTD).log_softmax(-1) + head[..., self.cutoff[0] + band, None])
+        return torch.cat(parts, dim=-1)

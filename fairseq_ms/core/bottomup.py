@@ -1,0 +1,249 @@
+"""The bottom-up model: from fine to coarse, then one aggregation layer (Multi-scale Transformer LMs, Section 3.3).
+
+Listing 2. Every coarse scale pools the output of the finer one. Block i of scale k covers positions ik .. (i+1)k-1 and
+is used from its last position on; an incomplete last block is used by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock, stack_caches
+from fairseq_ms.core.layers import LayerConfig, TransformerStack, TypedList
+from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.ops.attention import attend
+from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.linear import Linear, norm_linear
+from fairseq_ms.core.ops.recompute import Dropout
+from fairseq_ms.core.pooling import Downsample, normalised
+from fairseq_ms.core.scales import Scale, check_scales
+
+
+@dataclass(frozen=True, kw_only=True)
+class BottomUpConfig(ModelConfig):
+    """Sizes of a ``BottomUp``.
+
+    Attributes:
+        scales: finest first, each with its number of layers, the coarse ones with heads of the aggregation layer
+        downsampler: "avg", "max" or "conv"
+    """
+
+    scales: tuple[Scale, ...] = (Scale(1, 9), Scale(4, 9, heads=6), Scale(16, 8, heads=6))
+    downsampler: str = "avg"
+
+
+class BottomUpScale(nn.Module):
+    """One coarse scale: pooling the finer scale's output, a layer norm, layers over blocks.
+
+    Args:
+        factor: tokens a block, k
+        ratio: its factor over the finer scale's
+        layers: how many
+        config: what the layers have in common
+        downsampler: "avg", "max" or "conv"
+    """
+
+    def __init__(self, factor: int, ratio: int, layers: int, config: LayerConfig, downsampler: str) -> None:
+        super().__init__()
+        self.factor = factor
+        self.ratio = ratio
+        self.recompute = config.recompute
+        self.pool = Downsample(downsampler, config.dim, ratio)
+        self.norm = nn.LayerNorm(config.dim)
+        self.stack = TransformerStack(config, layers)
+
+    def forward(
+        self,
+        fine_BCD: Tensor,
+        unfinished: UnfinishedBlock | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
+        """The finer scale's output (B, C, D) -> (B, C // ratio, D), finished blocks only."""
+        if unfinished is not None:
+            fine_BCD = unfinished.join(fine_BCD)
+        finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
+        if finished_BCD.size(1) == 0:
+            return finished_BCD
+        return self.stack(normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute), caches)
+
+
+class AggregationAttention(nn.Module):
+    """Attention whose queries are tokens and whose keys and values are blocks, some heads to a scale.
+
+    Block i of scale k covers positions ik .. (i+1)k-1 and is seen by queries t >= (i+1)k-1. A head that has
+    no finished block to see gives exactly zero::
+
+        k = 4      block  0 1 2
+        t = 0..2          . . .     zero
+        t = 3..6          x . .
+        t = 7..10         x x .
+
+    Args:
+        config: sizes and probabilities
+        heads: heads by scale, as {4: 6, 16: 6}, whose number divides D
+    """
+
+    def __init__(self, config: LayerConfig, heads: dict[int, int]) -> None:
+        super().__init__()
+        dim, total = config.dim, sum(heads.values())
+        assert dim % total == 0
+        self.heads = dict(heads)
+        self.head_dim = dim // total
+        self.dropout = config.attention_dropout
+        self.recompute = config.recompute
+        self.norm = nn.LayerNorm(dim)
+        self.query = Linear(dim, dim)
+        self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim) for count in heads.values())
+        self.out = Linear(dim, dim)
+
+    def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
+        """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
+        outputs = []
+        for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD))):
+            if state is None:
+                outputs.append(self._see_finished(q_BNTH, *self.keys_and_values(level, blocks[level]), factor))
+                continue
+            cache = state.aggregation[level]
+            if blocks[level].size(1):
+                cache.append(*self.keys_and_values(level, blocks[level]))
+            outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, state.length))
+        return self.out(torch.cat(outputs, dim=2).flatten(2))
+
+    def keys_and_values(self, level: int, blocks_BCD: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads of a scale, counted from the finest, see of its blocks: (B, C, D) -> (B, N, C, H) each."""
+        pair = self.coarse[level](blocks_BCD).unflatten(-1, (2, -1, self.head_dim))
+        k, v = pair.permute(2, 0, 3, 1, 4).unbind(0)
+        return k, v
+
+    def _queries(self, x_BTD: Tensor) -> list[Tensor]:
+        """By scale, (B, N, T, H)."""
+        queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
+        # (B, T, N * H) -> (B, N, T, H)
+        heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return list(heads.split(list(self.heads.values()), dim=1))
+
+    def _see_finished(self, q_BNTH: Tensor, k_BNCH: Tensor, v_BNCH: Tensor, factor: int, start: int = 0) -> Tensor:
+        """What the heads of a scale see from positions start .. start + T - 1, (B, T, N, H)."""
+        length, blocks = q_BNTH.size(2), k_BNCH.size(2)
+        if blocks == 0:
+            # Zeros that still lead back to the queries: distributed training waits for every gradient.
+            return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0)).transpose(1, 2)
+        # The first block ends at factor - 1: the queries before it are left out, and their place filled with zeros.
+        blind = max(factor - 1 - start, 0)
+        bias = None
+        if length > 1:
+            queries = torch.arange(start + blind, start + length, device=q_BNTH.device)[:, None]
+            unfinished = torch.arange(blocks, device=q_BNTH.device) * factor + (factor - 1) > queries
+            bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(unfinished, -torch.inf)
+        y_BNTH = attend(
+            q_BNTH[:, :, blind:],
+            k_BNCH,
+            v_BNCH,
+            bias=bias,
+            dropout=self.dropout if self.training else 0.0,
+            recompute=self.recompute,
+        )
+        return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
+
+
+class AggregationLayer(nn.Module):
+    """A transformer layer that reads the blocks of all coarse scales (Multi-scale Transformer LMs, Section 3.3).
+
+    Args:
+        config: what it has in common with the other layers
+        heads: heads by scale
+    """
+
+    def __init__(self, config: LayerConfig, heads: dict[int, int]) -> None:
+        super().__init__()
+        self.attention = AggregationAttention(config, heads)
+        self.ffn = config.feed_forward()
+        self.drop = Dropout(config.dropout, config.recompute)
+
+    def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
+        """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
+        x_BTD = x_BTD + self.drop(self.attention(x_BTD, blocks, state))
+        return x_BTD + self.drop(self.ffn(x_BTD))
+
+
+class BottomUpState(State):
+    """What the scales remember, each at its own pace.
+
+    Attributes:
+        unfinished: by coarse scale, the outputs of the finer scale that wait to be pooled
+        coarse: by coarse scale, keys and values of its layers
+        aggregation: by coarse scale, keys and values of its blocks
+        fine: keys and values of the layers at 1x
+    """
+
+    def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
+        like, aggregate = model.embed.like(), model.aggregate.attention
+        rooms = [capacity // scale.factor for scale in model.coarse]
+        self.unfinished = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]
+        self.coarse = [stack_caches(s.stack, batch_size, room, like) for s, room in zip(model.coarse, rooms)]
+        self.aggregation = [
+            KeyValueCache(batch_size, heads, aggregate.head_dim, room, like)
+            for heads, room in zip(aggregate.heads.values(), rooms)
+        ]
+        self.fine = stack_caches(model.stack, batch_size, capacity, like)
+
+    def parts(self) -> Iterable[Reorderable]:
+        coarse = [cache for caches in self.coarse for cache in caches]
+        return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
+
+
+class BottomUp(LanguageModel):
+    """Coarse scales over the outputs of finer ones, an aggregation layer that reads them all, layers over tokens."""
+
+    def __init__(self, config: BottomUpConfig) -> None:
+        super().__init__(config)
+        check_scales(config.scales)
+        if len(config.scales) < 2:
+            raise ValueError(f"scales must have one beside 1x: got {len(config.scales)}")
+        finest, *coarse = config.scales
+        self.coarse = TypedList(
+            BottomUpScale(scale.factor, scale.factor // finer.factor, scale.layers, config, config.downsampler)
+            for finer, scale in pairwise(config.scales)
+        )
+        self.aggregate = AggregationLayer(config, {scale.factor: scale.heads for scale in coarse})
+        self.stack = TransformerStack(config, finest.layers)
+        self.reset_parameters()
+
+    def features(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> Tensor:  # type: ignore[override]
+        return self.representations(tokens_BT, state)[1]
+
+    def representations(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> dict[int, Tensor]:
+        """By scale k, what its layers give at finished blocks: (B, T // k, D)."""
+        x_BTD = self.embed(tokens_BT, state.length if state is not None else 0)
+        representations: dict[int, Tensor] = {}
+        out_BCD = x_BTD
+        for level, scale in enumerate(self.coarse):
+            past = (state.unfinished[level], state.coarse[level]) if state is not None else ()
+            out_BCD = scale(out_BCD, *past)
+            representations[scale.factor] = out_BCD
+        out_BTD = self.aggregate(x_BTD, list(representations.values()), state)
+        out_BTD = self.stack(out_BTD, state.fine if state is not None else None)
+        if state is not None:
+            state.length += tokens_BT.size(1)
+        if self.training and (idle := self._idle(representations)):
+            out_BTD = keep_in_graph(out_BTD, idle)
+        return {1: out_BTD, **representations}
+
+    def _idle(self, representations: dict[int, Tensor]) -> list[nn.Parameter]:
+        """The parameters that too short a batch leaves without work."""
+        return [
+            parameter
+            for blocks, *modules in zip(representations.values(), self.coarse, self.aggregate.attention.coarse)
+            if blocks.size(1) == 0
+            for module in modules
+            for parameter in module.parameters()
+        ]
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> BottomUpState:
+        return BottomUpState(self, batch_size, min(capacity, self.config.max_positions))

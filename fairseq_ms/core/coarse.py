@@ -1,0 +1,63 @@
+"""A language model over k-grams that predicts the next one's bag of words.
+
+Multi-scale Transformer LMs, Section 6.2.
+
+The k-grams are right-aligned blocks (``pooling.py``): block i ends with position ik and predicts the
+k tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
+distribution, so it is exactly normalised and everything one does with a language model works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.topdown import Coarser, TopDownScale, TopDownState
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoarseLMConfig(ModelConfig):
+    """Sizes of a ``CoarseLM``.
+
+    Attributes:
+        scale: with its number of layers
+        downsampler: "avg", "max" or "conv"
+    """
+
+    scale: Scale = Scale(4, 12)  # noqa: RUF009 (it is frozen)
+    downsampler: str = "avg"
+
+
+class CoarseLM(LanguageModel):
+    """Layers over k-grams; the output at every position is that of the newest finished one."""
+
+    def __init__(self, config: CoarseLMConfig) -> None:
+        super().__init__(config)
+        check_scales([config.scale], finest=False)
+        self.factor = config.scale.factor
+        self.scale = TopDownScale(self.factor, None, config.scale.layers, config, config.downsampler)
+        self.reset_parameters()
+
+    def block_features(self, tokens_BT: Tensor) -> Tensor:
+        """Features (B, ceil(T / k), D) of the blocks; block i predicts targets ik .. (i+1)k-1."""
+        return self.scale(self.embed(tokens_BT), None)
+
+    def features(self, tokens_BT: Tensor, state: TopDownState | None = None) -> Tensor:  # type: ignore[override]
+        if state is None:
+            blocks = Coarser(self.block_features(tokens_BT))
+        else:
+            x_BTD = self.embed(tokens_BT, state.length)
+            blocks = state.coarser(self.factor, self.scale(x_BTD, None, state), 1)
+            state.advance(x_BTD)
+        x_BTD = blocks.x_BCD.repeat_interleave(self.factor, dim=1)
+        return x_BTD[:, blocks.offset : blocks.offset + tokens_BT.size(1)]
+
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By its scale k, the features of right-aligned blocks: (B, ceil(T / k), D)."""
+        return {self.factor: self.block_features(tokens_BT)}
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:
+        return TopDownState([self.scale], batch_size, min(capacity, self.config.max_positions), self.embed.like())

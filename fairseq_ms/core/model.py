@@ -1,0 +1,307 @@
+"""What every language model here is: a configuration, embedded tokens, features, logits, a loss, and text."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
+from fairseq_ms.core.cache import State
+from fairseq_ms.core.layers import LayerConfig, TokenEmbedding
+from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
+from fairseq_ms.core.ops.output import TiedOutput, untied_output
+from fairseq_ms.core.ops.packing import pack_weights
+from fairseq_ms.core.scales import Scale
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of an adaptive embedding or softmax.
+
+    Attributes:
+        cutoffs: where the bands end, ascending
+        factor: band b is dim / factor ** b wide
+        dropout: probability of dropping what is projected (softmax alone)
+    """
+
+    cutoffs: tuple[int, ...]
+    factor: float = 4.0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(LayerConfig):
+    """Sizes that every model has.
+
+    Attributes:
+        vocab_size: symbols V
+        output_vocab_size: symbols that are predicted, if they are fewer
+        padding_idx: the symbol whose embedding stays zero
+        max_positions: how many positions are learned, the longest text; models with a memory learn none
+        tie_embeddings: predict by the word embedding
+        adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
+        tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
+        init_std: standard deviation of the normal distribution that weights start from
+        embedding_init_std: that of word and position embeddings, ``init_std`` if not given
+    """
+
+    vocab_size: int
+    output_vocab_size: int | None = None
+    padding_idx: int | None = None
+    dim: int = 768
+    ffn_dim: int = 3072
+    heads: int = 12
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    max_positions: int = 512
+    tie_embeddings: bool = True
+    adaptive_input: Bands | None = None
+    adaptive_softmax: Bands | None = None
+    tie_adaptive_weights: bool = False
+    tie_adaptive_projections: bool = False
+    init_std: float = 0.02
+    embedding_init_std: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of all fields, as JSON can hold them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "adaptive_input": lambda bands: Bands(**{**bands, "cutoffs": tuple(bands["cutoffs"])}),
+            "adaptive_softmax": lambda bands: Bands(**{**bands, "cutoffs": tuple(bands["cutoffs"])}),
+            "scale": lambda scale: Scale(**scale),
+            "scales": lambda scales: tuple(Scale(**scale) for scale in scales),
+        }
+        return cls(**{name: kinds[name](v) if name in kinds and v is not None else v for name, v in values.items()})
+
+
+class Unread(State):
+    """A text that has been read without being remembered: whoever continues it reads it once more."""
+
+    def __init__(self, tokens_BT: Tensor) -> None:
+        self.tokens_BT = tokens_BT
+        self.length = tokens_BT.size(1)
+
+    def parts(self) -> list:
+        return []
+
+    def reorder(self, order: Tensor) -> None:
+        self.tokens_BT = self.tokens_BT.index_select(0, order)
+
+
+class LanguageModel(nn.Module, ABC):
+    """A causal language model: ``model(tokens, state) -> (logits, state)``.
+
+    A subclass builds its layers on ``self.embed`` and implements ``features`` and ``new_state``.
+
+    Args:
+        config: its sizes
+    """
+
+    has_position_embedding = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.head_dim is None and config.dim % config.heads:
+            raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
+        self.config = config
+        positions = config.max_positions if self.has_position_embedding else None
+        self.embed = TokenEmbedding(_words(config), positions, config.dim, config.dropout, config.recompute)
+        self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
+        self.project: nn.Module | None = None
+        if self.adaptive_softmax is None and config.tie_embeddings:
+            assert isinstance(self.embed.words, nn.Embedding)
+            self.project = TiedOutput(self.embed.words)
+        elif self.adaptive_softmax is None:
+            self.project = untied_output(config.dim, config.output_vocab_size or config.vocab_size)
+
+    @abstractmethod
+    def features(self, tokens_BT: Tensor, state: State | None = None) -> Tensor:
+        """Features (B, T, D) of T tokens: the model itself, as its paper lists it.
+
+        With a state, the tokens continue the texts that it knows, and it moves on.
+        """
+
+    @abstractmethod
+    def new_state(self, batch_size: int, capacity: int = 0) -> State:
+        """The state of B texts before their first tokens, with room for about ``capacity`` of them."""
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; the last line of a subclass's constructor."""
+        config = self.config
+        spread = config.init_std if config.embedding_init_std is None else config.embedding_init_std
+        initialise(self, config.init_std, spread)
+
+    def max_length(self) -> int | None:
+        """The longest text in tokens; None for no limit."""
+        return self.config.max_positions if self.has_position_embedding else None
+
+    def forward(self, tokens_BT: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
+
+        Gradients are those of whole texts: with a state, which this call moves on, there are none.
+        Without one, texts begin; the state that comes back then reads them once more if it is used
+        (``new_state`` gives one that remembers them at once). Raises ValueError for a text longer than ``max_length``
+        and for a state of another batch size.
+        """
+        if state is None:
+            self.check_length(tokens_BT.size(1))
+            return self.logits(self.features(tokens_BT)), Unread(tokens_BT)
+        self.check_length(state.length + tokens_BT.size(1))
+        with torch.no_grad():
+            if isinstance(state, Unread):
+                read_BT, state = state.tokens_BT, self.new_state(tokens_BT.size(0), 2 * state.length)
+                self.features(read_BT, state)
+            return self.logits(self.features(tokens_BT, state)), state
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """Features (B, T, D) -> logits (B, T, V); log-probabilities with adaptive softmax."""
+        if self.adaptive_softmax is not None:
+            return self.adaptive_softmax.get_log_prob(x_BTD)
+        assert self.project is not None
+        return self.project(x_BTD)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
+        """The mean of -log p(target) in nats, over targets (B, T) that are not ``ignore_index``.
+
+        Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time.
+        """
+        self.check_length(tokens_BT.size(1))
+        return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
+
+    def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
+        """``loss`` from features (B, T, D)."""
+        x_ND, target_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        count = (target_N != ignore_index).sum().clamp(min=1)
+        if self.adaptive_softmax is None:
+            assert self.project is not None
+            return linear_cross_entropy(x_ND, self.project.weight, target_N, ignore_index) / count  # type: ignore[arg-type]
+        kept = target_N != ignore_index
+        parts = zip(*self.adaptive_softmax(x_ND[kept], target_N[kept]))
+        losses = [F.cross_entropy(logits, target, reduction="sum") for logits, target in parts if logits is not None]
+        return torch.stack(losses).sum() / count
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        n: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        state: State | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The prompt (B, P) or (P,) and n tokens behind it, (B, P + n) or (P + n,).
+
+        Args:
+            prompt: at least one token a row
+            n: how many tokens to draw
+            temperature: logits are divided by it; 0 always takes the most probable token
+            top_k: draw from that many of the most probable tokens; 0 for all
+            top_p: draw from the most probable tokens that together have this probability
+            state: what comes before the prompt; it moves on to the last token but one
+            generator: where random numbers come from
+
+        Raises ValueError for a prompt without tokens, numbers outside their ranges, and a text that would grow longer
+        than ``max_length``.
+        """
+        _check_sampling(prompt, n, temperature, top_k, top_p)
+        texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
+        length = texts[0].size(1) + n
+        self.check_length(length - 1 + (state.length if state is not None else 0))
+        was_training = self.training
+        self.eval()
+        pack_weights(self)
+        try:
+            state = state if state is not None else self.new_state(texts[0].size(0), length)
+            for _ in range(n):
+                x_B1D = self.features(texts[-1], state)[:, -1:]
+                texts.append(_draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator))
+        finally:
+            self.train(was_training)
+        whole = torch.cat(texts, dim=1)
+        return whole[0] if prompt.dim() == 1 else whole
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError for a text longer than ``max_length``."""
+        most = self.max_length()
+        if most is not None and length > most:
+            raise ValueError(f"a text must have at most max_positions {most} tokens: got {length}")
+
+
+def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
+    """Weights normal around 0, biases 0, padding embedding 0; adaptive modules keep their own."""
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        return
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=std)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=embedding_std)
+        if module.padding_idx is not None:
+            nn.init.zeros_(module.weight[module.padding_idx])
+    for child in module.children():
+        initialise(child, std, embedding_std)
+
+
+def _words(config: ModelConfig) -> nn.Module:
+    bands = config.adaptive_input
+    if bands is None:
+        return nn.Embedding(config.vocab_size, config.dim, config.padding_idx)
+    return AdaptiveInput(config.vocab_size, config.padding_idx, config.dim, bands.factor, list(bands.cutoffs))
+
+
+def _adaptive_softmax(config: ModelConfig, words: nn.Module) -> AdaptiveSoftmax | None:
+    bands = config.adaptive_softmax
+    if bands is None:
+        return None
+    return AdaptiveSoftmax(
+        config.output_vocab_size or config.vocab_size,
+        config.dim,
+        list(bands.cutoffs),
+        bands.factor,
+        bands.dropout,
+        words if config.tie_adaptive_weights else None,  # type: ignore[arg-type]
+        config.tie_adaptive_projections,
+    )
+
+
+def _check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p: float) -> None:
+    if prompt.dim() not in (1, 2) or prompt.size(-1) == 0:
+        raise ValueError(f"prompt must be (T,) or (B, T) with at least one token: got shape {tuple(prompt.shape)}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1: got {n}")
+    if temperature < 0.0:
+        raise ValueError(f"temperature must be at least 0: got {temperature}")
+    if top_k < 0:
+        raise ValueError(f"top_k must be at least 0: got {top_k}")
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be above 0 and at most 1: got {top_p}")
+
+
+def _draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
+    """One token a row, (B, 1)."""
+    if temperature == 0.0:
+        return logits_BV.argmax(-1, keepdim=True)
+    probs_BV = (logits_BV.float() / temperature).softmax(-1)
+    if top_k:
+        least_B1 = probs_BV.topk(min(top_k, probs_BV.size(-1))).values[:, -1:]
+        probs_BV = probs_BV.masked_fill(probs_BV < least_B1, 0.0)
+    if top_p < 1.0:
+        sorted_BV, order_BV = (probs_BV / probs_BV.sum(-1, keepdim=True)).sort(-1, descending=True)
+        # A token counts if those before it do not yet have the probability.
+        sorted_BV = sorted_BV.masked_fill(sorted_BV.cumsum(-1) - sorted_BV >= top_p, 0.0)
+        probs_BV = torch.zeros_like(probs_BV).scatter_(1, order_BV, sorted_BV)
+    return torch.multinomial(probs_BV, 1, generator=generator)

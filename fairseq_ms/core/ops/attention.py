@@ -1,0 +1,216 @@
+"""Softmax attention that keeps no scores for backward, and what reshapes queries, keys and values for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from fairseq_ms.core.ops.linear import Linear, weight_gradients
+from fairseq_ms.core.ops.recompute import DropoutMasks
+
+# Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
+_QUERY_CHUNK = 64
+
+
+def attend(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    recompute: bool = True,
+) -> Tensor:
+    """softmax(q k^T / sqrt(H) + bias) v, of shape (B, N, T, H).
+
+    ``bias`` is additive and broadcasts to (B, N, T, S); every row must have a finite entry. ``causal``
+    lets query t see keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias.
+    Dropout on a CPU goes through a path of our own, because torch's keeps all score matrices there;
+    ``recompute=False`` takes torch's.
+    """
+    assert not (causal and bias is not None)
+    on_cpu = q_BNTH.device.type == "cpu"
+    if dropout > 0.0 and recompute and on_cpu and torch.is_grad_enabled():
+        with torch.autocast("cpu", enabled=False):
+            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout))
+            return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH)
+    queries, keys = q_BNTH.size(2), k_BNSH.size(2)
+    if causal and queries == 1:
+        causal = False
+    if causal and queries != keys:
+        ones = torch.ones(queries, keys, dtype=torch.bool, device=q_BNTH.device)
+        causal, bias = False, ones.tril_(keys - queries)
+    return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal)
+
+
+@dataclass(frozen=True)
+class ChunkedAttention:
+    """Attention that is computed again in backward, so that nothing but its inputs has to be kept.
+
+    Queries are processed in chunks, forward and backward, and no score outlives its chunk. Dropout masks are the
+    same ones in both directions. Several operations here write into what they read, or into the float type directly:
+    on a CPU, masking takes longer than multiplying the matrices otherwise.
+
+    Attributes:
+        bias: additive, broadcasts to (B, N, T, S), or None
+        causal: as in ``attend``; excludes a bias
+        masks: the masks of dropout, or None for no dropout
+        place: tells the masks of this attention from those of others with the same ``masks``
+        sees_a_key: broadcasts to (B, N, T, 1); where it is False, the result is zero
+    """
+
+    bias: Tensor | None
+    causal: bool
+    masks: DropoutMasks | None = None
+    place: tuple[int, ...] = ()
+    sees_a_key: Tensor | None = None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side.
+
+        The result is written into ``out``, if there is one.
+        """
+        if out is None:
+            out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
+        for index, (rows, visible) in enumerate(self._chunks(q, k)):
+            weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            if self.masks is not None:
+                weights.mul_(self.masks.keep(weights, index, self.place))
+            out[:, :, rows] = torch.bmm(weights, v3[:, :visible]).unflatten(0, q.shape[:2])
+        return out.mul_(1.0 / self.masks.keep_prob) if self.masks is not None else out
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v; the result of ``forward`` is written into ``out``, if there is one."""
+        scale = 1.0 / math.sqrt(q.size(-1))
+        grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
+        if self.masks is not None:
+            grad3 = grad3 * (1.0 / self.masks.keep_prob)
+        grad_q, grad_k, grad_v = torch.empty_like(q3), torch.empty_like(k3), torch.empty_like(v3)
+        # The last chunk first: it sees every key, and overwrites what is in the fresh memory.
+        chunks = list(enumerate(self._chunks(q, k)))
+        for index, (rows, visible) in reversed(chunks):
+            weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
+            dropped = weights
+            if self.masks is not None:
+                keep = self.masks.keep(weights, index, self.place)
+                grad_weights.mul_(keep)
+                dropped = keep.mul_(weights)
+            if out is not None:
+                out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
+            kept = 0.0 if index == len(chunks) - 1 else 1.0
+            grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
+            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
+            grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
+        if out is not None and self.masks is not None:
+            out.mul_(1.0 / self.masks.keep_prob)
+        return grad_q.mul_(scale).view(q.shape), grad_k.view(k.shape), grad_v.view(v.shape)
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        """The queries (B * N, T, H), divided by sqrt(H)."""
+        # Into memory laid out as the product wants it: the heads of q are views into a wider tensor. A product with
+        # this memory as its ``out`` would have the layout of q under ``torch.compile``.
+        scaled = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return scaled.copy_(q).mul_(1.0 / math.sqrt(q.size(-1))).flatten(0, 1)
+
+    def _chunks(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
+        """Slices of queries, each with the number of leading keys its last query can see."""
+        queries, keys = q.size(2), k.size(2)
+        for start in range(0, queries, _QUERY_CHUNK):
+            end = min(start + _QUERY_CHUNK, queries)
+            yield slice(start, end), end + keys - queries if self.causal else keys
+
+    def _weights(self, q3: Tensor, k3: Tensor, rows: slice, outer: torch.Size) -> Tensor:
+        """The attention weights (B * N, rows, S) of a chunk, before dropout."""
+        scores = torch.bmm(q3, k3.transpose(1, 2))
+        if self.causal:
+            count, keys = scores.shape[1:]
+            scores[..., keys - count :] += torch.full((count, count), -torch.inf, dtype=scores.dtype).triu_(1)
+        elif self.bias is not None:
+            bias = self.bias if self.bias.size(-2) == 1 else self.bias[..., rows, :]
+            scores.unflatten(0, outer).add_(bias)
+        weights = scores.softmax(-1)
+        if self.sees_a_key is not None:
+            sees_a_key = self.sees_a_key[..., rows, :].to(weights.dtype)
+            weights.unflatten(0, outer).mul_(sees_a_key)
+        return weights
+
+
+class _KeepingInputs(torch.autograd.Function):
+    """``ChunkedAttention`` to autograd: q, k and v are all that it keeps."""
+
+    @staticmethod
+    def forward(ctx, attention: ChunkedAttention, q, k, v):
+        ctx.attention = attention
+        ctx.save_for_backward(q, k, v)
+        return attention.forward(q, k, v)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return None, *ctx.attention.backward(grad, *ctx.saved_tensors)
+
+
+class _SelfAttentionLinear(torch.autograd.Function):
+    """Causal self-attention and the projection behind it, keeping queries, keys and values in one tensor alone."""
+
+    @staticmethod
+    def forward(ctx, attention: ChunkedAttention, heads: int, qkv: Tensor, weight_OI: Tensor, bias_O: Tensor | None):
+        ctx.attention, ctx.heads, ctx.has_bias = attention, heads, bias_O is not None
+        ctx.save_for_backward(qkv, weight_OI)
+        with torch.autocast("cpu", enabled=False):
+            attended = merge_heads(attention.forward(*split_qkv(qkv, heads)))
+        return F.linear(attended, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        qkv, weight_OI = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            grad_attended = split_heads((grad @ weight_OI.to(grad.dtype)).to(qkv.dtype), ctx.heads)
+            q, k, v = split_qkv(qkv, ctx.heads)
+            out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+            grads = ctx.attention.backward(grad_attended, q, k, v, out)
+            grad_qkv = torch.empty_like(qkv)
+            for into, own in zip(split_qkv(grad_qkv, ctx.heads), grads):
+                into.copy_(own)
+            return None, None, grad_qkv, *weight_gradients(grad, merge_heads(out), ctx.has_bias)
+
+
+def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, 3 * N * H) -> queries, keys and values, (B, N, T, H) each."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
+    """(B, T, N * H) -> (B, N, T, H)."""
+    return x_BTD.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x_BNTH: Tensor) -> Tensor:
+    """(B, N, T, H) -> (B, T, N * H)."""
+    return x_BNTH.transpose(1, 2).flatten(2)
+
+
+def self_attention_linear(qkv: Tensor, heads: int, out: Linear, dropout: float, recompute: bool) -> Tensor:
+    """``out(merge_heads(attend(*split_qkv(qkv, heads), causal=True)))``, its naive twin.
+
+    (B, T, 3 * N * H) -> (B, T, D).
+    On a CPU, with ``recompute``, neither the scores nor what ``out`` reads are kept for backward.
+    """
+    if recompute and qkv.device.type == "cpu" and torch.is_grad_enabled():
+        attention = ChunkedAttention(None, True, DropoutMasks(dropout) if dropout > 0.0 else None)
+        return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias)
+    q, k, v = split_qkv(qkv, heads)
+    return out(merge_heads(attend(q, k, v, causal=True, dropout=dropout, recompute=recompute)))

@@ -1,0 +1,201 @@
+"""Linear layers, and what is cheap in front of them: layer norm, activation, dropout.
+
+Layer norm, activation and dropout produce half of the tensors that autograd keeps of a transformer layer, and take next
+to no time. Here their results are computed again in the backward pass from inputs that are kept anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from fairseq_ms.core.ops.packing import PackedWeight, pack
+from fairseq_ms.core.ops.recompute import drop
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` that packs its weight when fairseq calls ``make_generation_fast_``.
+
+    The packed copy is not part of the state dict, is dropped when the module moves to another device or
+    type or the weight has changed, and is ignored while gradients are enabled.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.packed: PackedWeight | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in_features) -> (..., out_features)."""
+        if self.packed is not None:
+            return self.packed.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def make_generation_fast_(self, **unused: object) -> None:
+        """fairseq's hook, called once before evaluation and generation."""
+        self.packed = pack(self.weight)
+
+    def _apply(self, fn, recurse: bool = True):
+        self.packed = None
+        return super()._apply(fn, recurse)
+
+
+class FeedForward(nn.Module):
+    """Layer norm (in pre-LN layers), projection, activation, dropout, projection.
+
+    Args:
+        dim: model dimension D
+        ffn_dim: width I between the two projections
+        activation: a key of ``ACTIVATIONS``
+        dropout: probability of dropping an activation
+        normalize: whether there is a layer norm
+        recompute: keep less for backward
+    """
+
+    def __init__(
+        self, dim: int, ffn_dim: int, activation: str, dropout: float, normalize: bool = True, recompute: bool = True
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim) if normalize else None
+        self.up = Linear(dim, ffn_dim)
+        self.down = Linear(ffn_dim, dim)
+        self.activation = activation
+        self.dropout = dropout
+        self.recompute = recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
+        hidden = norm_linear(x, self.norm, self.up, self.recompute)
+        dropout = self.dropout if self.training else 0.0
+        return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
+
+
+def norm_linear(x: Tensor, norm: nn.LayerNorm | None, linear: Linear, recompute: bool) -> Tensor:
+    """``linear(norm(x))``, its naive twin; x (..., D) -> (..., O). Without a norm, ``linear(x)``.
+
+    With ``recompute``, the normalised input is not kept for backward.
+    """
+    if norm is None:
+        return linear(x)
+    if not (recompute and torch.is_grad_enabled()):
+        return linear(norm(x))
+    return _NormLinear.apply(False, norm.eps, x, norm.weight, norm.bias, linear.weight, linear.bias)
+
+
+def norm_linear_and_normed(x: Tensor, norm: nn.LayerNorm, linear: Linear, recompute: bool) -> tuple[Tensor, Tensor]:
+    """``linear(norm(x))`` and ``norm(x)``, normalised once; the latter is kept for backward only by who uses it."""
+    if not (recompute and torch.is_grad_enabled()):
+        normed = norm(x)
+        return linear(normed), normed
+    return _NormLinear.apply(True, norm.eps, x, norm.weight, norm.bias, linear.weight, linear.bias)
+
+
+def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, recompute: bool) -> Tensor:
+    """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``, its naive twin; x (..., I) -> (..., O).
+
+    With ``recompute``, x is all that is kept: activation and dropout are computed again in backward.
+    """
+    if recompute and torch.is_grad_enabled():
+        return _ActivationLinear.apply(name, dropout, x, linear.weight, linear.bias)
+    return linear(F.dropout(ACTIVATIONS[name](x), dropout, training=True))
+
+
+class _NormLinear(torch.autograd.Function):
+    """Layer norm and projection, perhaps with the normalised input as a second result."""
+
+    @staticmethod
+    def forward(ctx, and_normed: bool, eps: float, x: Tensor, scale_D: Tensor, shift_D: Tensor, weight_OD, bias_O):
+        normed = F.layer_norm(x, x.shape[-1:], scale_D, shift_D, eps)
+        ctx.eps, ctx.has_bias, ctx.dtype = eps, bias_O is not None, normed.dtype
+        ctx.save_for_backward(x, scale_D, shift_D, weight_OD)
+        out = F.linear(normed, weight_OD, bias_O)
+        return (out, normed) if and_normed else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):
+        *inputs, weight_OD = ctx.saved_tensors
+        grad_normed = grad @ weight_OD.to(grad.dtype)
+        if grad_elsewhere is not None:
+            grad_normed = grad_normed + grad_elsewhere
+        with torch.enable_grad():
+            x, scale_D, shift_D = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+            # The types that forward had, where autocast may have chosen a wider one than that of x.
+            wide = torch.promote_types(ctx.dtype, scale_D.dtype)
+            normed = F.layer_norm(x.to(ctx.dtype), x.shape[-1:], scale_D.to(wide), shift_D.to(wide), ctx.eps)
+        grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
+        return None, None, *grads, *weight_gradients(grad, normed.detach(), ctx.has_bias)
+
+
+class _ActivationLinear(torch.autograd.Function):
+    """Activation, dropout and projection."""
+
+    @staticmethod
+    def forward(ctx, name: str, dropout: float, x: Tensor, weight_OI, bias_O):
+        ctx.name, ctx.has_bias = name, bias_O is not None
+        ctx.save_for_backward(x, weight_OI)
+        hidden, ctx.masks = ACTIVATIONS[name](x), None
+        if dropout > 0.0:
+            hidden, ctx.masks = drop(hidden, dropout)
+        return F.linear(hidden, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, weight_OI = ctx.saved_tensors
+        # Written into below: nobody reads it afterwards.
+        grad_hidden = (grad @ weight_OI.to(grad.dtype)).to(x.dtype)
+        in_place = _IN_PLACE.get(ctx.name)
+        with torch.set_grad_enabled(in_place is None):
+            leaf = x.detach().requires_grad_(in_place is None)
+            activated = ACTIVATIONS[ctx.name](leaf)
+        hidden = activated.detach()
+        if ctx.masks is not None:
+            mask = ctx.masks.scaled(hidden)
+            grad_hidden.mul_(mask)
+            hidden = mask.mul_(hidden)
+        if in_place is None:
+            (grad_x,) = torch.autograd.grad(activated, leaf, grad_hidden)
+        else:
+            grad_x = in_place(grad_hidden, x)
+        return None, None, grad_x, *weight_gradients(grad, hidden, ctx.has_bias)
+
+
+def weight_gradients(grad: Tensor, hidden: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weight (O, I) and bias (O,) of a projection, from those of its results and its inputs."""
+    rows_grad = grad.reshape(-1, grad.size(-1))
+    rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
+    return rows_grad.t() @ rows_hidden, rows_grad.sum(0) if has_bias else None
+
+
+def _gelu_backward(approximate: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def backward(grad: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.aten.gelu_backward.grad_input(grad, x, approximate=approximate, grad_input=grad)
+
+    return backward
+
+
+def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.threshold_backward.grad_input(grad, x, 0, grad_input=grad)
+
+
+# The gradient of the input, in the memory of the output's, given that and the input. On a CPU, fresh memory for a
+# tensor of this size takes longer than the arithmetic.
+_IN_PLACE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "relu": _relu_backward,
+    "gelu": _gelu_backward("none"),
+    "gelu_accurate": _gelu_backward("tanh"),
+}

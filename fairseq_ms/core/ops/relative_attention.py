@@ -1,0 +1,292 @@
+"""Attention with relative sinusoidal positions over a segment and the past before it (Dai et al., 2019).
+
+The score of query i for key j is ``(q_i + u) . k_j + (q_i + v) . r_(i-j)``: by content, and by how far the
+key lies back. u and v are shared by all layers; r is a projection of the sinusoid of the distance.
+
+The position scores of T queries are one matrix product with the r of all distances, farthest first; row i
+needs that matrix from column T - 1 - i on. With one column more than there are keys, moving every row to
+its place is only another way of reading the same memory::
+
+    distances  S-1 ... 1 0 -1            row 0   . . a b c d e          a b c d e
+    (T = 3 queries, S = 5 keys)          row 1   . f g h i j .    ->    f g h i j  (later keys are hidden)
+                                         row 2   k l m n o . .          k l m n o
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.recompute import DropoutMasks, drop
+
+
+def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
+    """Sinusoids (keys + 1, D) of the distances keys - 1, ..., 1, 0, -1; all sines first, then all cosines.
+
+    The last row is of no distance that a query sees: it makes ``rel_shift`` a view.
+    """
+    frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(keys - 1, -2, -1, dtype=torch.float64)[:, None] * frequencies
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]
+    return table.to(like)
+
+
+class Sinusoids:
+    """``sinusoids`` of one dimension, computed once and again only for more keys, another type or another device."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self.table_PD: Tensor | None = None
+
+    def __call__(self, keys: int, like: Tensor) -> Tensor:
+        """Those of ``keys`` keys, (keys + 1, D): the last rows of any longer table."""
+        table = self.table_PD
+        if table is None or table.size(0) <= keys or table.dtype != like.dtype or table.device != like.device:
+            # A tensor made in inference mode could not be trained with later.
+            with torch.inference_mode(False):
+                table = self.table_PD = sinusoids(keys, self.dim, like)
+        return table[table.size(0) - keys - 1 :]
+
+
+def rel_shift(scores: Tensor, keys: int) -> Tensor:
+    """Scores (..., T, S + 1) by distance, farthest first, as a view (..., T, S) by key."""
+    queries = scores.size(-2)
+    flat = scores.flatten(-2)
+    return flat[..., queries - 1 : queries - 1 + queries * keys].unflatten(-1, (queries, keys))
+
+
+def hide_future(scores: Tensor) -> Tensor:
+    """In place: -inf where a key (..., T, S) comes after its query, the queries being the last T of the keys."""
+    queries, keys = scores.shape[-2:]
+    if queries > 1:
+        later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu_(1)
+        scores[..., keys - queries :].masked_fill_(later, -torch.inf)
+    return scores
+
+
+class _Context(Protocol):
+    """What forward leaves for backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    eps: float | None
+    masks: DropoutMasks | None
+    scale: float
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _ProjectHeads(torch.autograd.Function):
+    """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
+
+    The keys and values are written to where attention reads them, the memory in front, so joining the two
+    costs no copy of its own. With a norm (``eps`` is not None) both are normalised first, and again in backward
+    instead of being kept. Its scale and shift move into the projection: what the memory contributes to their
+    gradient then needs no gradient of the memory itself, on which backward spends nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        x_BTD: Tensor,
+        memory_BMD: Tensor,
+        weight_ED: Tensor,
+        scale_D: Tensor,
+        shift_D: Tensor,
+        heads: int,
+        eps: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        batch, length, _ = x_BTD.shape
+        past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
+        kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
+        weight, bias = (weight_ED, None) if eps is None else (weight_ED * scale_D, weight_ED @ shift_D)
+        # (B, T, 3 * N * H) -> (3, N, B, T, H)
+        qkv = F.linear(_normalise(x_BTD, eps), weight, bias)
+        qkv = qkv.unflatten(-1, (3, heads, -1)).permute(2, 3, 0, 1, 4)
+        kv_NBSH[:, :, :, past:] = qkv[1:]
+        if past:
+            bias = bias[inner:] if bias is not None else None
+            of_memory = F.linear(_normalise(memory_BMD, eps), weight[inner:], bias)
+            kv_NBSH[:, :, :, :past] = of_memory.unflatten(-1, (2, heads, -1)).permute(2, 3, 0, 1, 4)
+        ctx.eps = eps
+        ctx.save_for_backward(x_BTD, memory_BMD, weight_ED, scale_D, shift_D)
+        return qkv[0].contiguous(), kv_NBSH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad_q: Tensor, grad_kv: Tensor) -> tuple[Tensor | None, ...]:
+        x_BTD, memory_BMD, weight_ED, scale_D, shift_D = ctx.saved_tensors
+        past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
+        heads, batch, length, head_dim = grad_q.shape
+        # (3, N, B, T, H) -> (B * T, 3 * N * H)
+        grad = grad_q.new_empty(batch, length, 3, heads, head_dim)
+        grad[:, :, 0] = grad_q.permute(1, 2, 0, 3)
+        grad[:, :, 1:] = grad_kv[:, :, :, past:].permute(2, 3, 0, 1, 4)
+        rows = grad.view(batch * length, 3 * inner)
+        with torch.enable_grad():
+            leaf = x_BTD.detach().requires_grad_()
+            normed = _normalise(leaf, ctx.eps)
+        grad_weight = rows.t() @ normed.detach().flatten(0, 1)
+        of_memory = None
+        if past:
+            of_memory = grad_kv[:, :, :, :past].permute(2, 3, 0, 1, 4).reshape(-1, 2 * inner)
+            grad_weight[inner:].addmm_(of_memory.t(), _normalise(memory_BMD, ctx.eps).flatten(0, 1))
+        if ctx.eps is None:
+            return (rows @ weight_ED).view_as(x_BTD), None, grad_weight, None, None, None, None
+        grad_bias = rows.sum(0)
+        if of_memory is not None:
+            grad_bias[inner:] += of_memory.sum(0)
+        grad_x = torch.mm(rows, weight_ED).mul_(scale_D).view_as(x_BTD)
+        (grad_x,) = torch.autograd.grad(normed, leaf, grad_x)
+        grad_scale, grad_shift = (grad_weight * weight_ED).sum(0), grad_bias @ weight_ED
+        grad_weight.mul_(scale_D).addr_(grad_bias, shift_D)
+        return grad_x, None, grad_weight, grad_scale, grad_shift, None, None
+
+
+def _normalise(x: Tensor, eps: float | None) -> Tensor:
+    """Layer norm without scale and shift; x itself without ``eps``."""
+    return F.layer_norm(x, x.shape[-1:], eps=eps) if eps is not None else x
+
+
+class _RelativeAttention(torch.autograd.Function):
+    """Attention with position scores that keeps q, k, v and the weights; dropout is kept as a seed."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context, q_NBTH: Tensor, kv_NBSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, p: float
+    ) -> Tensor:
+        heads, batch, queries, head_dim = q_NBTH.shape
+        keys = kv_NBSH.size(3)
+        scale = 1.0 / math.sqrt(head_dim)
+        k, v = kv_NBSH.flatten(1, 2)
+        by_content = (q_NBTH + u_NH[:, None, None]).flatten(0, 1)
+        by_distance = _distance_scores(q_NBTH, r_PNH, v_NH)
+        shifted = rel_shift(by_distance, keys).flatten(0, 1)
+        scores = torch.baddbmm(shifted, by_content, k.transpose(1, 2), beta=scale, alpha=scale)
+        weights = hide_future(scores).softmax(-1)
+        dropped, ctx.masks = weights, None
+        if p > 0.0:
+            dropped, ctx.masks = drop(weights, p)
+        out = torch.bmm(dropped, v).view(heads, batch, queries, head_dim)
+        ctx.scale = scale
+        ctx.save_for_backward(q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights)
+        # (N, B, T, H) -> (B, T, N * H)
+        return out.permute(1, 2, 0, 3).flatten(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights = ctx.saved_tensors
+        heads, batch, queries, head_dim = q_NBTH.shape
+        keys = kv_NBSH.size(3)
+        k, v = kv_NBSH.flatten(1, 2)
+        grad = grad_BTD.unflatten(-1, (heads, head_dim)).permute(2, 0, 1, 3).reshape(-1, queries, head_dim)
+        grad_weights = torch.bmm(grad, v.transpose(1, 2))
+        dropped = weights
+        if ctx.masks is not None:
+            mask = ctx.masks.scaled(weights)
+            grad_weights.mul_(mask)
+            dropped = mask.mul_(weights)
+        grad_kv = torch.empty_like(kv_NBSH)
+        torch.bmm(dropped.transpose(1, 2), grad, out=grad_kv[1].flatten(0, 1))
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).mul_(ctx.scale)
+        by_content = (q_NBTH + u_NH[:, None, None]).flatten(0, 1)
+        torch.bmm(grad_scores.transpose(1, 2), by_content, out=grad_kv[0].flatten(0, 1))
+        grad_content = torch.bmm(grad_scores, k).view_as(q_NBTH)
+        # The view of rel_shift the other way round: every score goes back to the column of its distance.
+        by_distance = q_NBTH.new_zeros(heads, batch, queries, keys + 1)
+        rel_shift(by_distance, keys).copy_(grad_scores.view(heads, batch, queries, keys))
+        rows = by_distance.view(heads, batch * queries, keys + 1)
+        grad_distance = torch.bmm(rows, r_PNH.transpose(0, 1)).view_as(q_NBTH)
+        query = (q_NBTH + v_NH[:, None, None]).view(heads, -1, head_dim)
+        grad_r = torch.bmm(rows.transpose(1, 2), query).transpose(0, 1)
+        grad_u, grad_v = grad_content.sum((1, 2)), grad_distance.sum((1, 2))
+        return grad_content.add_(grad_distance), grad_kv, grad_r, grad_u, grad_v, None
+
+
+def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, v_NH: Tensor) -> Tensor:
+    """(q + v) . r for every distance, (N, B, T, P): one matrix product a head."""
+    heads, batch, queries, _ = q_NBTH.shape
+    rows = (q_NBTH + v_NH[:, None, None]).flatten(1, 2)
+    return torch.bmm(rows, r_PNH.permute(1, 2, 0)).view(heads, batch, queries, -1)
+
+
+def relative_attention_linear(
+    x_BTD: Tensor,
+    memory_BMD: Tensor,
+    norm: nn.LayerNorm | None,
+    qkv_ED: Tensor,
+    r_PNH: Tensor,
+    u_NH: Tensor,
+    v_NH: Tensor,
+    out: Linear,
+    dropout: float,
+    recompute: bool,
+) -> Tensor:
+    """Attention from a segment to its memory and to itself, by content and distance, and the projection behind it.
+
+    (B, T, D) and (B, M, D) -> (B, T, D).
+
+    No gradient goes to the memory. Queries, keys, values, r and the weights are kept for backward; dropout masks and
+    the normalised inputs are not. Its naive twin is ``tests/naive/streaming.py``.
+
+    Args:
+        x_BTD: the segment
+        memory_BMD: the states before it
+        norm: applied to both first, if given
+        qkv_ED: the projection to queries, keys and values, (3 * N * H, D)
+        r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
+        u_NH: Transformer-XL's u, added to the queries for content
+        v_NH: Transformer-XL's v, added to them for position
+        out: the projection
+        dropout: probability of dropping an attention weight
+        recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
+    """
+    if not recompute and torch.is_grad_enabled():
+        return out(_keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout))
+    device, heads = x_BTD.device.type, r_PNH.size(1)
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        q_NBTH, kv_NBSH = _ProjectHeads.apply(
+            x_BTD.to(dtype),
+            memory_BMD.to(dtype),
+            qkv_ED.to(dtype),
+            norm.weight.to(dtype) if norm is not None else None,
+            norm.bias.to(dtype) if norm is not None else None,
+            heads,
+            norm.eps if norm is not None else None,
+        )
+        positions = r_PNH.to(dtype), u_NH.to(dtype), v_NH.to(dtype)
+        attended = _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
+    return out(attended)
+
+
+def _keeping_everything(
+    x_BTD: Tensor,
+    memory_BMD: Tensor,
+    norm: nn.LayerNorm | None,
+    qkv_ED: Tensor,
+    r_PNH: Tensor,
+    u_NH: Tensor,
+    v_NH: Tensor,
+    dropout: float,
+) -> Tensor:
+    """The same with torch's own backward, which keeps everything."""
+    states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
+    states_BSD = norm(states_BSD) if norm is not None else states_BSD
+    inner, heads = qkv_ED.size(0) // 3, r_PNH.size(1)
+    queries, keys = x_BTD.size(1), states_BSD.size(1)
+    k, v = F.linear(states_BSD, qkv_ED[inner:]).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    q = F.linear(states_BSD[:, keys - queries :], qkv_ED[:inner]).unflatten(-1, (heads, -1)).transpose(1, 2)
+    by_content = (q + u_NH[:, None]) @ k.transpose(-1, -2)
+    by_distance = (q + v_NH[:, None]) @ r_PNH.permute(1, 2, 0)
+    scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q.size(-1))
+    weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
+    return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)

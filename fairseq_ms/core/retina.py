@@ -1,0 +1,231 @@
+"""The retina: near tokens fine and far tokens coarse (Multi-scale Transformer LMs, Section 3.4, Listing 3, Table 4).
+
+In every layer, some heads see near tokens one by one and others see far ones in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_ms.core.cache import Reorderable, SlidingCache, State, UnfinishedBlock
+from fairseq_ms.core.layers import LayerConfig, TypedList
+from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
+from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
+from fairseq_ms.core.ops.recompute import Dropout, checkpointed
+from fairseq_ms.core.ops.window_attention import window_attention_linear
+from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.pooling import Downsample
+from fairseq_ms.core.scales import Scale, check_scales
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetinaConfig(ModelConfig):
+    """Sizes of a ``Retina``.
+
+    Attributes:
+        layers: how many
+        scales: finest first, each with its window in tokens and its heads; 1x alone is local attention
+        downsampler: "avg", "max" or "conv"
+    """
+
+    layers: int = 12
+    scales: tuple[Scale, ...] = (
+        Scale(1, near=0, far=8, heads=4),
+        Scale(4, near=8, far=256, heads=4),
+        Scale(16, near=256, far=512, heads=4),
+    )
+    downsampler: str = "avg"
+
+
+def head_groups(scales: Iterable[Scale]) -> list[HeadGroup]:
+    """The windows of scales, each with its heads."""
+    return [HeadGroup(scale.factor, scale.near, scale.far, scale.heads) for scale in scales]
+
+
+class RetinaAttention(nn.Module):
+    """Multi-head attention whose heads look at several scales of the layer's input, each through its window.
+
+    Queries come from every position. Keys and values of a coarse scale are projected from the normalised input
+    pooled at that scale. With the single scale 1x it is plain local attention (Multi-scale Transformer LMs,
+    Section 3.4, Listing 3, Table 4).
+
+    Args:
+        config: sizes and probabilities
+        groups: the heads by scale, 1x first, whose number divides D
+        downsampler: "avg", "max" or "conv"
+    """
+
+    def __init__(self, config: LayerConfig, groups: Sequence[HeadGroup], downsampler: str = "avg") -> None:
+        super().__init__()
+        dim, heads = config.dim, sum(group.heads for group in groups)
+        assert groups[0].factor == 1
+        assert dim % heads == 0
+        self.groups = list(groups)
+        self.head_dim = dim // heads
+        self.dropout = config.attention_dropout
+        self.recompute = config.recompute
+        self.norm = nn.LayerNorm(dim)
+        self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim)
+        self.pools = TypedList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
+        self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim) for group in groups[1:])
+        self.out = Linear(dim, dim)
+
+    def forward(self, x_BTD: Tensor, layouts: Layouts | None, past: WindowCache | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D).
+
+        At the beginning of texts, with the windows laid out for T tokens; behind ``past``, through its windows.
+        """
+        fine, coarse = self.project(x_BTD, past)
+        if past is not None:
+            past.append([fine[..., x_BTD.size(-1) :], *coarse], x_BTD.size(1))
+        if layouts is None:
+            assert past is not None
+            return self.out(past.attend(fine[..., : x_BTD.size(-1)]))
+        dropout = self.dropout if self.training else 0.0
+        return window_attention_linear(fine, coarse, layouts, self.head_dim, self.out, dropout, self.recompute)
+
+    def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Queries, keys and values at 1x, (B, T, D + 2 * N * H), and keys and values of the other scales."""
+        if not self.coarse:
+            return norm_linear(x_BTD, self.norm, self.fine, self.recompute), []
+        fine, normed = norm_linear_and_normed(x_BTD, self.norm, self.fine, self.recompute)
+        coarse = []
+        for level, (pool, project) in enumerate(zip(self.pools, self.coarse)):
+            joined = normed if past is None else past.unfinished[level].join(normed)
+            whole = joined.size(1) - joined.size(1) % pool.factor
+            if past is not None and not whole:
+                coarse.append(fine[:, :0, : project.out_features])
+            else:
+                coarse.append(project(pool(joined[:, :whole])))
+        return fine, coarse
+
+    def keys_and_values(self, x_BTD: Tensor) -> list[Tensor]:
+        """What the heads of each scale look at, finest first: keys beside values, (B, T // k, 2 * N * H)."""
+        fine, coarse = self.project(x_BTD)
+        return [fine[..., x_BTD.size(-1) :], *coarse]
+
+
+class RetinaLayer(nn.Module):
+    """``RetinaAttention`` and feed-forward, each beside a residual connection."""
+
+    def __init__(self, config: LayerConfig, groups: Sequence[HeadGroup], downsampler: str = "avg") -> None:
+        super().__init__()
+        self.attention = RetinaAttention(config, groups, downsampler)
+        self.ffn = config.feed_forward()
+        self.drop = Dropout(config.dropout, config.recompute)
+
+    def forward(self, x_BTD: Tensor, layouts: Layouts | None, past: WindowCache | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D), as ``RetinaAttention``."""
+        x_BTD = x_BTD + self.drop(self.attention(x_BTD, layouts, past))
+        return x_BTD + self.drop(self.ffn(x_BTD))
+
+
+class WindowCache:
+    """What one layer remembers: the windows of every scale and each unfinished block, normalised."""
+
+    def __init__(self, attention: RetinaAttention, batch_size: int, like: Tensor) -> None:
+        self.groups, self.head_dim = attention.groups, attention.head_dim
+        self.windows = [
+            SlidingCache(batch_size, group.heads, self.head_dim, -(-group.far // group.factor) + 1, like)
+            for group in self.groups
+        ]
+        self.unfinished = [UnfinishedBlock(batch_size, group.factor, like) for group in self.groups[1:]]
+        self.length = 0
+
+    def append(self, pairs: Sequence[Tensor], tokens: int) -> None:
+        """Take in keys beside values (B, C, 2 * N * H) of each scale's new positions, and count tokens."""
+        for group, window, pair_BCD in zip(self.groups, self.windows, pairs):
+            # (B, C, 2 * N * H) -> keys and values, (B, N, C, H) each
+            k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+            window.append(k, v)
+        self.length += tokens
+
+    def attend(self, q_BTD: Tensor) -> Tensor:
+        """What the queries at the last T positions see through their windows, (B, T, D) -> (B, T, D)."""
+        heads, start = [], self.length - q_BTD.size(1)
+        queries = q_BTD.split([group.heads * self.head_dim for group in self.groups], dim=-1)
+        for group, window, own_BTD in zip(self.groups, self.windows, queries):
+            first, end = max(0, group.first_visible(start)), group.last_visible(self.length - 1) + 1
+            if first >= end:
+                heads.append(torch.zeros_like(own_BTD))
+                continue
+            k, v = window.view(first, end)
+            bias = sees_a_key = None
+            if q_BTD.size(1) > 1:
+                rows = torch.arange(start, self.length, device=q_BTD.device)[:, None]
+                visible = group.visible(rows, torch.arange(first, end, device=q_BTD.device))
+                sees_a_key = visible.any(-1, keepdim=True)
+                bias = q_BTD.new_zeros(visible.shape).masked_fill_(~visible & sees_a_key, -torch.inf)
+            y_BTD = merge_heads(attend(split_heads(own_BTD, group.heads), k, v, bias=bias))
+            heads.append(y_BTD if sees_a_key is None else y_BTD * sees_a_key)
+        return torch.cat(heads, dim=-1)
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was."""
+        parts: list[Reorderable] = [*self.windows, *self.unfinished]
+        for part in parts:
+            part.reorder(order)
+
+
+class RetinaState(State):
+    """The windows of every layer; what has left them is forgotten, so the cost of a token does not grow."""
+
+    def __init__(self, caches: list[WindowCache]) -> None:
+        self.caches = caches
+
+    def parts(self) -> Iterable[Reorderable]:
+        return self.caches
+
+
+class Retina(LanguageModel):
+    """Layers over token positions, each of which looks at all scales of its input."""
+
+    def __init__(self, config: RetinaConfig) -> None:
+        super().__init__(config)
+        check_scales(config.scales)
+        if sum(scale.heads for scale in config.scales) != config.heads:
+            raise ValueError(f"the heads of all scales must add up to heads {config.heads}: got {config.scales}")
+        self.groups = head_groups(config.scales)
+        self.layers = TypedList(RetinaLayer(config, self.groups, config.downsampler) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+        self.checkpoint = config.checkpoint
+        self.reset_parameters()
+
+    def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
+        if state is not None and state.length:
+            # A window remembers as many keys as one piece of this length needs.
+            pieces = tokens_BT.split(self.groups[0].far, dim=1)
+            return torch.cat([self._features(piece_BT, state, None) for piece_BT in pieces], dim=1)
+        return self._features(tokens_BT, state, self._masks(tokens_BT))
+
+    def _features(self, tokens_BT: Tensor, state: RetinaState | None, attention_masks: Layouts | None) -> Tensor:
+        x_BTD = self.embed(tokens_BT, state.length if state is not None else 0)
+        pasts = state.caches if state is not None else [None] * len(self.layers)
+        for layer, past in zip(self.layers, pasts):
+            # Downsampled to all scales, and attended to through each scale's window.
+            if self.checkpoint:
+                x_BTD = checkpointed(layer, x_BTD, attention_masks, past)
+            else:
+                x_BTD = layer(x_BTD, attention_masks, past)
+        if state is not None:
+            state.length += tokens_BT.size(1)
+        return self.norm(x_BTD)
+
+    def _masks(self, tokens_BT: Tensor) -> Layouts:
+        return Layouts(self.groups, tokens_BT.size(1), tokens_BT.device)
+
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By scale k, the keys and values that its heads in the last layer look at, (B, T // k, 2 * N * H)."""
+        x_BTD, attention_masks = self.embed(tokens_BT), self._masks(tokens_BT)
+        *first, last = list(self.layers)
+        for layer in first:
+            x_BTD = layer(x_BTD, attention_masks)
+        return dict(zip((group.factor for group in self.groups), last.attention.keys_and_values(x_BTD)))
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:
+        return RetinaState([WindowCache(layer.attention, batch_size, self.embed.like()) for layer in self.layers])

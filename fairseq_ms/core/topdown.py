@@ -1,0 +1,200 @@
+"""The top-down model: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
+
+Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
+what the coarser one gave. Blocks are right-aligned (``pooling.py``), so every position is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.cache import Reorderable, Rows, State, stack_caches
+from fairseq_ms.core.layers import LayerConfig, TransformerStack, TypedList
+from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear
+from fairseq_ms.core.ops.recompute import recomputed
+from fairseq_ms.core.pooling import Downsample, Upsample, first_block, normalised, right_aligned, unfold_positions
+from fairseq_ms.core.scales import Scale, check_scales
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopDownConfig(ModelConfig):
+    """Sizes of a ``TopDown``.
+
+    Attributes:
+        scales: finest first, each with its number of layers
+        downsampler: "avg", "max" or "conv"
+    """
+
+    scales: tuple[Scale, ...] = (Scale(1, 8), Scale(4, 8), Scale(16, 7), Scale(64, 7))
+    downsampler: str = "avg"
+
+
+class Join(nn.Module):
+    """Pooled tokens beside the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
+
+    The two are concatenated, projected to half their width and passed through the activation. Both have a layer norm
+    behind them: pooled token embeddings are small, and what the coarser scale gives would drown them.
+
+    Args:
+        config: width D and activation
+        ratio: how many positions of this scale one of the coarser scale stands for
+    """
+
+    def __init__(self, config: LayerConfig, ratio: int) -> None:
+        super().__init__()
+        self.upsample = Upsample(config.dim, ratio)
+        self.linear = Linear(2 * config.dim, config.dim)
+        self.activation = ACTIVATIONS[config.activation]
+        self.recompute = config.recompute
+
+    def forward(
+        self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: nn.LayerNorm, coarse: Coarser
+    ) -> Tensor:
+        """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
+        # What has no parameters is computed again in backward: x is kept once for all scales, and no pooled tokens.
+        pooled_again = pool.conv is None
+        if not pooled_again:
+            x_BTD = blocks(x_BTD)
+        ratio, activation, offset = self.upsample.factor, self.activation, coarse.offset
+
+        def join(x: Tensor, coarse: Tensor, gain: Tensor, shift: Tensor, *parameters: Tensor) -> Tensor:
+            unfold, unfold_bias, mix, mix_bias = parameters
+            pooled = blocks(x) if pooled_again else x
+            pooled = F.layer_norm(pooled, norm.normalized_shape, gain, shift, norm.eps)
+            fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
+            fine = fine[:, offset : offset + pooled.size(1)]
+            return activation(F.linear(torch.cat([pooled, fine], dim=-1), mix, mix_bias))
+
+        parameters = (self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias)
+        return recomputed(join, x_BTD, coarse.x_BCD, norm.weight, norm.bias, *parameters, enabled=self.recompute)
+
+
+@dataclass(frozen=True)
+class Coarser:
+    """What the coarser scale gives.
+
+    Attributes:
+        x_BCD: its output at some blocks
+        offset: how many finer blocks the first of them serves before the first one that is wanted
+    """
+
+    x_BCD: Tensor
+    offset: int = 0
+
+
+class TopDownScale(nn.Module):
+    """Pooling to blocks, a layer norm, joining with the coarser scale where there is one, and layers over blocks.
+
+    Args:
+        factor: tokens a block, k
+        ratio: the coarser scale's factor over this one's, None at the coarsest scale
+        layers: how many
+        config: what the layers have in common
+        downsampler: "avg", "max" or "conv"
+    """
+
+    def __init__(self, factor: int, ratio: int | None, layers: int, config: LayerConfig, downsampler: str) -> None:
+        super().__init__()
+        self.factor = factor
+        self.pool = Downsample(downsampler, config.dim, factor)
+        self.recompute = config.recompute
+        self.norm = nn.LayerNorm(config.dim)
+        if ratio is not None:
+            self.join = Join(config, ratio)
+        self.stack = TransformerStack(config, layers)
+
+    def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
+        """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) at the blocks that end at these tokens."""
+        start, before = (state.length, state.before.x) if state is not None else (0, None)
+        if first_block(start, self.factor) == first_block(start + x_BTD.size(1), self.factor):
+            return x_BTD[:, :0]
+
+        def blocks(x: Tensor) -> Tensor:
+            return right_aligned(x, self.pool, start, before)
+
+        if coarse is None:
+            out_BCD = normalised(blocks, x_BTD, self.pool, self.norm, self.recompute)
+        else:
+            out_BCD = self.join(x_BTD, blocks, self.pool, self.norm, coarse)
+        return self.stack(out_BCD, state.caches[self.factor] if state is not None else None)
+
+
+class TopDownState(State):
+    """What every scale remembers, each moving on when a block of it ends.
+
+    Attributes:
+        before: the embeddings of the last tokens, one fewer than a block of the coarsest scale has, (B, K - 1, D)
+        caches: by scale, keys and values of its layers
+        newest: by scale, its output at the newest block, (B, 1, D)
+    """
+
+    def __init__(self, scales: Sequence[TopDownScale], batch_size: int, capacity: int, like: Tensor) -> None:
+        coarsest = scales[0]
+        shape = batch_size, coarsest.factor - 1, like.size(-1)
+        self.before = Rows(like.new_full(shape, coarsest.pool.padding))
+        self.caches = {s.factor: stack_caches(s.stack, batch_size, -(-capacity // s.factor), like) for s in scales}
+        self.newest = {scale.factor: Rows(like.new_zeros(batch_size, 0, like.size(-1))) for scale in scales}
+
+    def parts(self) -> Iterable[Reorderable]:
+        yield self.before
+        yield from self.newest.values()
+        for caches in self.caches.values():
+            yield from caches
+
+    def coarser(self, factor: int, out_BCD: Tensor, finer: int) -> Coarser:
+        """What the blocks of a finer scale that are about to be computed read of a scale with new outputs."""
+        newest = self.newest[factor]
+        first = first_block(self.length, factor) - newest.x.size(1)
+        x_BCD = torch.cat([newest.x, out_BCD], dim=1)
+        newest.x = x_BCD[:, -1:].clone()
+        return Coarser(x_BCD, first_block(self.length, finer) - first * (factor // finer))
+
+    def advance(self, x_BTD: Tensor) -> None:
+        """Count tokens that have been read, given their embeddings."""
+        kept = self.before.x.size(1)
+        joined = torch.cat([self.before.x, x_BTD], dim=1)
+        self.before.x = joined[:, joined.size(1) - kept :].clone()
+        self.length += x_BTD.size(1)
+
+
+class TopDown(LanguageModel):
+    """Scales from coarse to fine; the finest gives the features."""
+
+    def __init__(self, config: TopDownConfig) -> None:
+        super().__init__(config)
+        check_scales(config.scales)
+        self.scales: TypedList[TopDownScale] = TypedList()
+        coarser: Scale | None = None
+        for scale in reversed(config.scales):
+            ratio = coarser.factor // scale.factor if coarser is not None else None
+            self.scales.append(TopDownScale(scale.factor, ratio, scale.layers, config, config.downsampler))
+            coarser = scale
+        self.reset_parameters()
+
+    def features(self, tokens_BT: Tensor, state: TopDownState | None = None) -> Tensor:  # type: ignore[override]
+        return self.representations(tokens_BT, state)[1]
+
+    def representations(self, tokens_BT: Tensor, state: TopDownState | None = None) -> dict[int, Tensor]:
+        """By scale k, coarsest first, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
+        x_BTD = self.embed(tokens_BT, state.length if state is not None else 0)
+        outputs: dict[int, Tensor] = {}
+        coarse: Coarser | None = None
+        for scale, finer in pairwise([*self.scales, None]):
+            # Pooled tokens, joined with the upsampled output of the coarser scale; then layers.
+            out_BCD = outputs[scale.factor] = scale(x_BTD, coarse, state)
+            if finer is not None:
+                coarse = Coarser(out_BCD) if state is None else state.coarser(scale.factor, out_BCD, finer.factor)
+        if state is not None:
+            state.advance(x_BTD)
+        return outputs
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:
+        capacity = min(capacity, self.config.max_positions)
+        return TopDownState(list(self.scales), batch_size, capacity, self.embed.like())

@@ -1,0 +1,65 @@
+"""The papers' baseline: one stack of layers that see all tokens before them.
+
+Multi-scale Transformer LMs, Section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, stack_caches
+from fairseq_ms.core.layers import TransformerStack
+from fairseq_ms.core.model import LanguageModel, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VanillaConfig(ModelConfig):
+    """Sizes of a ``Vanilla``.
+
+    Attributes:
+        layers: how many
+    """
+
+    layers: int = 12
+
+
+class VanillaState(State):
+    """Keys and values of every layer."""
+
+    def __init__(self, caches: list[KeyValueCache]) -> None:
+        self.caches = caches
+
+    def parts(self) -> Iterable[Reorderable]:
+        return self.caches
+
+    def truncate(self, length: int) -> None:
+        for cache in self.caches:
+            cache.truncate(length)
+        self.length = length
+
+
+class Vanilla(LanguageModel):
+    """Layers over token positions with full attention."""
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config)
+        self.stack = TransformerStack(config, config.layers)
+        self.reset_parameters()
+
+    def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
+        if state is None:
+            return self.stack(self.embed(tokens_BT))
+        x_BTD = self.stack(self.embed(tokens_BT, state.length), state.caches)
+        state.length += tokens_BT.size(1)
+        return x_BTD
+
+    def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
+        """By the scale 1, the features of all positions, (B, T, D)."""
+        return {1: self.features(tokens_BT)}
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
+        capacity = min(capacity, self.config.max_positions)
+        return VanillaState(stack_caches(self.stack, batch_size, capacity, self.embed.like()))

@@ -1,1 +1,0 @@
-"""Layers of the multi-scale models."""

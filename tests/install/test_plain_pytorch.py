@@ -1,0 +1,60 @@
+"""The example's plain PyTorch loop: processes, checkpoints, and what it refuses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import ROOT, environment
+from tests.helpers.trained import random_lines, write_corpus
+
+SCRIPT = ROOT / "user_dir_examples" / "plain_pytorch" / "train.py"
+SMALL = ["--set", "dim=24", "ffn_dim=40", "heads=3", "layers=1", "dropout=0", "attention_dropout=0", "init_std=0.2"]
+SMALL += ["--rows", "4", "--length", "40", "--save-every", "2", "--lr", "0.01"]
+
+
+def run(*arguments: str, processes: int = 1) -> subprocess.CompletedProcess:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+    command = [sys.executable, *launcher, str(SCRIPT), *arguments]
+    env = environment({"OMP_NUM_THREADS": "1"})
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def losses(done: subprocess.CompletedProcess) -> dict[int, float]:
+    """By update, those at checkpoints."""
+    assert done.returncode == 0, done.stderr
+    return {int(update): float(loss) for update, loss in re.findall(r"update (\d+): loss ([\d.]+)", done.stdout)}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat sat on the mat, and nobody knew why she did. " * 40)
+    return str(path)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one_and_go_on_where_the_other_number_stopped(text: str, tmp_path: Path):
+    out = [["--out", str(tmp_path / name)] for name in ("one", "two")]
+    one = losses(run(text, *SMALL, *out[0], "--steps", "6"))
+    assert list(one) == [2, 4, 6]
+    two = losses(run(text, *SMALL, *out[1], "--steps", "6", processes=2))
+    # Sums over four rows in two parts, float32.
+    assert two == pytest.approx(one, abs=1e-6)
+    assert two[6] < two[2] - 0.05
+    more = losses(run(text, *SMALL, *out[0], "--steps", "8", processes=2))
+    assert more == pytest.approx(losses(run(text, *SMALL, *out[1], "--steps", "8")), abs=1e-6)
+    assert list(more) == [8]
+
+
+@pytest.mark.slow
+def test_binarised_data_are_read_and_bad_data_are_one_sentence(tmp_path: Path):
+    data = write_corpus(tmp_path / "data", {"train": random_lines(1, 60)})
+    assert losses(run(str(data / "train"), *SMALL, "--out", str(tmp_path / "out"), "--steps", "2"))
+    refused = run(str(tmp_path / "none"), *SMALL)
+    assert refused.returncode == 1
+    assert refused.stderr.strip().splitlines() == [
+        f"DATA must be a text file or the prefix of a .bin and an .idx file: got {tmp_path / 'none'}"
+    ]

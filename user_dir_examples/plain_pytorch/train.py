@@ -1,0 +1,120 @@
+"""Train a model of fairseq_ms.core on a text in a plain PyTorch loop, without fairseq.
+
+    python train.py book.txt --model Retina --set dim=132 ffn_dim=528 heads=12 layers=4 --steps 1000
+    torchrun --nproc-per-node 2 train.py book.txt ...   # shards parameters, gradients and optimizer with fully_shard
+
+DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx).
+Called again with the same --out, training continues from its last checkpoint, on any number of processes.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from tqdm import tqdm
+
+from fairseq_ms import core
+
+NUMBERS = {
+    "steps": (500, "updates"),
+    "rows": (8, "texts an update, of all processes together"),
+    "length": (256, "tokens of a text"),
+    "lr": (1e-3, "greatest learning rate"),
+    "save-every": (100, "updates between checkpoints"),
+}
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+
+
+def read_tokens(data: str) -> np.ndarray:
+    """The tokens of a text (bytes) or of fairseq's binarised data, memory-mapped."""
+    index = Path(f"{data}.idx")
+    if index.is_file():
+        with index.open("rb") as header:
+            if header.read(9) != b"MMIDIDX\x00\x00":
+                raise SystemExit(f"DATA must be binarised with --dataset-impl mmap: {index} is not")
+            return np.memmap(f"{data}.bin", dtype=DTYPES[header.read(9)[8]], mode="r")
+    if not Path(data).is_file():
+        raise SystemExit(f"DATA must be a text file or the prefix of a .bin and an .idx file: got {data}")
+    return np.memmap(data, dtype=np.uint8, mode="r")
+
+
+def batch_of(tokens: np.ndarray, rows: int, length: int, step: int, rank: int, ranks: int) -> list[torch.Tensor]:
+    """This rank's share of the rows of a step, tokens and targets (rows / ranks, length); a step always draws them."""
+    starts = np.random.default_rng(step).integers(0, len(tokens) - length, rows)[rank::ranks]
+    windows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
+    return [torch.from_numpy(windows[:, :-1]), torch.from_numpy(windows[:, 1:])]
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict:
+    """What a checkpoint holds."""
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "step": torch.tensor(step)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="DATA")
+    parser.add_argument("--model", default="Vanilla", choices=[n[:-6] for n in core.__all__ if n.endswith("Config")])
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
+    for name, (default, what) in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{what} (default: {default})")
+    parser.add_argument("--out", type=Path, default=Path("runs/plain"), help="folder (default: runs/plain)")
+    args = parser.parse_args()
+
+    ranks, cuda = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if ranks > 1:
+        dist.init_process_group("nccl" if cuda else "gloo")
+    rank = dist.get_rank() if ranks > 1 else 0
+    tokens, checkpoint = read_tokens(args.data), args.out / "checkpoint"
+    if len(tokens) <= args.length or args.rows % ranks:
+        raise SystemExit(f"--length must be below the {len(tokens)} tokens, and --rows a multiple of {ranks} processes")
+    settings = {"vocab_size": int(tokens.max()) + 1, "max_positions": args.length}
+    settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
+    torch.manual_seed(0)
+    model = getattr(core, args.model)(getattr(core, f"{args.model}Config").from_dict(settings)).to(device)
+    if ranks > 1:
+        register_fsdp_forward_method(fully_shard(model), "loss")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    if (saved := state_of(model, optimizer, 0)) and checkpoint.is_dir():
+        dcp.load(saved, checkpoint_id=checkpoint)
+        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    done = int(saved["step"])
+    for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
+        rate = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
+        optimizer.param_groups[0]["lr"] = args.lr * rate
+        source, target = batch_of(tokens, args.rows, args.length, step, rank, ranks)
+        loss = model.loss(source.to(device), target.to(device))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach() / ranks
+        if ranks > 1:
+            dist.all_reduce(mean)
+        bar.set_postfix(loss=f"{float(mean):.4f}")
+        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            dcp.save(state_of(model, optimizer, step + 1), checkpoint_id=args.out / "unfinished")
+            if rank == 0:
+                # The checkpoint before stays until this one is complete.
+                shutil.rmtree(checkpoint, ignore_errors=True)
+                (args.out / "unfinished").rename(checkpoint)
+                print(f"update {step + 1}: loss {float(mean):.7f}")
+    if ranks > 1:
+        dist.destroy_process_group()
+    elif tokens.dtype == np.uint8:
+        text = model.generate(torch.tensor(tokens[:32].tolist(), device=device), min(200, args.length - 32), 0.8)
+        print(bytes(text.tolist()).decode(errors="replace"))
+
+
+if __name__ == "__main__":
+    main()

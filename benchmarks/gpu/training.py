@@ -71,7 +71,7 @@ def tables(quick: bool) -> list[Table]:
     presets = WIKITEXT_PRESETS[1:2] if quick else WIKITEXT_PRESETS
     about = (
         f"Forward and backward over as many rows as fit, {Effort().most_rows} at most, gradients made anew. "
-        "fairseq's and Hugging Face's models have `cross_entropy` alone; "
+        "fairseq's and Hugging Face's models are measured with `cross_entropy` alone; "
         "attention of the vanilla model is dense flash attention. Ratios are of time a target, to fairseq's model in "
         "the same precision. {}"
     )

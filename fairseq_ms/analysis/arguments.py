@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fairseq_ms.analysis.checkpoints import Checkpoint
@@ -28,6 +28,14 @@ def add_checkpoints(parser: argparse.ArgumentParser, split: str = "test") -> Non
         "--max-tokens", type=positive, default=8192, metavar="N", help="tokens in a batch (default: 8192)"
     )
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
+
+
+def add_flag(parser: argparse._ActionsContainer, name: str, *hidden: str, **settings: Any) -> None:
+    """A flag that other names stand for as well, which no help shows: older ones, or those of other spellings."""
+    flag = parser.add_argument(name, **settings)
+    parser.add_argument(
+        *hidden, **{**settings, "dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    )
 
 
 def add_outputs(parser: argparse.ArgumentParser, figure: bool = True) -> None:

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import report
+from fairseq_ms.analysis import arguments, report
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder bin/ that fairseq-ms prepare wrote: goes into the file, of a phase of HAED as its half of the "
         "training data, with one epoch's number of updates where the paper trains for one",
     )
-    parser.add_argument("--updates", type=int, metavar="N", help="as many updates instead")
+    arguments.add_flag(parser, "--max-update", "--updates", type=int, metavar="N", help="as many updates instead")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if args.preset not in CONFIGS:
         close = difflib.get_close_matches(args.preset, CONFIGS, 3) or ["retina_lm_wt103_16"]
         raise UsageError(f"PRESET must be one such as {' or '.join(close)}: got {args.preset!r}")
-    if args.updates is not None and args.updates < 1:
-        raise UsageError(f"--updates must be at least 1: got {args.updates}")
+    if args.max_update is not None and args.max_update < 1:
+        raise UsageError(f"--max-update must be at least 1: got {args.max_update}")
     preset = CONFIGS[args.preset]
-    text = config_text(preset, settings(preset, args.data, args.updates))
+    text = config_text(preset, settings(preset, args.data, args.max_update))
     if args.out is None:
         print(text, end="")
         return 0
@@ -148,8 +148,8 @@ def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     warmups += [group["lr_scheduler"]["warmup_updates"] for group in groups.values()]
     if count <= max(warmups):
         raise UsageError(
-            f"--data must have more batches than the {max(warmups)} updates of warm-up, unless --updates says how many "
-            f"to make: got {count} in {folder}"
+            f"--data must have more batches than the {max(warmups)} updates of warm-up, unless --max-update says "
+            f"how many to make: got {count} in {folder}"
         )
     return count
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis.arguments import check_checkpoint
+from fairseq_ms.analysis import arguments
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -29,9 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
     parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: %(default)s)")
     parser.add_argument(
-        "--complete", type=int, default=0, help="images of --split to complete, beside the originals (default: none)"
+        "--complete", type=int, default=0, help="images of the split to complete, beside the originals (default: none)"
     )
-    parser.add_argument("--split", default="valid", help="where images to complete come from (default: %(default)s)")
+    arguments.add_flag(
+        parser,
+        "--gen-subset",
+        "--split",
+        default="valid",
+        help="split of the data that images to complete come from (default: %(default)s)",
+    )
     parser.add_argument(
         "--keep", type=float, default=0.5, help="share of an image's rows to be given (default: %(default)s)"
     )
@@ -57,7 +63,7 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--keep must leave between 1 and {SIDE - 1} rows of {SIDE}: got {args.keep}")
     if not args.temperature > 0.0:
         raise UsageError(f"--temperature must be greater than 0: got {args.temperature}")
-    check_checkpoint(args.path, "--path")
+    arguments.check_checkpoint(args.path, "--path")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,14 +82,14 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     pictures: list[Tensor] = []
     if args.complete:
-        originals = given_images(task, args.split, args.complete)
+        originals = given_images(task, args.gen_subset, args.complete)
         given = round(args.keep * SIDE) * SIDE * 3
         finished = drawn(model, originals[:, :given], symbols_K, args, start)
         pictures += [picture for pair in zip(originals, finished) for picture in pair]
     if args.count:
         pictures += list(drawn(model, torch.empty(args.count, 0, dtype=torch.long), symbols_K, args, start))
     write_grid([colours(picture, symbols_K) for picture in pictures], args.png, args.columns, args.scale)
-    print(f"{args.count} images drawn, {args.complete} completed from {args.split}: {args.png}")
+    print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.png}")
     return 0
 
 
@@ -114,7 +120,7 @@ def given_images(task: FairseqTask, split: str, count: int) -> Tensor:
     try:
         task.load_dataset(split)
     except FileNotFoundError as error:
-        raise UsageError(f"--split must be one of the data's splits: there is no {split!r}") from error
+        raise UsageError(f"--gen-subset must be one of the data's splits: there is no {split!r}") from error
     dataset = task.dataset(split)
     if len(dataset) < count:
         raise UsageError(f"--complete must be at most the {len(dataset)} images of {split!r}: got {count}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq_ms.analysis.arguments import add_flag
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The checkpoint and the folder, and what the checkpoint does not say."""
@@ -12,16 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     known = "(default: what manifest.json in or above --data says)"
-    parser.add_argument("--symbols", metavar="KIND", help=f"word, bpe, char or byte {known}")
-    parser.add_argument("--tokenise", choices=("moses", "none"), help=f"what comes before the symbols {known}")
+    add_flag(parser, "--level", "--symbols", metavar="KIND", help=f"symbols: word, bpe, char or byte {known}")
+    before = f"what comes before the symbols {known}"
+    add_flag(parser, "--tokenise", "--tokenize", choices=("moses", "none"), help=before)
     parser.add_argument("--language", metavar="CODE", help="of Moses (default: the manifest's, or en)")
     parser.add_argument("--bpe-codes", type=Path, metavar="FILE", help="BPE operations (default: codes.bpe beside it)")
-    parser.add_argument(
-        "--license", default="unknown", metavar="ID", help="of the model, as the Hub names it (default: unknown)"
-    )
-    parser.add_argument(
-        "--data-license", default="unknown", metavar="TEXT", help="of the training data (default: unknown)"
-    )
+    of_model = "of the model, as the Hub names it (default: unknown)"
+    of_data = "of the training data (default: unknown)"
+    add_flag(parser, "--license", "--licence", default="unknown", metavar="ID", help=of_model)
+    add_flag(parser, "--data-license", "--data-licence", default="unknown", metavar="TEXT", help=of_data)
     parser.add_argument(
         "--perplexity",
         type=Path,
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = checkpoints.load(args.checkpoint, args.data, cpu=True)
     folder.check(checkpoint)
     data = Path(utils.split_paths(str(checkpoint.task.args.data))[0])
-    pipeline = tokenizer.pipeline_of(data, args.symbols, args.tokenise, args.language, args.bpe_codes)
+    pipeline = tokenizer.pipeline_of(data, args.level, args.tokenise, args.language, args.bpe_codes)
     facts = Facts(args.license, args.data_license, args.perplexity)
     folder.write(args.out, checkpoint, pipeline, facts)
     print(f"{args.out}: {folder.class_name(type(checkpoint.model.decoder.core))}")

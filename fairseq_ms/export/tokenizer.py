@@ -58,16 +58,16 @@ def pipeline_of(
     level = level or known.get("level")
     if level not in LEVELS:
         raise UsageError(
-            f"--symbols must be one of {', '.join(LEVELS)} where no manifest.json of preprocess/ lies in or above "
+            f"--level must be one of {', '.join(LEVELS)} where no manifest.json of preprocess/ lies in or above "
             f"{data}: got {level or 'none'}"
         )
     tokenise = tokenise or known.get("tokenise", "none")
     if level != "bpe" and codes is not None:
-        raise UsageError(f"--bpe-codes has no effect with --symbols {level}: got {codes}")
+        raise UsageError(f"--bpe-codes has no effect with --level {level}: got {codes}")
     if level == "bpe" and codes is None and manifest is not None:
         codes = manifest.parent / "codes.bpe"
     if level == "bpe" and (codes is None or not codes.is_file()):
-        raise UsageError(f"--bpe-codes must name the file of BPE operations with --symbols bpe: got {codes or 'none'}")
+        raise UsageError(f"--bpe-codes must name the file of BPE operations with --level bpe: got {codes or 'none'}")
     if language is not None and tokenise != "moses":
         raise UsageError(f"--language has no effect without --tokenise moses: got {language}")
     return Pipeline(level, tokenise, language or known.get("language", "en"), codes)

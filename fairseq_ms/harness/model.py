@@ -35,8 +35,8 @@ class FairseqMsLM(LM):
         data: folder that fairseq-preprocess wrote (default: the one trained on)
         tokens_per_sample, context_window: the windows in which running text is scored, as in ``fairseq-ms perplexity``
             (default: as in training, and half of that); none for models whose context is their memory
-        symbols, tokenise, language, bpe_codes: the pipeline, where no ``manifest.json`` lies in or above ``data``, as
-            in ``fairseq-ms export``
+        level, tokenise, language, bpe_codes: the pipeline, where no ``manifest.json`` lies in or above ``data``, as in
+            ``fairseq-ms export``; symbols, tokenize: other names of the first two
         batch_size: texts, or windows of one text, in a batch
         device: such as ``cpu`` (default: a CUDA device if there is one)
     """
@@ -47,12 +47,14 @@ class FairseqMsLM(LM):
         data: str | None = None,
         tokens_per_sample: int | None = None,
         context_window: int | None = None,
-        symbols: str | None = None,
+        level: str | None = None,
         tokenise: str | None = None,
         language: str | None = None,
         bpe_codes: str | None = None,
         batch_size: int | str = 1,
         device: str | None = None,
+        symbols: str | None = None,
+        tokenize: str | None = None,
         **unknown: object,
     ) -> None:
         super().__init__()
@@ -67,7 +69,8 @@ class FairseqMsLM(LM):
         self.checkpoint.model.to(self._device)
         folder = Path(utils.split_paths(str(self.checkpoint.task.args.data))[0])
         codes = Path(bpe_codes) if bpe_codes is not None else None
-        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(folder, symbols, tokenise, language, codes))
+        known = tokenizer.pipeline_of(folder, level or symbols, tokenise or tokenize, language, codes)
+        self.lines = tokenizer.lines_of(known)
         given = tokens_per_sample if tokens_per_sample is not None else context_window
         self.window: int | None = None
         self.context: int | None = None

@@ -14,6 +14,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_REGISTRY
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
 
@@ -211,12 +212,13 @@ class StreamingLanguageModel(LanguageModel):
     def build_model(cls, cfg: StreamingConfig, task: object) -> LanguageModel:
         """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one.
 
-        Raises UsageError under fairseq's own task, which would begin every block without a memory.
+        Raises UsageError under a task that would begin every block without a memory.
         """
+        name = next((name for name, known in TASK_REGISTRY.items() if known is type(task)), None)
         require(
-            type(task) is not LanguageModelingTask,
+            not isinstance(task, LanguageModelingTask) or hasattr(task, "carried"),
             "--task must be streaming_language_modeling for a model with a memory "
-            f"({', '.join(with_a_memory())}): got language_modeling",
+            f"({', '.join(with_a_memory())}): got {name}",
         )
         given = getattr(getattr(task, "args", None) or getattr(task, "cfg", None), "tokens_per_sample", None)
         if given is not None:

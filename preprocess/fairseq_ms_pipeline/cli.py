@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.documents import Reader
@@ -20,6 +21,14 @@ from fairseq_ms_pipeline.sources import check_inputs, total_bytes
 # Tokenised, segmented and binarised text and the published copies, as measured on English novels.
 DISK_PER_INPUT_BYTE = 5
 SEED = 1
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, *hidden: str, **settings: Any) -> None:
+    """A flag that other names stand for as well, which no help shows: older ones, or those of other spellings."""
+    flag = parser.add_argument(name, **settings)
+    parser.add_argument(
+        *hidden, **{**settings, "dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    )
 
 
 def common_parser(description: str) -> argparse.ArgumentParser:

@@ -62,7 +62,7 @@ def test_another_architecture_and_an_empty_context_get_one_sentence() -> None:
     vanilla = checkpoint_of(random_case("vanilla_lm", 0))
     with pytest.raises(UsageError, match=r"must hold a model of --arch coarse_lm: model\.pt holds vanilla_lm"):
         scale_of(vanilla)
-    with pytest.raises(UsageError, match="--context must have at least one word: got '  '"):
+    with pytest.raises(UsageError, match="--text must have at least one word: got '  '"):
         encode(vanilla, "  ")
 
 
@@ -71,7 +71,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     run_cli(*train_command("coarse_lm", data, tmp_path / "small", "--scale-layers", "2x=1"))
     checkpoint = tmp_path / "small" / "checkpoint_last.pt"
     command = ("fairseq-ms", "coarse-completions", checkpoint, "--cpu")
-    done = run_cli(*command, "--context", "word1 word2 word3", "--context", "word4", "--json", tmp_path / "out.json")
+    done = run_cli(*command, "--text", "word1 word2 word3", "--text", "word4", "--json", tmp_path / "out.json")
     assert "Context: word1 word2 word3\ncheckpoint  scale  completion\n" in done.stdout
     results = json.loads((tmp_path / "out.json").read_text())["results"]
     assert [result["context"] for result in results] == ["word1 word2 word3", "word4"]

@@ -161,7 +161,7 @@ def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, t
     flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
     path = write_checkpoint(place / "blind/model.pt", place / "bin", "vanilla_lm", *flags, change=forget_positions)
     files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
-    assert main(["context-window", str(path), "--context", "1,2,5,9,32", "--targets", "50", *files]) == 0
+    assert main(["context-window", str(path), "--contexts", "1,2,5,9,32", "--limit", "50", *files]) == 0
     (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
     nll = {point["context"]: point["nll"] for point in result["by_context"]}
     assert abs(nll[1] - nll[5]) > 1e-3
@@ -174,7 +174,7 @@ def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, t
 def test_context_shuffle_prints_and_draws_several_checkpoints(place, tmp_path, capsys):
     paths = [str(place / "unigram/model.pt"), f"window={place / 'near/model.pt'}"]
     files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
-    assert main(["context-shuffle", *paths, "--windows", "9", *files]) == 0
+    assert main(["context-shuffle", *paths, "--limit", "9", *files]) == 0
     unigram, window = json.loads((tmp_path / "out.json").read_text())["results"]
     assert [len(unigram["every_distance"]), window["windows"]] == [16, 9]
     assert max(abs(group["increase"]) for group in unigram["by_distance"]) < 2e-6
@@ -190,8 +190,8 @@ def test_context_shuffle_prints_and_draws_several_checkpoints(place, tmp_path, c
         (["nll-by-frequency", "--bins", "1000"], "--bins must lie between 1 and the 24 symbols"),
         (["nll-by-frequency", "--train-subset", "dev"], "there is no 'dev'"),
         (["nll-by-frequency", "--tokens-per-sample", "33"], "must lie between 1 and the 32 positions"),
-        (["context-shuffle", "--context-window", "32"], "--context-window must be at least 1 and below the window"),
-        (["context-window", "--context", "33"], "--context must lie between 1 and the 32 positions"),
+        (["context-shuffle", "--damaged", "32"], "--damaged must be at least 1 and below the window"),
+        (["context-window", "--contexts", "33"], "--contexts must lie between 1 and the 32 positions"),
         (["context-window", "--json", "nowhere/out.json"], "--json must lie in a folder that exists"),
         (["context-window", "--png", "out.jpg"], "--png must end in .png"),
     ],

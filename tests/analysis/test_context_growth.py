@@ -10,7 +10,8 @@ from tests.helpers.cli import run_cli
 
 def test_context_grows_faster_than_what_is_kept_for_it_with_more_scales(tmp_path: Path) -> None:
     run_cli(
-        *("fairseq-ms", "plot", "context", "--segments", "4,16", "--dim", "32", "--streams", "2", "--rounds", "1"),
+        *("fairseq-ms", "plot", "context", "--segments", "4,16", "--rounds", "1"),
+        *("--decoder-embed-dim", "32", "--batch-size", "2"),
         *("--json", tmp_path / "curves.json", "--png", tmp_path / "curves.png"),
     )
     curves = json.loads((tmp_path / "curves.json").read_text())["curves"]
@@ -30,7 +31,7 @@ def test_context_grows_faster_than_what_is_kept_for_it_with_more_scales(tmp_path
     ("flags", "sentence"),
     [
         (("--segments", "6"), "--segments must be multiples of 4"),
-        (("--dim", "100"), "--dim must be even, and a multiple of 64"),
+        (("--decoder-embed-dim", "100"), "--decoder-embed-dim must be even, and a multiple of 64"),
         (("--png", "figure.pdf"), "--png must end in .png"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_log_may_have_an_equals_sign_or_a_comma_in_its_path_and_losses_that_ar
 
 
 def test_training_points_take_the_later_line_of_an_update(logs: Path) -> None:
-    (curve,) = curves_of(logs, str(logs / "first" / "log"), "--subset", "train")
+    (curve,) = curves_of(logs, str(logs / "first" / "log"), "--gen-subset", "train")
     assert curve["updates"] == [10, 18, 20]
     assert curve["loss"] == [9, 7, 7.5]
 
@@ -95,7 +95,7 @@ def test_the_best_of_each_run_is_drawn_over_its_size(logs: Path) -> None:
     ("arguments", "sentence"),
     [
         (("nowhere/log",), "there is no log nowhere/log"),
-        (("LOG", "--subset", "test"), "has no line about 'test'"),
+        (("LOG", "--gen-subset", "test"), "has no line about 'test'"),
         (("LOG", "--metric", "bleu"), "--metric must be one of epoch, loss, num_updates, ppl: got bleu"),
         (("LOG", "--over", "label"), "--over label needs labels that are numbers"),
         (("LOG", "--arch", "retina_lm"), "plot curves has no flag --arch"),

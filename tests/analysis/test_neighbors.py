@@ -97,7 +97,7 @@ def test_search_by_faiss_finds_the_same(monkeypatch):
 
 def test_neighbors_answers_queries_by_position_and_by_text(models, tmp_path, capsys):
     text = " ".join(random_lines(1, 40)[5].split())
-    command = ["neighbors", str(models / "retina/model.pt"), "--segment", "18", "--count", "2", "--scales", "4"]
+    command = ["neighbors", str(models / "retina/model.pt"), "--tokens-per-sample", "18", "--top", "2", "--scales", "4"]
     output = ["--position", "95", "--text", f"{text} unheard", "--json", str(tmp_path / "out.json")]
     assert main([*command, *output]) == 0
     by_position, by_text = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -115,9 +115,9 @@ def test_neighbors_answers_queries_by_position_and_by_text(models, tmp_path, cap
     [
         (["haed/model.pt"], "haed is a haed, which does not"),
         (["retina/model.pt", "--scales", "8"], "--scales must be among those of retina, 1x, 4x: got 8x"),
-        (["retina/model.pt", "--segment", "3"], "--segment must hold a block of 4 tokens: got 3"),
-        (["retina/model.pt", "--segment", "65"], "--segment must be at most the 64 positions of retina: got 65"),
-        (["retina/model.pt", "--segment", "18", "--position", "900"], "--position must lie in the 40 segments"),
+        (["retina/model.pt", "--tokens-per-sample", "3"], "--tokens-per-sample must hold a block of 4 tokens: got 3"),
+        (["retina/model.pt", "--tokens-per-sample", "65"], "must be at most the 64 positions of retina: got 65"),
+        (["retina/model.pt", "--tokens-per-sample", "18", "--position", "900"], "--position must lie in the 40 segm"),
         (["retina/model.pt", "--text", ""], "--text must have between 1 and 64 tokens: got 0"),
     ],
 )

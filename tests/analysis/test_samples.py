@@ -25,7 +25,7 @@ def test_a_missing_package_is_named_with_what_to_run(models, package, monkeypatc
     real = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == package else real(name, *rest))
     flags = {"kenlm": ["--ngram-lm", str(tmp_path / "x.arpa")], "transformers": ["--hf-lm", str(tmp_path)]}
-    command = ["sample-metrics", str(models / "vanilla/model.pt"), "--context", "9", "--length", "7"]
+    command = ["sample-metrics", str(models / "vanilla/model.pt"), "--prefix-size", "9", "--length", "7"]
     assert main([*command, *flags.get(package, [])]) == 2
     assert f"needs the package {package}: run pip install {package}" in capsys.readouterr().err
 
@@ -128,7 +128,7 @@ def test_sample_metrics_prints_every_column_for_every_checkpoint(models, tmp_pat
     needs_kenlm()
     (tmp_path / "tiny.arpa").write_text(re.sub(r"\b[abc]\b", lambda m: f"w{'abc'.index(m[0])}", ARPA))
     paths = [str(models / "vanilla/model.pt"), f"other={models / 'retina/model.pt'}"]
-    sizes = ["--prompts", "3", "--context", "5", "--length", "9", "--completions", "2", "--timed", "1"]
+    sizes = ["--prompts", "3", "--prefix-size", "5", "--length", "9", "--completions", "2", "--timed", "1"]
     files = ["--ngram-lm", str(tmp_path / "tiny.arpa"), "--json", str(tmp_path / "out.json")]
     assert main(["sample-metrics", *paths, *sizes, *files]) == 0
     vanilla, other = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -149,10 +149,10 @@ def test_sample_metrics_prints_every_column_for_every_checkpoint(models, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--context", "40", "--length", "30"], "--context and --length must add up to less than the 64 positions"),
+        (["--prefix-size", "40", "--length", "30"], "and --length must add up to less than the 64 positions"),
         (["--temperature", "0", "--length", "9"], "--temperature must be above 0: got 0.0"),
         (["--length", "9", "--ngram-lm", "x", "--estimate-ngram-lm"], "must not be given together"),
-        (["--length", "9", "--context", "9", "--hf-lm", "nowhere"], "needs the package transformers"),
+        (["--length", "9", "--prefix-size", "9", "--hf-lm", "nowhere"], "needs the package transformers"),
     ],
 )
 def test_sample_metrics_refuses_in_one_sentence(models, flags, sentence, monkeypatch, capsys):

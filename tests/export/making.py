@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         torch.manual_seed(number)
         task = "streaming_language_modeling" if name in STREAMING else "language_modeling"
         path = trained.write_checkpoint(folder / name / "model.pt", data, flags[1], *flags[2:], task=task)
-        arguments = ["export", str(path), str(folder / name / name), "--symbols", "word", "--license", "mit"]
+        arguments = ["export", str(path), str(folder / name / name), "--level", "word", "--license", "mit"]
         assert cli.main(arguments) == 0, name
         write_reference(folder / name / "reference.pt", path)
     for level in LEVELS:

@@ -84,11 +84,11 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "--symbols must be one of word, bpe, char, byte where no manifest.json"),
-        (["--symbols", "bpe"], "--bpe-codes must name the file of BPE operations"),
-        (["--symbols", "word", "--bpe-codes", "codes"], "--bpe-codes has no effect with --symbols word"),
-        (["--symbols", "word", "--language", "de"], "--language has no effect without --tokenise moses"),
-        (["--symbols", "word", "--perplexity", "none.json"], "--perplexity must name files"),
+        ([], "--level must be one of word, bpe, char, byte where no manifest.json"),
+        (["--level", "bpe"], "--bpe-codes must name the file of BPE operations"),
+        (["--level", "word", "--bpe-codes", "codes"], "--bpe-codes has no effect with --level word"),
+        (["--level", "word", "--language", "de"], "--language has no effect without --tokenise moses"),
+        (["--level", "word", "--perplexity", "none.json"], "--perplexity must name files"),
     ],
 )
 def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint: Path, tmp_path: Path, beside, capsys):

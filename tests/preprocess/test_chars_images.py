@@ -38,7 +38,7 @@ def test_wikitext_becomes_characters_and_back(tmp_path, unit):
             archive.writestr(f"wikitext-103/wiki.{split}.tokens", text)
     out = tmp_path / "out"
     script = ROOT / "preprocess" / "chars" / "prepare.py"
-    flags = ["--input", tmp_path / "wikitext-103-v1.zip", "--out", out, "--unit", unit, "--workers", "1", "--quiet"]
+    flags = ["--input", tmp_path / "wikitext-103-v1.zip", "--out", out, "--level", unit, "--workers", "1", "--quiet"]
     run_cli("python", script, *flags)
     kept = "".join(" ".join(line.split()).replace("▁", "_") + "\n" for line in lines * 5)
     assert (out / "text" / "test.txt").read_text() == kept

@@ -98,7 +98,7 @@ def test_one_seed_gives_the_same_exercises_and_another_seed_others():
 
 
 def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(tmp_path: Path):
-    flags = ["--task", "pairs", "--pairs", "2", "--values", "8", "--longest", "30", "--tokens", "3000"]
+    flags = ["--exercise", "pairs", "--pairs", "2", "--values", "8", "--longest", "30", "--tokens", "3000"]
     command = ["python", str(SCRIPT), "--out", str(tmp_path / "out"), "--test-tokens", "900", "--workers", "1", *flags]
     run_cli(*command)
     known = json.loads((tmp_path / "out" / "bin" / "recall.json").read_text())
@@ -115,10 +115,10 @@ def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(
     ("flags", "sentence"),
     [
         (["--values", "1"], "--values must be at least 2, not 1."),
-        (["--pairs", "2"], "--pairs has no meaning with --task passkey: leave it out."),
-        (["--task", "pairs", "--pairs", "20"], "--pairs must not exceed --values 16, so that keys differ: got 20."),
-        (["--task", "copy", "--longest", "6"], "--longest must be at least 7, the distance without filler: got 6."),
-        (["--task", "pairs", "--ask", "suddenly"], "where the key announces it: leave it out."),
+        (["--pairs", "2"], "--pairs has no meaning with --exercise passkey: leave it out."),
+        (["--exercise", "pairs", "--pairs", "20"], "--pairs must not exceed --values 16, so that keys differ: got 20."),
+        (["--exercise", "copy", "--longest", "6"], "--longest must be at least 7, the distance without filler: got 6."),
+        (["--exercise", "pairs", "--ask", "suddenly"], "where the key announces it: leave it out."),
         (["--tokens", "100"], "--tokens must be at least ten times --longest 64, not 100."),
         (["--bpe-merges", "9"], "unrecognized arguments: --bpe-merges 9"),
     ],

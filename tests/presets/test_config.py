@@ -110,8 +110,8 @@ def test_the_papers_own_number_of_updates_is_not_the_datas(tmp_path: Path) -> No
     data = large_data(tmp_path, 1000, 10)
     for name, more, updates in (
         ("transformer_ql_wt103", (), 350_000),
-        ("transformer_ql_wt103", ("--updates", "7"), 7),
-        ("characters_haed", ("--updates", "60"), 60),
+        ("transformer_ql_wt103", ("--max-update", "7"), 7),
+        ("characters_haed", ("--max-update", "60"), 60),
     ):
         assert cli.main(["config", name, "--data", str(data), *more, "--out", str(tmp_path / "c.yaml")]) == 0
         written = OmegaConf.load(tmp_path / "c.yaml")
@@ -134,7 +134,7 @@ def test_the_papers_own_number_of_updates_is_not_the_datas(tmp_path: Path) -> No
             "--data must have halves/first beside it, as fairseq-ms prepare writes it: ",
         ),
         ("characters_haed", "bin", (), "--data must have more batches than the 2000 updates of warm-up, unless"),
-        ("characters_haed", "bin", ("--updates", "0"), "--updates must be at least 1: got 0"),
+        ("characters_haed", "bin", ("--max-update", "0"), "--max-update must be at least 1: got 0"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_one_sentence(

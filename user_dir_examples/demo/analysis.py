@@ -24,19 +24,19 @@ ANALYSES = [
     ),
     (
         "Figure 4: how far back the order of words matters",
-        "context-shuffle MODELS DATA --windows 100",
+        "context-shuffle MODELS DATA --limit 100",
         "context_shuffle",
         True,
     ),
     (
         "Table 4, last block: what each further token of context is worth",
-        "context-window MODELS DATA --context 1,2,4,8,16,32,64,128,256 --targets 200",
+        "context-window MODELS DATA --contexts 1,2,4,8,16,32,64,128,256 --limit 200",
         "context_window",
         True,
     ),
     (
         "Table 6: nearest neighbours at every scale",
-        "neighbors RETINA DATA --segment 64 --limit 2000 --scales 4,16 --count 2 --remove-bpe",
+        "neighbors RETINA DATA --tokens-per-sample 64 --limit 2000 --scales 4,16 --top 2 --remove-bpe",
         "neighbors",
         False,
     ),

@@ -125,7 +125,7 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
                 # The first phase collapses with a short one.
                 settings.append(f"{group}.lr_scheduler.warmup_updates={100 if config == 'iem' else 30}")
         # So many that the cosine does not fall.
-        written = ("--data", str(data), "--updates", "100000000", "--out", str(folder / "run.yaml"))
+        written = ("--data", str(data), "--max-update", "100000000", "--out", str(folder / "run.yaml"))
         if fairseq_ms(["config", f"{kind}_{config}", *written]):
             raise SystemExit(2)
         command(

@@ -45,6 +45,6 @@ for units in $sizes mlp; do
     logs+=("$units=$run/log")
 done
 for over in label hours; do
-    fairseq-ms plot curves "${logs[@]}" --over "$over" --subset "$subset" \
+    fairseq-ms plot curves "${logs[@]}" --over "$over" --gen-subset "$subset" \
         --png "$PWD/checkpoints/sweep-$part-$kind-$over.png" > /dev/null
 done

@@ -38,7 +38,7 @@ esac
 size=() updates=()
 if [ "${1:-}" = --small ]; then
     shift
-    updates=(--updates 60)
+    updates=(--max-update 60)
     size=(common.log_interval=10 dataset.disable_validation=true
         model.decoder_units=128 model.encoder_units=64)
     case $name in
@@ -61,7 +61,7 @@ if [ "${1:-}" = --small ]; then
 fi
 for setting in "$@"; do
     case $setting in
-        optimization.max_update=*) updates=(--updates "${setting#*=}") ;;
+        optimization.max_update=*) updates=(--max-update "${setting#*=}") ;;
     esac
 done
 fairseq-ms config "$name" --data "$(realpath -m "$data")" "${updates[@]}" --out "$PWD/checkpoints/$name.yaml"

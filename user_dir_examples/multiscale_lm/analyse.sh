@@ -4,7 +4,7 @@
 #   analyse.sh DATA_BIN OUT [LABEL=]CHECKPOINT ...
 #   analyse.sh data/bookcorpus/bin results vanilla=checkpoints/vanilla_lm_books_14/checkpoint_best.pt checkpoints/retina_lm_books_12_8_256_512/checkpoint_best.pt
 #
-# On models of train.sh --small, which have 128 positions, set SAMPLES="--context 32 --length 64". Table 5's n-gram
+# On models of train.sh --small, which have 128 positions, set SAMPLES="--prefix-size 32 --length 64". Table 5's n-gram
 # perplexity needs NGRAM=FILE, an ARPA or binary file of kenlm, and its GPT-2 perplexity HF=FOLDER, a local model.
 set -euo pipefail
 

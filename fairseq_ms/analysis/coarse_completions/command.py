@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file that fairseq-train wrote with --arch coarse_lm (default of the label: its folder's name)",
     )
     contexts = parser.add_mutually_exclusive_group(required=True)
-    contexts.add_argument(
+    arguments.add_flag(
+        contexts,
+        "--text",
         "--context",
         action="append",
         metavar="TEXT",
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis import report
     from fairseq_ms.analysis.coarse_completions.completions import complete, encode, scale_of
 
-    contexts = args.context if args.context is not None else read_lines(args.input)
+    contexts = args.text if args.text is not None else read_lines(args.input)
     report.check_outputs(args.json, None)
     loaded = sorted(arguments.load_checkpoints(args), key=scale_of)
     results = []

@@ -45,7 +45,7 @@ def encode(checkpoint: Checkpoint, context: str) -> Tensor:
     """The tokens (T,) of a context, words separated by spaces as in the training text; UsageError if it is empty."""
     tokens = checkpoint.dictionary.encode_line(context, add_if_not_exist=False, append_eos=False).long()
     if tokens.numel() == 0:
-        raise UsageError(f"--context must have at least one word: got {context!r}")
+        raise UsageError(f"--text must have at least one word: got {context!r}")
     return tokens
 
 

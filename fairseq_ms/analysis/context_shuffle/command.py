@@ -22,13 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="window in tokens (default: 512, or as many as all the models have positions for)",
     )
-    parser.add_argument(
+    arguments.add_flag(
+        parser,
+        "--damaged",
         "--context-window",
         type=arguments.positive,
         metavar="N",
         help="damaged tokens at the beginning of a window (default: half of it)",
     )
-    parser.add_argument("--windows", type=arguments.positive, metavar="N", help="use N windows (default: all)")
+    arguments.add_flag(
+        parser, "--limit", "--windows", type=arguments.positive, metavar="N", help="use N windows (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the damage and of the bootstrap (default: 1)")
     arguments.add_outputs(parser)
 
@@ -42,18 +46,18 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_ms.errors import UsageError
 
     report.check_outputs(args.json, args.png)
-    if args.windows == 1:
-        raise UsageError("--windows must be at least 2, since an interval needs several: got 1")
+    if args.limit == 1:
+        raise UsageError("--limit must be at least 2, since an interval needs several: got 1")
     loaded = arguments.load_checkpoints(args)
     checkpoints.require_one_dictionary(loaded, args.command)
     window = args.tokens_per_sample or min(512, *(checkpoint.longest or 512 for checkpoint in loaded))
-    length = args.context_window or window // 2
+    length = args.damaged or window // 2
     for checkpoint in loaded:
         scoring.check_window(checkpoint, window, None)
     if not 1 <= length < window:
-        raise UsageError(f"--context-window must be at least 1 and below the window of {window}: got {length}")
+        raise UsageError(f"--damaged must be at least 1 and below the window of {window}: got {length}")
     tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
-    windows = perturbation.cut_windows(tokens, window, args.windows)
+    windows = perturbation.cut_windows(tokens, window, args.limit)
     results, curves = [], []
     for checkpoint in loaded:
         intact, raised = perturbation.increase_in_nll(

@@ -10,14 +10,22 @@ from fairseq_ms.analysis import arguments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, contexts and outputs."""
     arguments.add_checkpoints(parser)
-    parser.add_argument(
+    arguments.add_flag(
+        parser,
+        "--contexts",
         "--context",
         type=arguments.positive_list,
         metavar="N,N,...",
         help="context lengths (default: powers of two up to 512, as far as all the models have positions)",
     )
-    parser.add_argument(
-        "--targets", type=arguments.positive, default=1000, metavar="N", help="tokens to predict (default: 1000)"
+    arguments.add_flag(
+        parser,
+        "--limit",
+        "--targets",
+        type=arguments.positive,
+        default=1000,
+        metavar="N",
+        help="predict N tokens (default: 1000)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the bootstrap (default: 1)")
     arguments.add_outputs(parser)
@@ -35,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     loaded = arguments.load_checkpoints(args)
     checkpoints.require_one_dictionary(loaded, args.command)
     most = min(512, *(checkpoint.longest or 512 for checkpoint in loaded))
-    contexts = sorted(set(args.context or [2**power for power in range(most.bit_length()) if 2**power <= most]))
+    contexts = sorted(set(args.contexts or [2**power for power in range(most.bit_length()) if 2**power <= most]))
     for checkpoint in loaded:
         curve.check_contexts(checkpoint, contexts)
     tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
-    targets = curve.choose_targets(tokens.numel(), contexts[-1], args.targets)
+    targets = curve.choose_targets(tokens.numel(), contexts[-1], args.limit)
     curves = []
     for checkpoint in loaded:
         nll = [curve.nll_with_context(checkpoint, tokens, targets, length, args.max_tokens) for length in contexts]

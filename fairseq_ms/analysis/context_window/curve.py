@@ -37,7 +37,7 @@ def choose_targets(length: int, most: int, count: int) -> np.ndarray:
     Raises UsageError when there is none.
     """
     if length <= most:
-        raise UsageError(f"--context must be shorter than the split, which has {length} tokens: got {most}")
+        raise UsageError(f"--contexts must be shorter than the split, which has {length} tokens: got {most}")
     return np.unique(np.linspace(most, length - 1, min(count, length - most)).round().astype(np.int64))
 
 
@@ -61,7 +61,7 @@ def check_contexts(checkpoint: Checkpoint, contexts: Sequence[int]) -> None:
     for context in contexts:
         if context < 1 or (checkpoint.longest is not None and context > checkpoint.longest):
             raise UsageError(
-                f"--context must lie between 1 and the {checkpoint.longest} positions of {checkpoint.label}: "
+                f"--contexts must lie between 1 and the {checkpoint.longest} positions of {checkpoint.label}: "
                 f"got {context}"
             )
 

@@ -46,8 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-layers", type=arguments.positive, default=16, metavar="N", help="of --fit, at a scale (default: 16)"
     )
-    parser.add_argument(
-        "--show", type=arguments.positive, default=10, metavar="N", help="allocations of --fit to print (default: 10)"
+    arguments.add_flag(
+        parser,
+        "--top",
+        "--show",
+        type=arguments.positive,
+        default=10,
+        metavar="N",
+        help="allocations of --fit to print (default: 10)",
     )
     parser.add_argument(
         "--sweep",
@@ -193,7 +199,7 @@ def _fit(args: argparse.Namespace, cfg: DictConfig, vocabulary: int) -> int:
         raise UsageError("--png must not be given with --fit, which has no figure: got both")
     sizes = _sizes(args, cfg, vocabulary, args.batch_size or 1)
     footprint, scales = formula.footprint(cfg, sizes, args.accounting)
-    found = allocation.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.show)
+    found = allocation.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.top)
     rows = [[rank, str(best), best.bytes / 2**30] for rank, best in enumerate(found, 1)]
     print(f"{cfg.model._name}, {sizes.batch} x {sizes.tokens} tokens: allocations in {args.fit:g} GiB, best first")
     print(report.format_table(["rank", "layers", "GiB"], rows))

@@ -11,8 +11,13 @@ from fairseq_ms.analysis import arguments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoint, corpus, queries and output."""
     arguments.add_checkpoints(parser, split="train")
-    parser.add_argument(
-        "--segment", type=arguments.positive, metavar="N", help="tokens of a segment (default: 128, or the model's)"
+    arguments.add_flag(
+        parser,
+        "--tokens-per-sample",
+        "--segment",
+        type=arguments.positive,
+        metavar="N",
+        help="tokens of a segment (default: 128, or the model's)",
     )
     parser.add_argument("--limit", type=arguments.positive, metavar="N", help="search only the first N segments")
     parser.add_argument(
@@ -26,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)",
     )
-    parser.add_argument("--count", type=arguments.positive, default=3, metavar="N", help="neighbours (default: 3)")
+    arguments.add_flag(
+        parser, "--top", "--count", type=arguments.positive, default=3, metavar="N", help="neighbours (default: 3)"
+    )
     parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help=arguments.REMOVE_BPE)
     arguments.add_outputs(parser, figure=False)
 
@@ -46,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         scales = search.scales_of(checkpoint)
         if args.scales:
             scales = args.scales
-        length = args.segment or min(128, checkpoint.longest or 128)
+        length = args.tokens_per_sample or min(128, checkpoint.longest or 128)
         search.check_segment(checkpoint, length)
         segments = search.cut_segments(
             torch.cat(checkpoints.documents(checkpoint, args.gen_subset)), length, args.limit
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{scale}x": search.describe(
                     checkpoint,
                     segments,
-                    search.nearest(corpus[scale], vectors[scale], args.count, own),
+                    search.nearest(corpus[scale], vectors[scale], args.top, own),
                     args.remove_bpe,
                 )
                 for scale in scales

@@ -51,7 +51,7 @@ def cut_segments(tokens: Tensor, length: int, limit: int | None = None) -> Tenso
     """Consecutive segments (R, length) of a token sequence; UsageError when there is none."""
     rows = tokens.numel() // length
     if rows < 1:
-        raise UsageError(f"--segment must be at most the {tokens.numel()} tokens of the split: got {length}")
+        raise UsageError(f"--tokens-per-sample must be at most the {tokens.numel()} tokens of the split: got {length}")
     return tokens[: rows * length].view(rows, length)[:limit]
 
 
@@ -72,7 +72,7 @@ def embed(
                 have = ", ".join(f"{factor}x" for factor in sorted(found))
                 raise UsageError(f"--scales must be among those of {checkpoint.label}, {have}: got {scale}x")
             if found[scale].size(1) == 0:
-                raise UsageError(f"--segment must hold a block of {scale} tokens: got {segments_RT.size(1)}")
+                raise UsageError(f"--tokens-per-sample must hold a block of {scale} tokens: got {segments_RT.size(1)}")
             parts[scale].append(found[scale].float().mean(1).cpu().numpy())
     return {scale: np.concatenate(vectors) for scale, vectors in parts.items()}
 
@@ -151,4 +151,6 @@ def check_segment(checkpoint: Checkpoint, length: int) -> None:
     """Raise UsageError when a segment is longer than the model's positions."""
     longest = checkpoint.longest
     if longest is not None and length > longest:
-        raise UsageError(f"--segment must be at most the {longest} positions of {checkpoint.label}: got {length}")
+        raise UsageError(
+            f"--tokens-per-sample must be at most the {longest} positions of {checkpoint.label}: got {length}"
+        )

@@ -96,7 +96,7 @@ def evaluate(
     window = window or task.tokens_per_sample
     mode = mode or ("eos" if str(task.sample_break_mode) == "eos" else "none")
     if context is None:
-        context = window // 2 if task._name == "language_modeling" and mode != "eos" else 0
+        context = window // 2 if task._name != "streaming_language_modeling" and mode != "eos" else 0
     if not 0 <= context < window:
         raise UsageError(
             f"--context-window must be at least 0 and less than --tokens-per-sample {window}: got {context}"

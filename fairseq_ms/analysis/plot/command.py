@@ -34,10 +34,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         help="segment lengths, multiples of 4; the memory is as long (default: 4,8,16,32,64)",
     )
-    context.add_argument(
-        "--dim", type=arguments.positive, default=256, metavar="N", help="model dimension (default: 256)"
+    arguments.add_flag(
+        context,
+        "--decoder-embed-dim",
+        "--dim",
+        type=arguments.positive,
+        default=256,
+        metavar="N",
+        help="model dimension (default: 256)",
     )
-    context.add_argument("--streams", type=arguments.positive, default=8, metavar="N", help="batch size (default: 8)")
+    arguments.add_flag(
+        context,
+        "--batch-size",
+        "--streams",
+        type=arguments.positive,
+        default=8,
+        metavar="N",
+        help="streams (default: 8)",
+    )
     context.add_argument("--rounds", type=arguments.positive, default=5, metavar="N", help="timed steps (default: 5)")
     arguments.add_outputs(context)
     curves = figures.add_parser(
@@ -57,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="updates",
         help="label: the best of each run against its label, a number such as units of a layer (default: updates)",
     )
-    curves.add_argument("--subset", default="valid", help="train, or a validation split (default: valid)")
+    arguments.add_flag(
+        curves, "--gen-subset", "--subset", default="valid", help="train, or a validation split (default: valid)"
+    )
     curves.add_argument("--metric", default="loss", help="statistic of the log; loss is in bits (default: loss)")
     arguments.add_outputs(curves)
 
@@ -103,14 +119,17 @@ def _context(args: argparse.Namespace) -> int:
     _refuse_unknown(args)
     if any(segment % 4 for segment in args.segments):
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
-    if args.dim % 2 or (args.dim > 64 and args.dim % 64):
-        raise UsageError(f"--dim must be even, and a multiple of 64 above that: got {args.dim}")
-    curves = context_growth.measure(sorted(set(args.segments)), args.dim, args.streams, args.rounds)
-    print(f"one segment of one stream, d = {args.dim}, {args.streams} streams a step, segment and memory equally long")
+    if args.decoder_embed_dim % 2 or (args.decoder_embed_dim > 64 and args.decoder_embed_dim % 64):
+        raise UsageError(
+            f"--decoder-embed-dim must be even, and a multiple of 64 above that: got {args.decoder_embed_dim}"
+        )
+    dim, streams = args.decoder_embed_dim, args.batch_size
+    curves = context_growth.measure(sorted(set(args.segments)), dim, streams, args.rounds)
+    print(f"one segment of one stream, d = {dim}, {streams} streams a step, segment and memory equally long")
     header = ["model", "segment", "average context", "MB kept", "ms a step"]
     print(report.format_table(header, context_growth.rows(curves)))
     if args.json:
-        sizes = {"dim": args.dim, "streams": args.streams, "rounds": args.rounds}
+        sizes = {"dim": dim, "streams": streams, "rounds": args.rounds}
         report.write_json(args.json, {"command": args.command, **sizes, "curves": context_growth.as_json(curves)})
     if args.png:
         report.write_png(args.png, lambda figure: context_growth.draw(figure, curves), width=10)
@@ -122,15 +141,15 @@ def _curves(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis.plot import curves
 
     _refuse_unknown(args)
-    loaded = [curves.load(text, args.subset) for text in args.logs]
+    loaded = [curves.load(text, args.gen_subset) for text in args.logs]
     if args.over == "label":
         curves.numbers(loaded)
-    print(f"{args.metric} on {args.subset}")
+    print(f"{args.metric} on {args.gen_subset}")
     print(report.format_table(["run", "updates", "hours", "best", "last"], curves.rows(loaded, args.metric)))
     if args.json:
         report.write_json(args.json, {"command": args.command, "runs": curves.as_json(loaded, args.metric)})
     if args.png:
-        report.write_png(args.png, lambda figure: curves.draw(figure, loaded, args.over, args.metric, args.subset))
+        report.write_png(args.png, lambda figure: curves.draw(figure, loaded, args.over, args.metric, args.gen_subset))
     return 0
 
 

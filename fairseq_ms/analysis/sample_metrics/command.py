@@ -37,8 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=arguments.positive, default=100, metavar="N", help="contexts from the split (default: 100)"
     )
-    parser.add_argument(
-        "--context", type=arguments.positive, default=64, metavar="N", help="tokens of a context (default: 64)"
+    arguments.add_flag(
+        parser,
+        "--prefix-size",
+        "--context",
+        type=arguments.positive,
+        default=64,
+        metavar="N",
+        help="tokens of a context (default: 64)",
     )
     parser.add_argument(
         "--length", type=arguments.positive, default=256, metavar="N", help="tokens of a sample (default: 256)"
@@ -90,14 +96,14 @@ def run(args: argparse.Namespace) -> int:
     loaded = arguments.load_checkpoints(args)
     checkpoints.require_one_dictionary(loaded, args.command)
     for checkpoint in loaded:
-        samples.check_lengths(checkpoint, args.context, args.length)
+        samples.check_lengths(checkpoint, args.prefix_size, args.length)
     with tempfile.TemporaryDirectory() as folder:
         judges = _judges(args, loaded[0], folder)
         results = [_measure(args, checkpoint, judges) for checkpoint in loaded]
     header = ["", *(f"{name} PPL" for name in judges), "Ref-BLEU", *(f"repeat-{n}" for n in range(1, 5)), "s/seq"]
     rows = [[result.label, *(result.numbers[name] for name in header[1:])] for result in results]
     print(
-        f"{len(results[0].samples)} prompts of {args.context} tokens, {args.completions} completions of "
+        f"{len(results[0].samples)} prompts of {args.prefix_size} tokens, {args.completions} completions of "
         f"{args.length}, top-{args.sampling_topk} at {args.temperature:g}"
     )
     print(report.format_table(header, rows))
@@ -159,7 +165,7 @@ def _measure(args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str,
     from fairseq_ms.analysis.sample_metrics import samples
 
     tokens = torch.cat(checkpoints.documents(checkpoint, args.gen_subset))
-    prompts, truths = samples.cut_prompts(tokens, args.context, args.length, args.prompts)
+    prompts, truths = samples.cut_prompts(tokens, args.prefix_size, args.length, args.prompts)
     sampler = samples.Sampler(checkpoint, args.length, args.sampling_topk, args.temperature, args.completions)
     batches = prompts.split(args.batch_size)
     drawn = torch.cat([sampler.sample(batch, args.seed + index) for index, batch in enumerate(batches)])

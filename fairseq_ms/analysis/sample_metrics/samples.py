@@ -94,7 +94,7 @@ def check_lengths(checkpoint: Checkpoint, context: int, length: int) -> None:
     longest = checkpoint.longest
     if longest is not None and context + length + 1 > longest:
         raise UsageError(
-            f"--context and --length must add up to less than the {longest} positions of {checkpoint.label}: "
+            f"--prefix-size and --length must add up to less than the {longest} positions of {checkpoint.label}: "
             f"got {context} and {length}"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from fairseq_ms_pipeline.cli import common_parser, one_sentence, plan, seed_of, with_flags
+from fairseq_ms_pipeline.cli import add_flag, common_parser, one_sentence, plan, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.files import write_json
 from fairseq_ms_pipeline.recall import ASKING, FILLERS, TASKS, Exercises, Recall
@@ -17,8 +17,8 @@ WORDS_OF_DOCS = 2000
 NUMBERS = {
     "longest": "greatest distance in tokens",
     "values": "different symbols that can be asked for; chance is 1 in so many",
-    "pairs": "pairs of a line (--task pairs)",
-    "passage": "symbols of a passage (--task copy)",
+    "pairs": "pairs of a line (--exercise pairs)",
+    "passage": "symbols of a passage (--exercise copy)",
     "tokens": "about so many training tokens",
     "test_tokens": "about so many test tokens",
 }
@@ -28,12 +28,14 @@ def recall_of(args: argparse.Namespace) -> Recall:
     """The exercises that the flags ask for; ValueError for a flag that cannot work or has no meaning."""
     given = {name: getattr(args, name) for name in NUMBERS if getattr(args, name) is not None}
     for task, name in (("pairs", "pairs"), ("copy", "passage")):
-        if args.task != task and name in given:
-            raise ValueError(f"--{name} has no meaning with --task {args.task}: leave it out.")
-    if args.task == "pairs" and args.ask == "suddenly":
-        raise ValueError("--ask suddenly has no meaning with --task pairs, where the key announces it: leave it out.")
-    ask = args.ask or ("announced" if args.task == "pairs" else Recall.ask)
-    recall = Recall(task=args.task, filler=args.filler, ask=ask, **given)
+        if args.exercise != task and name in given:
+            raise ValueError(f"--{name} has no meaning with --exercise {args.exercise}: leave it out.")
+    if args.exercise == "pairs" and args.ask == "suddenly":
+        raise ValueError(
+            "--ask suddenly has no meaning with --exercise pairs, where the key announces it: leave it out."
+        )
+    ask = args.ask or ("announced" if args.exercise == "pairs" else Recall.ask)
+    recall = Recall(task=args.exercise, filler=args.filler, ask=ask, **given)
     recall.check()
     return recall
 
@@ -68,9 +70,9 @@ def prepare(args: argparse.Namespace) -> None:
 def main() -> int:
     """Prepare what the command line asks for; returns the exit code."""
     parser = common_parser(__doc__ or "")
-    parser.add_argument("--task", choices=TASKS, default=TASKS[0], help="exercise (default: %(default)s)")
+    add_flag(parser, "--exercise", "--task", choices=TASKS, default=TASKS[0], help="default: %(default)s")
     parser.add_argument("--filler", choices=FILLERS, default=FILLERS[0], help="between (default: %(default)s)")
-    asking = "whether a symbol stands before an answer (default: suddenly; --task pairs: announced)"
+    asking = "whether a symbol stands before an answer (default: suddenly; --exercise pairs: announced)"
     parser.add_argument("--ask", choices=ASKING, help=asking)
     for name, help in NUMBERS.items():
         flag = f"--{name.replace('_', '-')}"

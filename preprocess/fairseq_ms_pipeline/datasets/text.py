@@ -7,7 +7,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from fairseq_ms_pipeline.cli import add_bpe_flags, add_input_flags, common_parser, job_from_files, run_job, seed_of
+from fairseq_ms_pipeline.cli import (
+    add_bpe_flags,
+    add_flag,
+    add_input_flags,
+    common_parser,
+    job_from_files,
+    run_job,
+    seed_of,
+)
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Reader
 from fairseq_ms_pipeline.run import Job
@@ -48,7 +56,8 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         default=DATASET.documents,
         help="what a random split keeps together: file (default), blank, line, lines:N, wikitext",
     )
-    parser.add_argument("--tokenise", choices=("moses", "none"), default=DATASET.tokenise, help="default: %(default)s")
+    choices, default = ("moses", "none"), DATASET.tokenise
+    add_flag(parser, "--tokenise", "--tokenize", choices=choices, default=default, help="default: %(default)s")
     parser.add_argument("--language", help=f"language of moses (default: {DATASET.language})")
     parser.add_argument("--blank-lines", choices=("keep", "drop"), default=DATASET.blank_lines, help="default: drop")
     parser.add_argument("--dict-size", type=int, help="most frequent symbols to keep (default: all)")

@@ -13,13 +13,14 @@ V vocabulary; ``x_BTD`` is a tensor of shape (B, T, D).
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.model import Bands, LanguageModel, ModelConfig
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
 from fairseq_ms.core.vanilla import Vanilla, VanillaConfig
 
 __all__ = [
+    "Bands",
     "BottomUp",
     "BottomUpConfig",
     "CoarseLM",

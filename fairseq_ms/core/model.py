@@ -151,8 +151,7 @@ class LanguageModel(nn.Module, ABC):
 
         Gradients are those of whole texts: with a state, which this call moves on, there are none.
         Without one, texts begin; the state that comes back then reads them once more if it is used
-        (``new_state`` gives one that remembers them at once). Raises ValueError for a text longer than ``max_length``
-        and for a state of another batch size.
+        (``new_state`` gives one that remembers them at once). Raises ValueError for a text longer than ``max_length``.
         """
         if state is None:
             self.check_length(tokens_BT.size(1))

@@ -1,0 +1,153 @@
+"""Models of the core as a user of PyTorch calls them: logits, states, loss, text, and what is refused."""
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fairseq_ms import core
+from tests.helpers.cli import ROOT
+
+NAMES = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
+SIZES = {"dim": 24, "ffn_dim": 32, "heads": 12, "max_positions": 64, "init_std": 0.3}
+ADAPTIVE = {"adaptive_input": core.Bands((4, 7), 2.0), "adaptive_softmax": core.Bands((4, 7), 2.0)}
+
+
+def build(name: str, **changes: Any) -> core.LanguageModel:
+    """A small model in evaluation mode, always of the same weights."""
+    torch.manual_seed(1)
+    own: dict[str, Any] = {"separators": (3,)} if name in ("HAED", "HRED") else SIZES
+    config = getattr(core, f"{name}Config")(**{"vocab_size": 11, **own, **changes})
+    return getattr(core, name)(config).eval()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_in_any_pieces_has_the_logits_of_the_whole(name: str) -> None:
+    model, tokens = build(name).double(), torch.randint(11, (3, 41))
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        for pieces in ([1] * 41, [7, 1, 20, 13], [40, 1]):
+            state, parts = None, []
+            for piece in tokens.split(pieces, dim=1):
+                logits, state = model(piece, state)
+                parts.append(logits)
+            # float64: sums in another order.
+            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reordered_state_continues_other_rows(name: str) -> None:
+    model, tokens, order = build(name).double(), torch.randint(11, (3, 30)), torch.tensor([2, 0, 0, 1])
+    with torch.no_grad():
+        whole, _ = model(tokens[order])
+        _, unread = model(tokens[:, :17])
+        state = model.new_state(3, 4)
+        model.features(tokens[:, :17], state)
+        for one in (unread, state):
+            one.reorder(order)
+            logits, _ = model(tokens[order][:, 17:], one)
+            torch.testing.assert_close(logits, whole[:, 17:], rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_and_its_gradients_are_those_of_cross_entropy(name: str) -> None:
+    tokens, targets = torch.randint(11, (2, 21)), torch.randint(11, (2, 21))
+    targets[0, 5:9] = -100
+    results = []
+    for by_logits in (False, True):
+        model = build(name).double()
+        if by_logits:
+            loss = F.cross_entropy(model(tokens)[0].flatten(0, 1), targets.flatten())
+        else:
+            loss = model.loss(tokens, targets)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_with_adaptive_softmax_logits_are_log_probabilities_and_the_loss_theirs(tied: bool) -> None:
+    model = build("Vanilla", layers=1, **ADAPTIVE, tie_adaptive_weights=tied).double()
+    tokens, targets = torch.randint(11, (2, 21)), torch.randint(11, (2, 21))
+    targets[1, 3:] = -100
+    logits, _ = model(tokens)
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 21, dtype=torch.float64))
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(model.loss(tokens, targets), expected, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_at_temperature_zero_takes_the_most_probable_token(name: str) -> None:
+    model, prompt = build(name).double(), torch.randint(11, (2, 5))
+    text = model.generate(prompt, 14, temperature=0.0)
+    assert text[:, :5].equal(prompt)
+    with torch.no_grad():
+        assert model(text)[0][:, 4:-1].argmax(-1).equal(text[:, 5:])
+    assert model.generate(prompt[0], 14, temperature=0.0).equal(text[0])
+
+
+def test_sampling_draws_from_the_most_probable_tokens_alone_and_repeats_with_its_generator() -> None:
+    model, prompt = build("Vanilla", layers=1).double(), torch.randint(11, (400, 1))
+    with torch.no_grad():
+        probs = model(prompt)[0][:, -1].softmax(-1)
+    drawn = [model.generate(prompt, 1, top_k=3, generator=torch.Generator().manual_seed(5))[:, 1] for _ in range(2)]
+    assert drawn[0].equal(drawn[1])
+    assert bool((probs.topk(3).indices == drawn[0][:, None]).any(-1).all())
+    assert len({*drawn[0].tolist()}) > 3
+    nucleus = model.generate(prompt, 1, top_p=0.3)[:, 1:]
+    before = probs.masked_fill(probs <= probs.gather(1, nucleus), 0.0).sum(-1)
+    assert bool((before < 0.3).all())
+
+
+def test_generation_continues_a_state_and_leaves_the_mode_of_the_model() -> None:
+    model, prompt = build("Retina").double().train(), torch.randint(11, (2, 20))
+    whole = model.generate(prompt, 9, temperature=0.0)
+    state = model.new_state(2)
+    with torch.no_grad():
+        model.eval().features(prompt[:, :13], state)
+    assert model.train().generate(prompt[:, 13:], 9, temperature=0.0, state=state).equal(whole[:, 13:])
+    assert model.training
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_configuration_survives_json(name: str) -> None:
+    config = build(name).config
+    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda m: build("Vanilla", heads=5), "heads must divide dim 24: got 5"),
+        (lambda m: build("TopDown", scales=(core.Scale(1, 1), core.Scale(3, 1), core.Scale(4, 1))), "got 1x, 3x, 4x"),
+        (lambda m: build("BottomUp", scales=(core.Scale(1, 1),)), "scales must have one beside 1x: got 1"),
+        (lambda m: build("Retina", heads=6), "the heads of all scales must add up to heads 6"),
+        (lambda m: m(torch.zeros(1, 65, dtype=torch.long)), "at most max_positions 64 tokens: got 65"),
+        (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 60), "at most max_positions 64 tokens: got 68"),
+        (lambda m: m.generate(torch.zeros(2, 0, dtype=torch.long), 3), "prompt must be"),
+        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 0), "n must be at least 1: got 0"),
+        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, temperature=-1.0), "temperature must be at least 0"),
+        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, top_k=-2), "top_k must be at least 0: got -2"),
+        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, top_p=0.0), "top_p must be above 0 and at most 1"),
+    ],
+)
+def test_what_breaks_a_rule_is_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        call(build("Vanilla", layers=1))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/core.md"])
+def test_the_lines_of_the_documentation_run(page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    programs = [block for block in blocks if "fairseq_ms.core" in block]
+    assert programs
+    given = "import torch\ntokens, targets = torch.randint(8000, (2, 2, 60))\nprompt = tokens[0, :9]\n"
+    for program in programs:
+        done = subprocess.run([sys.executable, "-c", given + program], cwd=ROOT, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stderr.decode()

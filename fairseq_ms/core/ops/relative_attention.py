@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_ms.core.ops.attention import merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.recompute import DropoutMasks, drop
 
@@ -281,12 +282,34 @@ def _keeping_everything(
     """The same with torch's own backward, which keeps everything."""
     states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
     states_BSD = norm(states_BSD) if norm is not None else states_BSD
-    inner, heads = qkv_ED.size(0) // 3, r_PNH.size(1)
-    queries, keys = x_BTD.size(1), states_BSD.size(1)
-    k, v = F.linear(states_BSD, qkv_ED[inner:]).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    q = F.linear(states_BSD[:, keys - queries :], qkv_ED[:inner]).unflatten(-1, (heads, -1)).transpose(1, 2)
-    by_content = (q + u_NH[:, None]) @ k.transpose(-1, -2)
-    by_distance = (q + v_NH[:, None]) @ r_PNH.permute(1, 2, 0)
-    scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q.size(-1))
+    heads = r_PNH.size(1)
+    k, v = keys_and_values(states_BSD, qkv_ED, heads)
+    q = queries_of(states_BSD[:, states_BSD.size(1) - x_BTD.size(1) :], qkv_ED, heads)
+    return relative_attention(q, k, v, r_PNH, u_NH, v_NH, dropout)
+
+
+def relative_attention(
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, dropout: float = 0.0
+) -> Tensor:
+    """Attention by content and distance, with torch's own backward: (B, T, N * H).
+
+    The queries are the last of the keys; r is of at least as many keys as there are.
+    """
+    keys = k_BNSH.size(2)
+    by_content = (q_BNTH + u_NH[:, None]) @ k_BNSH.transpose(-1, -2)
+    by_distance = (q_BNTH + v_NH[:, None]) @ r_PNH[-(keys + 1) :].permute(1, 2, 0)
+    scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q_BNTH.size(-1))
     weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
-    return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)
+    return merge_heads(weights.to(v_BNSH.dtype) @ v_BNSH)
+
+
+def queries_of(x_BTD: Tensor, qkv_ED: Tensor, heads: int) -> Tensor:
+    """Queries (B, N, T, H) by a projection (3 * N * H, D) to queries, keys and values."""
+    return split_heads(F.linear(x_BTD, qkv_ED[: qkv_ED.size(0) // 3]), heads)
+
+
+def keys_and_values(x_BSD: Tensor, qkv_ED: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, N, S, H) by a projection (3 * N * H, D) to queries, keys and values."""
+    kv = F.linear(x_BSD, qkv_ED[qkv_ED.size(0) // 3 :])
+    k, v = kv.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return k, v

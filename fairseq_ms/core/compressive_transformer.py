@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TypedList
-from fairseq_ms.core.memory import Mems, shift
-from fairseq_ms.core.ops.attention import merge_heads
+from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
 from fairseq_ms.core.pooling import Downsample
-from fairseq_ms.core.streaming import TransformerXLLayer
+from fairseq_ms.core.streaming import TransformerXLLayer, shift
 from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig
 
 
@@ -113,4 +112,4 @@ def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) ->
         )
     q = queries_of(segment_BTD, weight_ED, attention.heads)
     k, v = keys_and_values(memory_BMD, weight_ED, attention.heads)
-    return merge_heads(F.scaled_dot_product_attention(q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

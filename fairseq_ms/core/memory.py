@@ -89,14 +89,6 @@ class Memory:
         return cls(states, saved["pending"])
 
 
-def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
-    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
-    moving, length = s_BTD.size(1), m_BMD.size(1)
-    if moving >= length:
-        return s_BTD[:, moving - length :].detach()
-    return torch.cat([m_BMD[:, moving:], s_BTD.detach()], dim=1)
-
-
 def join(earlier: Mems, later: Mems) -> Mems:
     """States by name behind those of the same name that came before them, if any did."""
     return {name: torch.cat([earlier[name], x], dim=1) if name in earlier else x for name, x in later.items()}
@@ -130,7 +122,8 @@ class StreamState(State):
     def restart(self, start: Memory, length: int) -> None:
         """Continue a memory, which is that after ``length`` tokens."""
         self.start, self.first, self.length = start, length, length
-        self.mems, self.moving, self.before = start.states, {}, {}
+        self.mems = self.before = start.states
+        self.moving: Mems = {}
         self.waiting_BT, self.tokens_BT = start.pending_BT, start.pending_BT[:, :0]
         self.done = 0
 

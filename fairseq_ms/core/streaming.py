@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.layers import LayerConfig
-from fairseq_ms.core.memory import Memory, Mems, StreamState, shift
+from fairseq_ms.core.memory import Memory, Mems, StreamState
 from fairseq_ms.core.model import LanguageModel, ModelConfig
-from fairseq_ms.core.ops.idle import keep_in_graph
 from fairseq_ms.core.ops.attention import split_qkv
+from fairseq_ms.core.ops.idle import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.relative_attention import (
     Sinusoids,
     keys_and_values,
     relative_attention,
-    relative_attention_linear,
+    segment_attention,
 )
 
 
@@ -64,9 +64,8 @@ class RelativeAttention(nn.Module):
             q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute), self.heads)
             return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout))
         r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
-        return relative_attention_linear(
-            s_BTD, m_BMD.detach(), self.norm, self.qkv.weight, r_PNH, *uv, self.out, dropout, self.recompute
-        )
+        segment = s_BTD, m_BMD.detach(), self.norm, self.qkv.weight
+        return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
 
 
 class SegmentCache(KeyValueCache):
@@ -137,6 +136,14 @@ class TransformerXLLayer(nn.Module):
     def _compute(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None) -> Tensor:
         s_BTD = self.after_attention(s_BTD + self.drop(self.attention(s_BTD, m_BMD, positions_PD, past)))
         return self.after_ffn(s_BTD + self.drop(self.ffn(s_BTD)))
+
+
+def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
+    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
+    moving, length = s_BTD.size(1), m_BMD.size(1)
+    if moving >= length:
+        return s_BTD[:, moving - length :].detach()
+    return torch.cat([m_BMD[:, moving:], s_BTD.detach()], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +299,7 @@ class StreamingModel(LanguageModel):
     def features(self, tokens_BT: Tensor, state: StreamState | None = None) -> Tensor:  # type: ignore[override]
         return self._read(tokens_BT, state)[0]
 
-    def loss(  # type: ignore[override]
+    def loss(
         self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
     ) -> Tensor:
         """The mean of -log p(target) in nats, over targets (B, T) that are not ``ignore_index``.

@@ -32,7 +32,9 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
     """Compressive Transformer: Transformer-XL plus a compressed memory."""
 
     def memory_flags(self) -> dict[str, int | str]:
-        return {**super().memory_flags(), "--compressed-mem-len": self.decoder.core.config.compressed_mem_len}
+        config = self.decoder.core.config
+        assert isinstance(config, core.CompressiveTransformerConfig)
+        return {**super().memory_flags(), "--compressed-mem-len": config.compressed_mem_len}
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:

@@ -34,7 +34,9 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     """Transformer-QL: a memory at several scales (Transformer-QL, Section 2.3)."""
 
     def memory_flags(self) -> dict[str, int | str]:
-        layers = [f"{scale}={scale.layers}" for scale in self.decoder.core.config.scales]
+        config = self.decoder.core.config
+        assert isinstance(config, core.TransformerQLConfig)
+        layers = [f"{scale}={scale.layers}" for scale in config.scales]
         return {**super().memory_flags(), "--scale-layers": ",".join(layers)}
 
     @classmethod

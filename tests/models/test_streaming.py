@@ -199,7 +199,8 @@ def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alo
     length = model.decoder.core.segment_len
     tokens = case.tokens(2, case.rng.randint(1, 4) * length)
     loss = model(tokens)[1]["auxiliary_loss"].mean()
-    naive = naive_streaming.compressive_transformer(model, tokens)[1] * model.decoder.core.config.reconstruction_loss_weight
+    weight = model.decoder.core.config.reconstruction_loss_weight
+    naive = naive_streaming.compressive_transformer(model, tokens)[1] * weight
     torch.testing.assert_close(loss, naive, rtol=EXACT, atol=EXACT)
     names, parameters = zip(*model.named_parameters())
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -235,9 +236,9 @@ def test_one_scale_without_output_layers_is_transformer_xl_and_the_norm_of_its_s
     torch.manual_seed(0)
     xl = build("transformer_xl", {**flags, "decoder_layers": 3}, words).eval()
     ql = build("transformer_ql", {**flags, "scale_layers": "1x=3", "output_layers": 0}, words).eval()
-    weights = {name.replace("decoder.core.layers.", "decoder.core.scales.0."): w for name, w in xl.state_dict().items()}
+    weights = {name.replace(".core.layers.", ".core.scales.0."): w for name, w in xl.state_dict().items()}
     if before:
-        weights |= {"decoder.core.scale_norms.0.weight": torch.rand(6), "decoder.core.scale_norms.0.bias": torch.rand(6)}
+        weights |= {f"decoder.core.scale_norms.0.{name}": torch.rand(6) for name in ("weight", "bias")}
     ql.load_state_dict(weights, strict=True)
     tokens = torch.randint(4, len(words), (2, 4 * 5 + rng.randrange(5)))
     features = xl.decoder.core.features(tokens)

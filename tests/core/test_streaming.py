@@ -16,7 +16,7 @@ from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingModel
 
 VOCABULARY = 13
 # float64; sums of a few hundred terms of order 1, through at most seven layers.
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
+EXACT: Any = {"rtol": 1e-9, "atol": 1e-9}
 MODELS = ["TransformerXL", "CompressiveTransformer", "TransformerQL"]
 
 
@@ -127,7 +127,7 @@ def test_a_loss_behind_a_state_is_that_of_the_logits_and_trains_on_its_own_token
     length = model.segment_len
     tokens, targets = tokens_of(2, 3 * length), tokens_of(2, 3 * length)
     targets[1, -2:] = -100
-    first, memory, _ = model.stream(tokens[:, :length], None)
+    _, memory, _ = model.stream(tokens[:, :length], None)
     x_BTD, _, auxiliary_B = model.stream(tokens[:, length:], memory)
     expected = F.cross_entropy(model.logits(x_BTD).flatten(0, 1), targets[:, length:].flatten())
     if auxiliary_B is not None:

@@ -43,7 +43,7 @@ def tokens_of(rows: int, length: int) -> Tensor:
 
 def cuts(rng: random.Random, length: int) -> list[int]:
     """Lengths of pieces."""
-    pieces = []
+    pieces: list[int] = []
     while sum(pieces) < length:
         pieces.append(rng.randint(1, min(9, length - sum(pieces))))
     return pieces

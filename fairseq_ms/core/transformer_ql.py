@@ -49,6 +49,7 @@ class TransformerQL(StreamingModel):
             raise ValueError(
                 f"segment_len must be a multiple of the coarsest scale {factors[-1]}: got {config.segment_len}"
             )
+        self.droppath = config.droppath
         self.lengths = scale_lengths(self.segment_len, self.mem_len, factors)
         self.scales = TypedList(
             TypedList(self.make_layer(f"scale{scale.factor}.layer{index}") for index in range(scale.layers))
@@ -98,12 +99,12 @@ class TransformerQL(StreamingModel):
 
     def _first_kept(self) -> int:
         """The finest scale whose output is used: with droppath, the finer ones are dropped together."""
-        scales, droppath = len(self.lengths), self.config.droppath
-        if not self.training or droppath == 0.0 or scales == 1:
+        scales = len(self.lengths)
+        if not self.training or self.droppath == 0.0 or scales == 1:
             return 0
         drawn = draw_uniform()
         # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
-        return 1 + int(drawn * (scales - 1) / droppath) if drawn < droppath else 0
+        return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
 
     def memory_lengths(self) -> dict[str, int]:
         names: dict[str, int] = {}

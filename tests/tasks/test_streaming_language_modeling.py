@@ -101,7 +101,7 @@ class _Optimizer:
 
 def without_dropout(case: Case) -> None:
     drop_nothing(case.model)
-    case.model.decoder.droppath = 0.0
+    case.model.decoder.core.droppath = 0.0
 
 
 def train(task: StreamingLanguageModelingTask, sample: dict) -> float:

@@ -64,7 +64,7 @@ def transfo_xl(shape: Shape, normalize_before: bool = True) -> TransfoXLModel | 
 
 def copy_weights(ours: FairseqLanguageModel, theirs: TransfoXLModel) -> None:
     """Give Hugging Face's model the weights of our ``transformer_xl`` of the same shape."""
-    decoder = ours.decoder
+    decoder = ours.decoder.core
     pairs = [(theirs.word_emb.emb_layers[0].weight, decoder.embed.words.weight)]
     pairs += list(zip((theirs.r_w_bias, theirs.r_r_bias), (decoder.u, decoder.v)))
     for their, our in zip(theirs.layers, decoder.layers):
@@ -131,13 +131,13 @@ class Steps:
 
     def _first(self, model: FairseqLanguageModel) -> object:
         with torch.no_grad():
-            return model.decoder.stream(self.tokens[0], None)[1]
+            return model.decoder.core.stream(self.tokens[0], None)[1]
 
     def output(self, name: str) -> Tensor:
         """Features (B, T, D) of a model's second segment, and whatever else it trains on, in one number."""
         if name == PEER:
             return self.peer(self.tokens[1], mems=self.peer_memory).last_hidden_state.sum()
-        features, _, loss = self.models[name].decoder.stream(self.tokens[1], self.memories[name])
+        features, _, loss = self.models[name].decoder.core.stream(self.tokens[1], self.memories[name])
         return features.sum() if loss is None else features.sum() + loss.mean()
 
     def module(self, name: str) -> FairseqLanguageModel | TransfoXLModel:
@@ -158,10 +158,10 @@ class Steps:
         model = self.models["transformer_xl"].eval()
         with torch.no_grad():
             whole = torch.cat(list(self.tokens), dim=1)
-            ours = model.decoder.stream(whole, None)[0]
+            ours = model.decoder.core.stream(whole, None)[0]
             if self.peer is None:
-                _, memory, _ = model.decoder.stream(whole[:, :3], None)
-                other, what = model.decoder.stream(whole[:, 3:], memory)[0], "one call and two"
+                _, memory, _ = model.decoder.core.stream(whole[:, :3], None)
+                other, what = model.decoder.core.stream(whole[:, 3:], memory)[0], "one call and two"
                 ours = ours[:, 3:]
             else:
                 self.peer.eval()

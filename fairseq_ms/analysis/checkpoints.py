@@ -59,7 +59,7 @@ class Checkpoint:
     @property
     def segment(self) -> int:
         """The number of tokens of a training sample; for a streaming model, of a segment."""
-        return int(self.model.decoder.segment_len if self.streaming else self.cfg.task.tokens_per_sample)
+        return int(self.model.decoder.core.segment_len if self.streaming else self.cfg.task.tokens_per_sample)
 
     @property
     def adds_bos(self) -> bool:

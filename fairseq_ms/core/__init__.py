@@ -13,10 +13,14 @@ V vocabulary; ``x_BTD`` is a tensor of shape (B, T, D).
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
+from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
+from fairseq_ms.core.memory import Memory
 from fairseq_ms.core.model import Bands, LanguageModel, ModelConfig
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
+from fairseq_ms.core.transformer_ql import TransformerQL, TransformerQLConfig
+from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig
 from fairseq_ms.core.vanilla import Vanilla, VanillaConfig
 
 __all__ = [
@@ -25,13 +29,20 @@ __all__ = [
     "BottomUpConfig",
     "CoarseLM",
     "CoarseLMConfig",
+    "CompressiveTransformer",
+    "CompressiveTransformerConfig",
     "LanguageModel",
+    "Memory",
     "ModelConfig",
     "Retina",
     "RetinaConfig",
     "Scale",
     "TopDown",
     "TopDownConfig",
+    "TransformerQL",
+    "TransformerQLConfig",
+    "TransformerXL",
+    "TransformerXLConfig",
     "Vanilla",
     "VanillaConfig",
 ]

@@ -69,6 +69,11 @@ class ModelConfig(LayerConfig):
     init_std: float = 0.02
     embedding_init_std: float | None = None
 
+    @property
+    def word_std(self) -> float:
+        """Standard deviation that embeddings start from."""
+        return self.init_std if self.embedding_init_std is None else self.embedding_init_std
+
     def to_dict(self) -> dict[str, Any]:
         """The values of all fields, as JSON can hold them."""
         return dataclasses.asdict(self)
@@ -139,8 +144,7 @@ class LanguageModel(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw all weights anew; the last line of a subclass's constructor."""
         config = self.config
-        spread = config.init_std if config.embedding_init_std is None else config.embedding_init_std
-        initialise(self, config.init_std, spread)
+        initialise(self, config.init_std, config.word_std)
 
     def max_length(self) -> int | None:
         """The longest text in tokens; None for no limit."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from fairseq_ms.core.streaming.memory import Memory
+from fairseq_ms.core.memory import Memory
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
 
@@ -104,7 +104,7 @@ class CarriedMemory:
         model.train(training)
         if memory is None:
             rows = self.batches.streams
-            memory = model.decoder.new_memory(rows)  # type: ignore[union-attr, operator]
+            memory = model.decoder.core.new_memory(rows)  # type: ignore[union-attr, operator]
         return memory
 
     @property

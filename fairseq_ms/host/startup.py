@@ -29,11 +29,6 @@ PATCHES = (
     "interactive",
 )
 PENDING = {
-    "models.transformer_xl",
-    "models.compressive_transformer",
-    "models.transformer_ql",
-    "presets.transformer_ql",
-    "tasks.streaming_language_modeling",
     "models.haed",
     "presets.haed",
     "criterions.in_batch_sampled_softmax",

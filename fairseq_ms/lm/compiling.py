@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fairseq_ms.core.layers import TransformerLayer
-from fairseq_ms.core.streaming.layer import TransformerXLLayer
+from fairseq_ms.core.streaming import TransformerXLLayer
 from fairseq_ms.errors import UsageError
 
 _LAYERS = (TransformerLayer, TransformerXLLayer)

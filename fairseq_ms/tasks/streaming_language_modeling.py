@@ -182,7 +182,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             self._training = iterator if training else self._training
             return iterator
         assert self.model is not None, "fairseq builds the model before it reads data"
-        reach = self.model.decoder.memory_reach()
+        reach = self.model.decoder.core.memory_reach()
         self._check_room("--max-tokens", max_tokens)
         if training:
             self._check_room("--max-tokens-valid", getattr(self.args, "max_tokens_valid", None))
@@ -204,7 +204,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 skip_remainder_batch=skip_remainder_batch,
                 reuse_dataloader=True,
             )
-            cached = iterator, CarriedMemory(batches, reach, shard_id, self.model.decoder.memory_flags())
+            cached = iterator, CarriedMemory(batches, reach, shard_id, self.model.memory_flags())
             if not disable_iterator_cache:
                 self._iterators[key] = cached
         iterator, self.carried[training] = cached
@@ -214,7 +214,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
     def _check_room(self, flag: str, max_tokens: int | None) -> None:
         """Raise UsageError if a batch has no room for a segment."""
         assert self.model is not None
-        segment = self.model.decoder.segment_len
+        segment = self.model.decoder.core.segment_len
         if max_tokens is not None and max_tokens < segment:
             raise UsageError(
                 f"{flag} must be at least --tokens-per-sample {segment}, so that a segment fits: got {max_tokens}"
@@ -225,7 +225,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
     ) -> StreamBatches:
         """How a corpus is dealt out, from fairseq's limits on a batch."""
         assert self.model is not None
-        segment = self.model.decoder.segment_len
+        segment = self.model.decoder.core.segment_len
         row = segment
         if warm_up and max_tokens is not None and str(self.args.reset_memory) == "corpus":
             row = segment * max(1, min(_ROW_TOKENS, max_tokens // (streams or 1)) // segment)

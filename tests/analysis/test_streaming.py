@@ -12,7 +12,7 @@ from fairseq_ms.analysis.context_window import curve
 from fairseq_ms.analysis.neighbors import search
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
-from fairseq_ms.core.streaming.memory import Memory
+from fairseq_ms.core.memory import Memory
 from fairseq_ms.errors import UsageError
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 

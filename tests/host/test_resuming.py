@@ -68,8 +68,8 @@ class Run:
         if rebuild:
             # A flag that some tasks of fairseq have.
             self.task.cfg = SimpleNamespace(data=self.cfg.task.data, rebuild_batches=True)
-        decoder = SimpleNamespace(segment_len=3, memory_reach=lambda: 2, memory_flags=dict)
-        model = SimpleNamespace(decoder=decoder, max_positions=lambda: 20)
+        core = SimpleNamespace(segment_len=3, memory_reach=lambda: 2)
+        model = SimpleNamespace(decoder=SimpleNamespace(core=core), memory_flags=dict, max_positions=lambda: 20)
         self.task.model = model
         self.trainer = SimpleNamespace(
             task=self.task,

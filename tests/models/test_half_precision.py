@@ -9,7 +9,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from torch import Tensor
 
-from fairseq_ms.core.streaming.compression import reconstruction_loss
+from fairseq_ms.core.compressive_transformer import reconstruction_loss
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
@@ -72,7 +72,7 @@ def test_the_compression_is_trained_in_half_precision_as_in_full(dtype: torch.dt
 def test_differences_too_large_for_half_precision_when_squared_make_a_finite_loss() -> None:
     words = dictionary(5)
     flags = {"decoder_layers": 1, "decoder_embed_dim": 8, "decoder_attention_heads": 1, "tokens_per_sample": 4}
-    layer = build("compressive_transformer", {**flags, "decoder_normalize_before": False}, words).decoder.layers[0]
+    layer = build("compressive_transformer", {**flags, "decoder_normalize_before": False}, words).decoder.core.layers[0]
     with torch.no_grad():
         layer.attention.qkv.weight.copy_(torch.eye(8).repeat(3, 1))
     layer.half()

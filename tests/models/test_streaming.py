@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.core.streaming.layer import RelativeAttention
-from fairseq_ms.core.streaming.memory import Memory
+from fairseq_ms.core import Memory
+from fairseq_ms.core.streaming import RelativeAttention
 from tests.helpers.dropout import drop_nothing
 from tests.naive import streaming as naive_streaming
 from tests.registry import Case, build, dictionary, random_case
@@ -28,7 +28,7 @@ def exact_case(arch: str, seed: int) -> Case:
 
 def random_length(case: Case) -> int:
     """Several segments and a piece of one more."""
-    length = case.model.decoder.segment_len
+    length = case.model.decoder.core.segment_len
     return case.rng.randint(1, 4) * length + case.rng.randrange(length)
 
 
@@ -41,7 +41,7 @@ def test_logits_and_gradients_equal_the_per_token_loops(arch: str, seed: int) ->
     naive = getattr(naive_streaming, arch)(case.model, tokens)
     naive = naive[0] if isinstance(naive, tuple) else naive
     torch.testing.assert_close(fast, naive, rtol=EXACT, atol=EXACT)
-    parameters = {n: p for n, p in case.model.named_parameters() if not n.startswith("decoder.compress")}
+    parameters = {n: p for n, p in case.model.named_parameters() if not n.startswith("decoder.core.compress")}
     weight = torch.randn_like(fast)
     fast_grads = torch.autograd.grad((fast * weight).sum(), list(parameters.values()), allow_unused=True)
     naive_grads = torch.autograd.grad((naive * weight).sum(), list(parameters.values()), allow_unused=True)
@@ -99,7 +99,7 @@ def test_a_memory_survives_a_safe_checkpoint_and_reordering(arch: str, tmp_path)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_forgotten_stream_is_at_its_beginning_and_the_others_are_not(arch: str) -> None:
     case = exact_case(arch, 3)
-    length = case.model.decoder.segment_len
+    length = case.model.decoder.core.segment_len
     first, second = case.tokens(2, 3 * length), case.tokens(2, 2 * length)
     memory = case.model(first)[1]["memory"].forget(torch.tensor([True, False]))
     logits = case.model(second, memory=memory)[0]
@@ -202,7 +202,7 @@ def test_checkpointed_activations_change_no_gradient(arch: str, recompute: str) 
         model.train()
         torch.manual_seed(7)
         logits = model(tokens)[0]
-        results.append(torch.autograd.grad(logits.square().sum(), model.decoder.embed.words.weight)[0])
+        results.append(torch.autograd.grad(logits.square().sum(), model.decoder.core.embed.words.weight)[0])
     torch.testing.assert_close(results[0], results[1])
 
 
@@ -211,10 +211,11 @@ def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alo
     case = exact_case("compressive_transformer", seed)
     model = case.model.train()
     drop_nothing(model)
-    length = model.decoder.segment_len
+    length = model.decoder.core.segment_len
     tokens = case.tokens(2, case.rng.randint(1, 4) * length)
     loss = model(tokens)[1]["auxiliary_loss"].mean()
-    naive = naive_streaming.compressive_transformer(model, tokens)[1] * model.decoder.loss_weight
+    weight = model.decoder.core.config.reconstruction_loss_weight
+    naive = naive_streaming.compressive_transformer(model, tokens)[1] * weight
     torch.testing.assert_close(loss, naive, rtol=EXACT, atol=EXACT)
     names, parameters = zip(*model.named_parameters())
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -250,15 +251,15 @@ def test_one_scale_without_output_layers_is_transformer_xl_and_the_norm_of_its_s
     torch.manual_seed(0)
     xl = build("transformer_xl", {**flags, "decoder_layers": 3}, words).eval()
     ql = build("transformer_ql", {**flags, "scale_layers": "1x=3", "output_layers": 0}, words).eval()
-    weights = {name.replace("decoder.layers.", "decoder.scales.0."): w for name, w in xl.state_dict().items()}
+    weights = {name.replace(".core.layers.", ".core.scales.0."): w for name, w in xl.state_dict().items()}
     if before:
-        weights |= {"decoder.scale_norms.0.weight": torch.rand(6), "decoder.scale_norms.0.bias": torch.rand(6)}
+        weights |= {f"decoder.core.scale_norms.0.{name}": torch.rand(6) for name in ("weight", "bias")}
     ql.load_state_dict(weights, strict=True)
     tokens = torch.randint(4, len(words), (2, 4 * 5 + rng.randrange(5)))
-    features = xl.decoder.features(tokens)
+    features = xl.decoder.core.features(tokens)
     if before:
-        features = naive_streaming.norm(ql.decoder.scale_norms[0], features)
-    torch.testing.assert_close(ql.decoder.features(tokens), features)
+        features = naive_streaming.norm(ql.decoder.core.scale_norms[0], features)
+    torch.testing.assert_close(ql.decoder.core.features(tokens), features)
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -280,7 +281,7 @@ def test_what_is_pooled_and_averaged_is_normalised(before: bool) -> None:
         torch.testing.assert_close(state.mean(-1), torch.zeros(state.shape[:2]), atol=1e-5, rtol=0.0)
         torch.testing.assert_close(state.var(-1, correction=0), torch.ones(state.shape[:2]), atol=1e-2, rtol=0.0)
     # Nothing normalises the outputs of the layers behind the average, unless they do it themselves.
-    spread = model.decoder.features(torch.randint(4, len(words), (2, 40))).var(-1, correction=0)
+    spread = model.decoder.core.features(torch.randint(4, len(words), (2, 40))).var(-1, correction=0)
     assert bool(((spread - 1).abs() < 1e-2).all()) != before
 
 
@@ -290,14 +291,14 @@ def test_droppath_keeps_the_coarser_scales_as_often_as_section_2_3_says(scales: 
     layers = ",".join(f"{2**n}x=1" for n in range(scales))
     flags: dict[str, Any] = {"decoder_embed_dim": 4, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1}
     flags |= {"tokens_per_sample": 8, "mem_len": 4, "scale_layers": layers, "droppath": droppath}
-    decoder = build("transformer_ql", flags, words).decoder.train()
+    network = build("transformer_ql", flags, words).decoder.core.train()
     draws = 4000
-    kept = torch.bincount(torch.tensor([decoder._first_kept() for _ in range(draws)]), minlength=scales) / draws
+    kept = torch.bincount(torch.tensor([network._first_kept() for _ in range(draws)]), minlength=scales) / draws
     expected = torch.tensor([1 - droppath] + [droppath / (scales - 1)] * (scales - 1))
     # Four standard deviations of a frequency over 4,000 draws.
     torch.testing.assert_close(kept, expected, rtol=0.0, atol=4 * 0.5 / draws**0.5)
-    decoder.eval()
-    assert {decoder._first_kept() for _ in range(50)} == {0}
+    network.eval()
+    assert {network._first_kept() for _ in range(50)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +330,7 @@ def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:
         caplog.clear()
         model = build("transformer_ql", {**sizes, "decoder_normalize_before": before}, dictionary(9))
         said[before] = "set --decoder-normalize-before" in caplog.text
-        model.decoder.stream(torch.randint(4, 13, (2, 8)), None)[0].pow(2).sum().backward()
+        model.decoder.core.stream(torch.randint(4, 13, (2, 8)), None)[0].pow(2).sum().backward()
         largest[before] = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     assert said == {False: True, True: False}
     # Why: without a single token in them, the coarse scales' rows are zeros. Post-LN, one layer norm after another

@@ -25,7 +25,7 @@ for seed, before in ((1, True), (2, False)):
     theirs = transfo_xl(shape, before).eval()
     copy_weights(ours, theirs)
     tokens = torch.randint(4, 30, (2, 15))
-    mine = ours.decoder.stream(tokens, None)[0]
+    mine = ours.decoder.core.stream(tokens, None)[0]
     mems, parts = None, []
     for start in range(0, 15, 5):
         out = theirs(tokens[:, start : start + 5], mems=mems)
@@ -36,8 +36,8 @@ for seed, before in ((1, True), (2, False)):
     weight = torch.randn_like(mine)
     (mine * weight).sum().backward()
     (other * weight).sum().backward()
-    pairs = [(ours.decoder.embed.words.weight, theirs.word_emb.emb_layers[0].weight)]
-    for our, their in zip(ours.decoder.layers, theirs.layers):
+    pairs = [(ours.decoder.core.embed.words.weight, theirs.word_emb.emb_layers[0].weight)]
+    for our, their in zip(ours.decoder.core.layers, theirs.layers):
         pairs += [(our.attention.qkv.weight, their.dec_attn.qkv_net.weight)]
         pairs += [(our.attention.position.weight, their.dec_attn.r_net.weight)]
         pairs += [((our.attention.norm or our.after_attention).weight, their.dec_attn.layer_norm.weight)]

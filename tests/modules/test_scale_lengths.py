@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_ms.core.streaming.scales import ScaleLengths, scale_lengths
+from fairseq_ms.core.transformer_ql import ScaleLengths, scale_lengths
 
 
 @pytest.mark.parametrize(

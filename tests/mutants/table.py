@@ -20,7 +20,7 @@ _RETINA: Stages = (
 )
 _STREAMING: Stages = (
     ("tests/models/test_streaming.py",),
-    ("tests/references/test_streaming.py", "tests/decoding/test_streaming.py"),
+    ("tests/references/test_streaming.py", "tests/core/test_streaming.py"),
 )
 # Without the tests that run whole commands.
 _STREAMING_TASK = (
@@ -65,17 +65,17 @@ TABLE: dict[str, Stages] = {
         *_STREAMING,
         ("tests/ops/test_dropout_masks.py", "tests/models/test_half_precision.py"),
     ),
-    "fairseq_ms/modules/streaming/layer.py": _STREAMING,
-    "fairseq_ms/modules/streaming/memory.py": (
+    "fairseq_ms/core/streaming.py": _STREAMING,
+    "fairseq_ms/core/memory.py": (
         ("tests/models/test_streaming.py", "-k", "memory or forgotten"),
         *_STREAMING,
     ),
-    "fairseq_ms/modules/streaming/scales.py": (
+    "fairseq_ms/core/transformer_ql.py": (
         ("tests/modules/test_scale_lengths.py",),
         *_STREAMING,
         _invariants("transformer_ql"),
     ),
-    "fairseq_ms/modules/streaming/compression.py": (
+    "fairseq_ms/core/compressive_transformer.py": (
         ("tests/models/test_streaming.py", "-k", "reconstruction or compression"),
         *_STREAMING,
     ),

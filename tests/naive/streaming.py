@@ -82,12 +82,12 @@ def shift(states: States, memory: States) -> States:
     return [x.detach() for x in joined[len(joined) - len(memory) :]]
 
 
-def logits(decoder: Any, states: States) -> Tensor:
-    return torch.stack([decoder.output_layer(x) for x in states], dim=1)
+def logits(network: Any, states: States) -> Tensor:
+    return torch.stack([network.logits(x) for x in states], dim=1)
 
 
-def embed(decoder: Any, tokens: Tensor) -> States:
-    weight = decoder.embed.words.weight
+def embed(network: Any, tokens: Tensor) -> States:
+    weight = network.embed.words.weight
     return [weight[tokens[:, t]] * math.sqrt(weight.size(1)) for t in range(tokens.size(1))]
 
 
@@ -101,42 +101,42 @@ def segments(tokens: Tensor, length: int) -> list[Tensor]:
 
 def transformer_xl(model: Any, tokens: Tensor) -> Tensor:
     """Transformer-QL, Figure 3."""
-    decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.layers_cfg.dim
-    memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
+    network = model.decoder.core
+    rows, dim = tokens.size(0), network.config.dim
+    memories = [zeros(network.mem_len, rows, dim) for _ in network.layers]
     outputs: States = []
-    for part in segments(tokens, decoder.segment_len):
-        states = embed(decoder, part)
-        for index, layer in enumerate(decoder.layers):
+    for part in segments(tokens, network.segment_len):
+        states = embed(network, part)
+        for index, layer in enumerate(network.layers):
             before = memories[index]
             memories[index] = shift(states, before)
             states = compute(layer, states, before)
         outputs += states
-    return logits(decoder, outputs)
+    return logits(network, outputs)
 
 
 def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Compressive Transformer, Algorithm 1, and the reconstruction loss of Algorithm 2 over whole segments."""
-    decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.layers_cfg.dim
-    rate, length = decoder.rate, decoder.segment_len
-    memories = [zeros(decoder.mem_len, rows, dim) for _ in decoder.layers]
-    compressed = [zeros(decoder.compressed_mem_len, rows, dim) for _ in decoder.layers]
+    network = model.decoder.core
+    rows, dim = tokens.size(0), network.config.dim
+    rate, length = network.config.compression_rate, network.segment_len
+    memories = [zeros(network.mem_len, rows, dim) for _ in network.layers]
+    compressed = [zeros(network.config.compressed_mem_len, rows, dim) for _ in network.layers]
     outputs: States = []
     losses = []
     for part in segments(tokens, length):
-        states = embed(decoder, part)
+        states = embed(network, part)
         inputs = []
-        for index, layer in enumerate(decoder.layers):
+        for index, layer in enumerate(network.layers):
             inputs.append(states)
             states = compute(layer, states, compressed[index] + memories[index])
         outputs += states
         if part.size(1) < length:
             continue
         loss = torch.zeros((), dtype=torch.float64)
-        for index, layer in enumerate(decoder.layers):
+        for index, layer in enumerate(network.layers):
             old = [x.detach() for x in (memories[index] + inputs[index])[:length]]
-            conv = decoder.compress[index].conv
+            conv = network.compress[index].conv
             # The weight reads ``rate`` states side by side.
             new = [torch.cat(old[i : i + rate], -1) @ conv.weight.T + conv.bias for i in range(0, length, rate)]
             loss = loss + reconstruction(layer, inputs[index], old, new)
@@ -144,7 +144,7 @@ def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]
             compressed[index] = shift(new, compressed[index])
         losses.append(loss)
     total = torch.stack(losses).mean() if losses else torch.zeros((), dtype=torch.float64)
-    return logits(decoder, outputs), total
+    return logits(network, outputs), total
 
 
 def reconstruction(layer: Any, states: States, old: States, new: States) -> Tensor:
@@ -176,26 +176,26 @@ def reconstruction(layer: Any, states: States, old: States, new: States) -> Tens
 
 def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
     """Transformer-QL, Figure 2e; ``mem_len`` 0 is its Appendix D's model, which has no memory at any scale."""
-    decoder = model.decoder
-    rows, dim = tokens.size(0), decoder.layers_cfg.dim
-    n_s, n_m = decoder.segment_len, decoder.mem_len
+    network = model.decoder.core
+    rows, dim = tokens.size(0), network.config.dim
+    n_s, n_m = network.segment_len, network.mem_len
     window = n_s + n_m
-    factors = [scale.factor for scale in decoder.lengths]
+    factors = [scale.factor for scale in network.lengths]
     # Line 3, and the lengths of Transformer-QL, Section 2.3.
     seg_len, mem_len = [n_s], [n_m]
     for fine, coarse in itertools.pairwise(factors):
         seg_len.append(min((seg_len[-1] + mem_len[-1]) // (coarse // fine), seg_len[-1]))
         mem_len.append(window - seg_len[-1] if n_m else 0)
-    memory = [[zeros(m, rows, dim) for _ in range(len(layers) + 1)] for m, layers in zip(mem_len, decoder.scales)]
-    final_memory = [zeros(n_m, rows, dim) for _ in decoder.final]
+    memory = [[zeros(m, rows, dim) for _ in range(len(layers) + 1)] for m, layers in zip(mem_len, network.scales)]
+    final_memory = [zeros(n_m, rows, dim) for _ in network.final]
     outputs: States = []
     for part in segments(tokens, n_s):
         real = part.size(1)
         # The rest of an unfinished segment is in the future of what there is.
         padded = F.pad(part, (0, n_s - real), value=4)
-        states = embed(decoder, padded)
+        states = embed(network, padded)
         accumulated: list[tuple[States, States]] = []
-        for i, layers in enumerate(decoder.scales):
+        for i, layers in enumerate(network.scales):
             if i:
                 ratio = factors[i] // factors[i - 1]
                 fine, fine_memory = accumulated[-1]
@@ -205,7 +205,7 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                 pooled = []
                 for block in blocks:
                     stacked = torch.stack(block)
-                    pooled.append(stacked.amax(0) if decoder.compression == "max" else stacked.mean(0))
+                    pooled.append(stacked.amax(0) if network.config.compression == "max" else stacked.mean(0))
                 states = pooled[-seg_len[i] :]
             moved = n_s // factors[i]
             for index, layer in enumerate(layers):
@@ -214,7 +214,7 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                 states = compute(layer, states, before)
             if layers[0].ffn.norm is not None:
                 # Every layer of the figure ends in a layer norm; a pre-LN layer does not, so its scale does.
-                states = [norm(decoder.scale_norms[i], x) for x in states]
+                states = [norm(network.scale_norms[i], x) for x in states]
             accumulated.append((states, memory[i][-1]))
             memory[i][-1] = shift(states[:moved], memory[i][-1])
         combined = []
@@ -228,9 +228,9 @@ def transformer_ql(model: Any, tokens: Tensor) -> Tensor:
                     total = total + everything[len(everything) - 1 - behind]
             combined.append(total / len(factors))
         states = combined
-        for index, layer in enumerate(decoder.final):
+        for index, layer in enumerate(network.final):
             before = final_memory[index]
             final_memory[index] = shift(states, before)
             states = compute(layer, states, before)
         outputs += states[:real]
-    return logits(decoder, outputs)
+    return logits(network, outputs)

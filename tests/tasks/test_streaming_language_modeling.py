@@ -104,7 +104,7 @@ class _Optimizer:
 
 def without_dropout(case: Case) -> None:
     drop_nothing(case.model)
-    case.model.decoder.droppath = 0.0
+    case.model.decoder.core.droppath = 0.0
 
 
 def train(task: StreamingLanguageModelingTask, sample: dict) -> float:
@@ -227,7 +227,7 @@ def test_lines_of_their_own_train_the_compression_as_well() -> None:
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": None}, "target": tokens, "ntokens": 30}
     logged = task.train_step(sample, model, _Criterion(), _Optimizer(), 0)[2]
     assert float(logged["auxiliary_loss"]) > 0.0
-    assert all(weight.grad.abs().sum() > 0 for weight in model.decoder.compress.parameters())
+    assert all(weight.grad.abs().sum() > 0 for weight in model.decoder.core.compress.parameters())
     # Processes add up their statistics by position: a batch without a whole segment has to log the same ones.
     short = {"net_input": {"src_tokens": tokens[:, :3], "src_lengths": None}, "target": tokens[:, :3], "ntokens": 6}
     found = task.train_step(short, model, _Criterion(), _Optimizer(), 0)[2]

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table."""
     from fairseq_ms.analysis import report
     from fairseq_ms.analysis.context_length import formula, measured
+    from fairseq_ms.core.streaming import StreamingModel
     from fairseq_ms.errors import UsageError
     from fairseq_ms.lm.streaming import with_a_memory
 
@@ -41,19 +42,19 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("--paper must be given without a model: got one as well")
         return _paper(args)
     model, flag, arch = _model(args)
-    decoder = model.decoder
-    if not hasattr(decoder, "memory_reach"):
+    network = model.decoder.core
+    if not isinstance(network, StreamingModel):
         *most, last = with_a_memory()
         raise UsageError(f"{flag} must be a model with a memory, {', '.join(most)} or {last}: got {arch}")
-    found = {"formula": formula.by_formula(decoder)}
+    found = {"formula": formula.by_formula(network)}
     if args.measure:
         found["measured"] = measured.measured(model)
     rows = [[name, *context.as_dict().values()] for name, context in found.items()]
-    print(f"tokens of context of an output, with segments of {decoder.segment_len} tokens")
+    print(f"tokens of context of an output, with segments of {network.segment_len} tokens")
     print(report.format_table(["", "minimum", "maximum", "average"], rows))
     if args.json:
         results = {name: context.as_dict() for name, context in found.items()}
-        report.write_json(args.json, {"command": args.command, "segment": decoder.segment_len, "results": results})
+        report.write_json(args.json, {"command": args.command, "segment": network.segment_len, "results": results})
     return 0
 
 

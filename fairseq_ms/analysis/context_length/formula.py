@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fairseq_ms.lm.streaming import StreamingDecoder
-from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder
-from fairseq_ms.models.transformer_ql import TransformerQLDecoder
-from fairseq_ms.models.transformer_xl import TransformerXLDecoder
+from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
 
 
 @dataclass(frozen=True)
@@ -64,15 +61,14 @@ def transformer_ql(segment: int, memory: int, scale_layers: dict[int, int], outp
     return ContextLength.of(minimum + output_layers * memory, segment)
 
 
-def by_formula(decoder: StreamingDecoder) -> ContextLength:
-    """The paper's context length of a model."""
-    if isinstance(decoder, TransformerQLDecoder):
-        layers = {lengths.factor: len(stack) for lengths, stack in zip(decoder.lengths, decoder.scales)}
-        return transformer_ql(decoder.segment_len, decoder.mem_len, layers, len(decoder.final))
-    assert isinstance(decoder, TransformerXLDecoder)
-    count = len(decoder.layers)
-    if isinstance(decoder, CompressiveTransformerDecoder):
-        return compressive_transformer(
-            decoder.segment_len, decoder.mem_len, decoder.compressed_mem_len, decoder.rate, count
-        )
-    return transformer_xl(decoder.segment_len, decoder.mem_len, count)
+def by_formula(model: LanguageModel) -> ContextLength:
+    """The paper's context length of a model with a memory."""
+    if isinstance(model, TransformerQL):
+        layers = {scale.factor: scale.layers for scale in model.config.scales}
+        return transformer_ql(model.segment_len, model.mem_len, layers, model.config.output_layers)
+    assert isinstance(model, TransformerXL)
+    config = model.config
+    if isinstance(config, CompressiveTransformerConfig):
+        lengths = config.segment_len, config.mem_len, config.compressed_mem_len
+        return compressive_transformer(*lengths, config.compression_rate, config.layers)
+    return transformer_xl(config.segment_len, config.mem_len, config.layers)

@@ -9,8 +9,9 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from fairseq_ms.analysis.context_length.formula import ContextLength
+from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.streaming import StreamingDecoder, StreamingLanguageModel
+from fairseq_ms.lm.streaming import StreamingLanguageModel
 
 
 def measured(model: BaseFairseqModel, seed: int = 1) -> ContextLength:
@@ -22,11 +23,11 @@ def measured(model: BaseFairseqModel, seed: int = 1) -> ContextLength:
     """
     if not isinstance(model, StreamingLanguageModel):
         raise UsageError(f"--measure needs a model with a memory, not a {type(model).__name__}")
-    decoder = _randomised(model.decoder, seed)
-    segment = decoder.segment_len
-    length = (decoder.memory_reach() + 2) * segment
+    network = _randomised(model.decoder.core, seed)
+    segment = network.segment_len
+    length = (network.memory_reach() + 2) * segment
     generator = torch.Generator().manual_seed(seed)
-    width = decoder.layers_cfg.dim
+    width = network.config.dim
     stream = torch.randn(length, width, generator=generator, dtype=torch.float64)
     farthest = [0] * segment
     rows = max(1, 2**22 // (length * width))
@@ -34,10 +35,10 @@ def measured(model: BaseFairseqModel, seed: int = 1) -> ContextLength:
         changed_at = torch.arange(start, min(start + rows, length))
         inputs = stream.repeat(changed_at.numel(), 1, 1)
         # Of the same shape, because matrix products of another shape round differently.
-        reference = _last_segment(decoder, inputs)
+        reference = _last_segment(network, inputs)
         noise = torch.randn(changed_at.numel(), width, generator=generator, dtype=torch.float64)
         inputs[torch.arange(changed_at.numel()), changed_at] = 3 * noise
-        moved = (_last_segment(decoder, inputs) - reference).abs().amax(-1) > 0
+        moved = (_last_segment(network, inputs) - reference).abs().amax(-1) > 0
         for offset in range(segment):
             position = length - segment + offset
             seen = changed_at[moved[:, offset]]
@@ -46,22 +47,23 @@ def measured(model: BaseFairseqModel, seed: int = 1) -> ContextLength:
     return ContextLength(farthest[0], max(farthest) + 1, (farthest[0] + max(farthest) + 1) / 2)
 
 
-def _randomised(decoder: StreamingDecoder, seed: int) -> StreamingDecoder:
+def _randomised(network: StreamingModel, seed: int) -> StreamingModel:
     """A copy on the CPU with weights large enough for every path to show."""
-    decoder = copy.deepcopy(decoder).cpu().double().eval()
+    network = copy.deepcopy(network).cpu().double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
+        for name, parameter in network.named_parameters():
             if parameter.dim() > 1 and not name.startswith(("embed", "project", "adaptive")):
                 scale = parameter.size(-1) ** -0.5
                 parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return decoder
+    return network
 
 
 @torch.no_grad()
-def _last_segment(decoder: StreamingDecoder, inputs_RTD: Tensor) -> Tensor:
+def _last_segment(network: StreamingModel, inputs_RTD: Tensor) -> Tensor:
     """Outputs (R, n_s, D) of the last segment of embedded streams."""
-    mems = decoder.new_memory(inputs_RTD.size(0)).states
-    for segment_RTD in inputs_RTD.split(decoder.segment_len, dim=1):
-        outputs, mems, _ = decoder.forward_segment(segment_RTD, mems, decoder.sinusoids())
+    mems = network.new_memory(inputs_RTD.size(0)).states
+    for segment_RTD in inputs_RTD.split(network.segment_len, dim=1):
+        outputs, moving = network.forward_segment(segment_RTD, mems, network.sinusoids())
+        mems, _ = network.remember(moving, mems)
     return outputs

@@ -88,10 +88,10 @@ class Step:
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator).to(device)
         with torch.no_grad():
-            self.memory = self.model.decoder.stream(self.tokens, None)[1]
+            self.memory = self.model.decoder.core.stream(self.tokens, None)[1]
 
     def forward(self) -> torch.Tensor:
-        return self.model.decoder.stream(self.tokens, self.memory)[0].sum()
+        return self.model.decoder.core.stream(self.tokens, self.memory)[0].sum()
 
     def run(self) -> None:
         self.model.zero_grad()

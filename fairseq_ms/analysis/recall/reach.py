@@ -5,10 +5,7 @@ from __future__ import annotations
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.context_length import formula
 from fairseq_ms.analysis.context_length.formula import ContextLength
-from fairseq_ms.core import Retina
-from fairseq_ms.models.compressive_transformer import CompressiveTransformerDecoder
-from fairseq_ms.models.transformer_ql import TransformerQLDecoder
-from fairseq_ms.models.transformer_xl import TransformerXLDecoder
+from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
 
 
 def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
@@ -23,22 +20,21 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
     block, that is the same block; so every layer but the last goes back by a multiple of k, and the last by more where
     its position lies late in a block of its own.
     """
-    decoder = checkpoint.model.decoder
-    if isinstance(decoder, TransformerQLDecoder):
-        return formula.by_formula(decoder)
-    if isinstance(decoder, TransformerXLDecoder):
-        remembered, begin, oldest = decoder.mem_len, 0, 0
-        if isinstance(decoder, CompressiveTransformerDecoder):
-            remembered += decoder.rate * decoder.compressed_mem_len
-        for _ in decoder.layers:
+    model = checkpoint.model.decoder.core
+    if isinstance(model, TransformerQL):
+        return formula.by_formula(model)
+    if isinstance(model, TransformerXL):
+        remembered, begin, oldest = model.mem_len, 0, 0
+        if isinstance(model, CompressiveTransformer):
+            remembered += model.config.compression_rate * model.config.compressed_mem_len
+        for _ in model.layers:
             oldest = begin - remembered
-            begin = oldest // decoder.segment_len * decoder.segment_len
-        return ContextLength.of(-oldest, decoder.segment_len)
+            begin = oldest // model.segment_len * model.segment_len
+        return ContextLength.of(-oldest, model.segment_len)
     sure, most = context, window - 1
-    core = decoder.core
-    if isinstance(core, Retina):
-        far, factor = core.groups[-1].far, core.groups[-1].factor
-        before = (len(core.layers) - 1) * ((far - 1) // factor * factor)
+    if isinstance(model, Retina):
+        far, factor = model.groups[-1].far, model.groups[-1].factor
+        before = (len(model.layers) - 1) * ((far - 1) // factor * factor)
         last = [phase + (far - 1 - phase) // factor * factor for phase in range(factor)]
         sure, most = min(sure, before + min(last)), min(most, before + max(last))
     return ContextLength(sure, most + 1, (sure + most + 1) / 2)

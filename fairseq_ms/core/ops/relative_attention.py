@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.recompute import DropoutMasks, drop
 
 
@@ -217,7 +216,7 @@ def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, v_NH: Tensor) -> Tensor:
     return torch.bmm(rows, r_PNH.permute(1, 2, 0)).view(heads, batch, queries, -1)
 
 
-def relative_attention_linear(
+def segment_attention(
     x_BTD: Tensor,
     memory_BMD: Tensor,
     norm: nn.LayerNorm | None,
@@ -225,13 +224,12 @@ def relative_attention_linear(
     r_PNH: Tensor,
     u_NH: Tensor,
     v_NH: Tensor,
-    out: Linear,
     dropout: float,
     recompute: bool,
 ) -> Tensor:
-    """Attention from a segment to its memory and to itself, by content and distance, and the projection behind it.
+    """Attention from a segment to its memory and to itself, by content and distance.
 
-    (B, T, D) and (B, M, D) -> (B, T, D).
+    (B, T, D) and (B, M, D) -> (B, T, N * H).
 
     No gradient goes to the memory. Queries, keys, values, r and the weights are kept for backward; dropout masks and
     the normalised inputs are not. Its naive twin is ``tests/naive/streaming.py``.
@@ -244,12 +242,11 @@ def relative_attention_linear(
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
         u_NH: Transformer-XL's u, added to the queries for content
         v_NH: Transformer-XL's v, added to them for position
-        out: the projection
         dropout: probability of dropping an attention weight
         recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
     """
     if not recompute and torch.is_grad_enabled():
-        return out(_keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout))
+        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout)
     device, heads = x_BTD.device.type, r_PNH.size(1)
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
@@ -264,8 +261,7 @@ def relative_attention_linear(
             norm.eps if norm is not None else None,
         )
         positions = r_PNH.to(dtype), u_NH.to(dtype), v_NH.to(dtype)
-        attended = _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
-    return out(attended)
+        return _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
 
 
 def _keeping_everything(
@@ -281,12 +277,34 @@ def _keeping_everything(
     """The same with torch's own backward, which keeps everything."""
     states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
     states_BSD = norm(states_BSD) if norm is not None else states_BSD
-    inner, heads = qkv_ED.size(0) // 3, r_PNH.size(1)
-    queries, keys = x_BTD.size(1), states_BSD.size(1)
-    k, v = F.linear(states_BSD, qkv_ED[inner:]).unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    q = F.linear(states_BSD[:, keys - queries :], qkv_ED[:inner]).unflatten(-1, (heads, -1)).transpose(1, 2)
-    by_content = (q + u_NH[:, None]) @ k.transpose(-1, -2)
-    by_distance = (q + v_NH[:, None]) @ r_PNH.permute(1, 2, 0)
-    scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q.size(-1))
+    heads = r_PNH.size(1)
+    k, v = keys_and_values(states_BSD, qkv_ED, heads)
+    q = queries_of(states_BSD[:, states_BSD.size(1) - x_BTD.size(1) :], qkv_ED, heads)
+    return relative_attention(q, k, v, r_PNH, u_NH, v_NH, dropout)
+
+
+def relative_attention(
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, dropout: float = 0.0
+) -> Tensor:
+    """Attention by content and distance, with torch's own backward: (B, T, N * H).
+
+    The queries are the last of the keys; r is of at least as many keys as there are.
+    """
+    keys = k_BNSH.size(2)
+    by_content = (q_BNTH + u_NH[:, None]) @ k_BNSH.transpose(-1, -2)
+    by_distance = (q_BNTH + v_NH[:, None]) @ r_PNH[-(keys + 1) :].permute(1, 2, 0)
+    scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q_BNTH.size(-1))
     weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
-    return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)
+    return (weights.to(v_BNSH.dtype) @ v_BNSH).transpose(1, 2).flatten(2)
+
+
+def queries_of(x_BTD: Tensor, qkv_ED: Tensor, heads: int) -> Tensor:
+    """Queries (B, N, T, H) by a projection (3 * N * H, D) to queries, keys and values."""
+    return F.linear(x_BTD, qkv_ED[: qkv_ED.size(0) // 3]).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def keys_and_values(x_BSD: Tensor, qkv_ED: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, N, S, H) by a projection (3 * N * H, D) to queries, keys and values."""
+    kv = F.linear(x_BSD, qkv_ED[qkv_ED.size(0) // 3 :])
+    k, v = kv.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return k, v

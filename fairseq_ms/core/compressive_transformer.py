@@ -1,0 +1,115 @@
+"""The Compressive Transformer: a Transformer-XL whose oldest memories are kept in compressed form (Rae et al., 2020).
+
+The memory of a layer is [compressed memory, memory].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.layers import TypedList
+from fairseq_ms.core.memory import Mems
+from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
+from fairseq_ms.core.pooling import Downsample
+from fairseq_ms.core.streaming import TransformerXLLayer, shift
+from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressiveTransformerConfig(TransformerXLConfig):
+    """Sizes of a ``CompressiveTransformer``.
+
+    Attributes:
+        compressed_mem_len: compressed states before the memory that every layer remembers
+        compression_rate: how many states are compressed into one
+        reconstruction_loss_weight: of the loss that trains the compression
+    """
+
+    mem_len: int = 12
+    compressed_mem_len: int = 12
+    compression_rate: int = 2
+    reconstruction_loss_weight: float = 0.01
+
+
+class CompressiveTransformer(TransformerXL):
+    """Layers over [compressed memory, memory, segment]."""
+
+    config: CompressiveTransformerConfig
+    has_auxiliary_loss = True
+
+    def __init__(self, config: CompressiveTransformerConfig) -> None:
+        rate, length = config.compression_rate, config.segment_len
+        if rate < 2 or length % rate:
+            raise ValueError(f"compression_rate must be at least 2 and divide segment_len {length}: got {rate}")
+        super().__init__(config)
+        self.window += config.compressed_mem_len
+
+    def add_layers(self) -> None:
+        super().add_layers()
+        config = self.config
+        self.compress = TypedList(Downsample("conv", config.dim, config.compression_rate) for _ in self.layers)
+
+    def remember(self, moving: Mems, mems: Mems) -> tuple[Mems, Tensor | None]:
+        """The memories of Compressive Transformer, Algorithm 1, and in training the loss of Algorithm 2."""
+        new, losses = {}, []
+        for layer, f_c in zip(self.layers, self.compress):
+            s = moving[layer.name]
+            cm, m = mems[layer.name].split([self.config.compressed_mem_len, self.mem_len], dim=1)
+            old = falling_out(m, s)
+            new_cm = f_c(old)
+            if self.training:
+                losses.append(reconstruction_loss(layer, s, old, new_cm))
+            new[layer.name] = torch.cat([shift(new_cm, cm), shift(s, m)], dim=1)
+        return new, self.config.reconstruction_loss_weight * torch.stack(losses).sum(dim=0) if losses else None
+
+    def memory_lengths(self) -> dict[str, int]:
+        return {layer.name: self.config.compressed_mem_len + self.mem_len for layer in self.layers}
+
+    def memory_reach(self) -> int:
+        tokens = self.mem_len + self.config.compression_rate * self.config.compressed_mem_len
+        return len(self.layers) * -(-tokens // self.segment_len)
+
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        return self.compress.parameters()
+
+
+def falling_out(memory_BMD: Tensor, segment_BTD: Tensor) -> Tensor:
+    """The states (B, T, D) that leave the memory when a segment of T states moves in."""
+    length = segment_BTD.size(1)
+    if memory_BMD.size(1) >= length:
+        return memory_BMD[:, :length].detach()
+    return torch.cat([memory_BMD, segment_BTD], dim=1)[:, :length].detach()
+
+
+def reconstruction_loss(
+    layer: TransformerXLLayer, segment_BTD: Tensor, old_BMD: Tensor, compressed_BCD: Tensor
+) -> Tensor:
+    """How differently the layer's heads read the compressed memory and the memory it was made of, of every row (B,).
+
+    The mean squared difference of what attention by content alone (no positions, neither u nor v) brings back from
+    either. Only ``compressed`` passes a gradient on: everything else is detached, the layer's weights included.
+    The mean is at least of float32: in half precision, its product with a sample size overflows, forward or backward.
+    """
+    segment_BTD, old_BMD = segment_BTD.detach(), old_BMD.detach()
+    precise = torch.promote_types(compressed_BCD.dtype, torch.float32)
+    by_compressed, by_old = (_read(layer, segment_BTD, memory).to(precise) for memory in (compressed_BCD, old_BMD))
+    return (by_compressed - by_old).square().mean(dim=(1, 2))
+
+
+def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
+    """Attention by content from the segment to a memory, (B, T, N * H), with weights that are not trained."""
+    attention, norm = layer.attention, layer.attention.norm
+    weight_ED = attention.qkv.weight.detach()
+    if norm is not None:
+        scale, offset = norm.weight.detach(), norm.bias.detach()
+        segment_BTD, memory_BMD = (
+            F.layer_norm(x, norm.normalized_shape, scale, offset, norm.eps) for x in (segment_BTD, memory_BMD)
+        )
+    q = queries_of(segment_BTD, weight_ED, attention.heads)
+    k, v = keys_and_values(memory_BMD, weight_ED, attention.heads)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -1,0 +1,349 @@
+"""Models with a memory: a stream is cut into segments, and what a segment leaves behind is read by the next ones.
+
+Within a segment of ``segment_len`` tokens, counted from the stream's beginning, attention is causal; at its end the
+memory moves on. A call may bring any number of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
+from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.layers import LayerConfig
+from fairseq_ms.core.memory import Memory, Mems, StreamState
+from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.ops.attention import split_qkv
+from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.linear import Linear, norm_linear
+from fairseq_ms.core.ops.recompute import Dropout, checkpointed
+from fairseq_ms.core.ops.relative_attention import (
+    Sinusoids,
+    keys_and_values,
+    relative_attention,
+    segment_attention,
+)
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention from a segment to itself and to the memory before it, by content and distance.
+
+    Args:
+        config: sizes and probabilities; pre-LN layers normalise segment and memory
+        u_NH, v_NH: what queries by content and by distance have in common, shared by all layers of a model
+    """
+
+    def __init__(self, config: LayerConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
+        super().__init__()
+        dim, inner = config.dim, config.heads * config.width_of_head
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        self.recompute = config.recompute
+        self.norm = nn.LayerNorm(dim) if config.normalize_before else None
+        self.qkv = Linear(dim, 3 * inner, bias=False)
+        # Not one that packs its weight: a ``SegmentCache`` projects the sinusoids once.
+        self.position = nn.Linear(dim, inner, bias=False)
+        self.out = Linear(inner, dim, bias=False)
+        self.u, self.v = u_NH, v_NH
+
+    def project(self, positions_PD: Tensor) -> Tensor:
+        """The projected sinusoids r of distances, (P, D) -> (P, N, H)."""
+        return self.position(positions_PD).unflatten(-1, (self.heads, -1))
+
+    def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
+        """Attend over memory and segment, (B, T, D) -> (B, T, D); arguments as ``TransformerXLLayer``'s."""
+        dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
+        if past is not None:
+            q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute), self.heads)
+            return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout))
+        r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
+        segment = s_BTD, m_BMD.detach(), self.norm, self.qkv.weight
+        return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
+
+
+class SegmentCache(KeyValueCache):
+    """Keys and values of a layer's memory and of its segment so far, and the projected sinusoids of the window.
+
+    Args:
+        attention: the layer's
+        batch_size: B
+        positions_PD: ``sinusoids`` of the window
+    """
+
+    def __init__(self, attention: RelativeAttention, batch_size: int, positions_PD: Tensor) -> None:
+        self.attention = attention
+        self.r_PNH = attention.project(positions_PD)
+        super().__init__(batch_size, attention.heads, self.r_PNH.size(-1), positions_PD.size(0) - 1, self.r_PNH)
+
+    def begin(self, m_BMD: Tensor) -> None:
+        """Begin a segment behind a memory."""
+        norm = self.attention.norm
+        self.truncate(0)
+        m_BMD = norm(m_BMD) if norm is not None else m_BMD
+        self.append(*keys_and_values(m_BMD, self.attention.qkv.weight, self.attention.heads))
+
+
+# By the name of a layer's memory, its cache in a segment that comes in pieces.
+Pasts = Mapping[str, SegmentCache]
+WHOLE: Pasts = MappingProxyType({})
+
+
+class TransformerXLLayer(nn.Module):
+    """Attention over memory and segment and feed-forward, each beside a residual connection.
+
+    A post-LN layer, the figure's, normalises behind the residual connections; a pre-LN layer in front of attention and
+    feed-forward, which own those norms.
+
+    Args:
+        name: of its memory
+        config: sizes and probabilities
+        u_NH, v_NH: Transformer-XL's u and v, shared by all layers of a model
+    """
+
+    def __init__(self, name: str, config: LayerConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
+        super().__init__()
+        self.name = name
+        self.attention = RelativeAttention(config, u_NH, v_NH)
+        self.ffn = config.feed_forward()
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.checkpoint = config.checkpoint
+        behind = nn.Identity if config.normalize_before else nn.LayerNorm
+        self.after_attention, self.after_ffn = behind(config.dim), behind(config.dim)
+
+    def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
+        """Compute of Transformer-QL, Figure 2b: (B, T, D) -> (B, T, D).
+
+        Args:
+            s_BTD: the segment; one of no positions stays one
+            m_BMD: the memory before it, to which no gradient goes
+            positions_PD: ``sinusoids`` of at least as many keys as there are
+            past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
+                takes in those of s; memory and positions are then not read
+        """
+        if not s_BTD.size(1):
+            return s_BTD
+        if self.checkpoint:
+            return checkpointed(self._compute, s_BTD, m_BMD, positions_PD, past)
+        return self._compute(s_BTD, m_BMD, positions_PD, past)
+
+    def _compute(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None) -> Tensor:
+        s_BTD = self.after_attention(s_BTD + self.drop(self.attention(s_BTD, m_BMD, positions_PD, past)))
+        return self.after_ffn(s_BTD + self.drop(self.ffn(s_BTD)))
+
+
+def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
+    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
+    moving, length = s_BTD.size(1), m_BMD.size(1)
+    if moving >= length:
+        return s_BTD[:, moving - length :].detach()
+    return torch.cat([m_BMD[:, moving:], s_BTD.detach()], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamingConfig(ModelConfig):
+    """Sizes that every model with a memory has.
+
+    Attributes:
+        segment_len: tokens of a segment
+        mem_len: states before the segment that every layer remembers
+        proj_init_std: standard deviation that the projections of an adaptive input and softmax start from
+    """
+
+    activation: str = "relu"
+    segment_len: int = 16
+    mem_len: int = 16
+    proj_init_std: float = 0.01
+
+
+class StreamingModel(LanguageModel):
+    """A language model that works segment by segment: ``model(tokens, state) -> (logits, state)``.
+
+    A state goes on with its streams in both directions: with gradients, a call trains on what it reads behind a memory
+    that is detached, so streams can be trained on call by call; without, single tokens are read from caches.
+
+    A subclass builds its layers with ``make_layer``, ends its constructor with ``reset_parameters``, implements
+    ``forward_segment``, and says what its memory is (``memory_lengths``, ``memory_reach``).
+    """
+
+    config: StreamingConfig
+    has_position_embedding = False
+    # Whether ``remember`` returns a loss in training.
+    has_auxiliary_loss = False
+
+    def __init__(self, config: StreamingConfig) -> None:
+        super().__init__(config)
+        for name, least in (("segment_len", 1), ("mem_len", 0)):
+            if getattr(config, name) < least:
+                raise ValueError(f"{name} must be at least {least}: got {getattr(config, name)}")
+        self.segment_len, self.mem_len = config.segment_len, config.mem_len
+        # How many keys a whole segment's attention has, equally many at all scales: the memory's and its own.
+        self.window = self.mem_len + self.segment_len
+        self.scale = math.sqrt(config.dim)
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.table = Sinusoids(config.dim)
+        # Shared by the attention of all layers.
+        self.u = nn.Parameter(torch.empty(config.heads, config.width_of_head))
+        self.v = nn.Parameter(torch.empty(config.heads, config.width_of_head))
+
+    def make_layer(self, name: str) -> TransformerXLLayer:
+        """One Transformer-XL layer, whose memory has this name."""
+        return TransformerXLLayer(name, self.config, self.u, self.v)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; adaptive embeddings and projections start as Transformer-XL's own."""
+        super().reset_parameters()
+        for shared in (self.u, self.v):
+            nn.init.normal_(shared, std=self.config.init_std)
+        for module in (self.embed.words, self.adaptive_softmax):
+            for part in module.modules() if isinstance(module, AdaptiveInput | AdaptiveSoftmax) else ():
+                if isinstance(part, nn.Embedding):
+                    nn.init.normal_(part.weight, std=self.config.word_std)
+                    if part.padding_idx is not None:
+                        nn.init.zeros_(part.weight[part.padding_idx])
+                elif isinstance(part, nn.Linear):
+                    nn.init.normal_(part.weight, std=self.config.proj_init_std)
+
+    @abstractmethod
+    def forward_segment(
+        self, x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE
+    ) -> tuple[Tensor, Mems]:
+        """The model over one segment, as its paper lists it, or over a piece of one.
+
+        Args:
+            x_BTD: the embedded segment, perhaps unfinished
+            mems: the states it starts from
+            positions: ``sinusoids`` of the window
+            pasts: the caches of all layers, if this is a piece; behind the states of ``mems`` that no layer reads,
+                there are then those of the pieces before it
+
+        Returns:
+            outputs (B, T, D), and by the memories' names the states that this segment or piece has for them
+        """
+
+    def remember(self, moving: Mems, mems: Mems) -> tuple[Mems, Tensor | None]:
+        """The states that the next segment starts from, and in training a loss (B,) of the memory's own, if it has one.
+
+        Args:
+            moving: what ``forward_segment`` returned of a whole segment
+            mems: the states it started from
+        """
+        return {name: shift(s_BTD, mems[name]) for name, s_BTD in moving.items()}, None
+
+    @abstractmethod
+    def memory_lengths(self) -> dict[str, int]:
+        """The names of the memory's states and how many positions each has."""
+
+    @abstractmethod
+    def memory_reach(self) -> int:
+        """How many segments back a segment's outputs can depend on, at most."""
+
+    def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
+        """The parameters that training on less than a segment may leave without work."""
+        return ()
+
+    def sinusoids(self) -> Tensor:
+        """Sinusoids of the distances in a window, with dropout as in Transformer-XL."""
+        return self.drop(self.table(self.window, self.u))
+
+    def new_memory(self, batch_size: int) -> Memory:
+        """The memory of B streams before their first tokens: zeros (Transformer-QL, Figures 2e and 3, line 3)."""
+        like = self.u.detach()
+        shapes = {name: (batch_size, length, self.config.dim) for name, length in self.memory_lengths().items()}
+        states = {name: like.new_zeros(shape) for name, shape in shapes.items()}
+        return Memory(states, torch.zeros(batch_size, 0, dtype=torch.long, device=like.device))
+
+    def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
+        """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss (B,) or None."""
+        memory = self.checked(memory, tokens_BT.size(0))
+        mems, known = memory.states, memory.pending_BT.size(1)
+        tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
+        whole = tokens_BT.size(1) - tokens_BT.size(1) % self.segment_len
+        outputs, losses = [], []
+        for s_BTD in self.embed_tokens(tokens_BT).split(self.segment_len, dim=1):
+            y_BTD, moving = self.forward_segment(s_BTD, mems, self.sinusoids())
+            outputs.append(y_BTD)
+            if s_BTD.size(1) == self.segment_len:
+                mems, loss_B = self.remember(moving, mems)
+                losses += [loss_B] if loss_B is not None else []
+        y_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if not whole and self.training:
+            y_BTD = keep_in_graph(y_BTD, self.idle_without_a_whole_segment())
+        if self.training and self.has_auxiliary_loss and not losses:
+            # Processes add up what they log by position, so it must not depend on the batch what that is.
+            losses = [y_BTD.new_zeros(y_BTD.size(0))]
+        loss_B = torch.stack(losses).mean(dim=0) if losses else None
+        return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss_B
+
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Transformer-QL, Figure 2e, line 6: (B, T) -> (B, T, D)."""
+        return self.embed(tokens_BT) * self.scale
+
+    def forward(  # type: ignore[override]
+        self, tokens_BT: Tensor, state: StreamState | None = None
+    ) -> tuple[Tensor, StreamState]:
+        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
+
+        The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go through
+        this call's tokens and no farther. Raises ValueError for a state of another batch size.
+        """
+        state = state if state is not None else self.new_state(tokens_BT.size(0))
+        return self.logits(self.features(tokens_BT, state)), state
+
+    def features(self, tokens_BT: Tensor, state: StreamState | None = None) -> Tensor:  # type: ignore[override]
+        return self._read(tokens_BT, state)[0]
+
+    def loss(
+        self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
+    ) -> Tensor:
+        """The mean of -log p(target) in nats, over targets (B, T) that are not ``ignore_index``.
+
+        The tokens continue the streams of the state, which this call moves on, or begin new ones. In training, what
+        the memory itself is trained on is added.
+        """
+        x_BTD, auxiliary_B = self._read(tokens_BT, state)
+        loss = self.loss_of(x_BTD, targets_BT, ignore_index)
+        if auxiliary_B is None:
+            return loss
+        count_B = (targets_BT != ignore_index).sum(dim=1)
+        return loss + (auxiliary_B * count_B).sum() / count_B.sum().clamp(min=1)
+
+    def new_state(self, batch_size: int, capacity: int = 0, memory: Memory | None = None) -> StreamState:
+        """The state of B streams before their first tokens, or behind a memory; room is made segment by segment."""
+        return StreamState(self, self.checked(memory, batch_size))
+
+    def segment_caches(self, batch_size: int) -> dict[str, SegmentCache]:
+        """An empty cache of every layer, by the name of its memory."""
+        layers = [layer for layer in self.modules() if isinstance(layer, TransformerXLLayer)]
+        return {layer.name: SegmentCache(layer.attention, batch_size, self.sinusoids()) for layer in layers}
+
+    def checked(self, memory: object, batch_size: int) -> Memory:
+        """The memory, or a new one; raises ValueError if it is not one of this model and batch."""
+        if memory is None:
+            return self.new_memory(batch_size)
+        if not isinstance(memory, Memory):
+            raise ValueError(f"memory: must be None or the memory that a call before has left, got {type(memory)}")
+        found = {name: state.size(1) for name, state in memory.states.items()}
+        if found != self.memory_lengths() or memory.batch_size != batch_size:
+            raise ValueError(
+                f"memory: must hold {self.memory_lengths()} states of {batch_size} streams, "
+                f"got {found} of {memory.batch_size}"
+            )
+        return memory.to(self.u)
+
+    def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
+        """Features (B, T, D), and the memory's loss (B,) or None."""
+        if state is not None and state.tokens_BT.size(0) != tokens_BT.size(0):
+            raise ValueError(f"state: must be of {tokens_BT.size(0)} streams, got {state.tokens_BT.size(0)}")
+        if state is not None and not torch.is_grad_enabled():
+            return self.drop(state.advance(tokens_BT)), None
+        x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
+        if state is not None:
+            state.restart(memory, state.length + tokens_BT.size(1))
+        return x_BTD, loss_B

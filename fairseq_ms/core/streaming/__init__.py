@@ -1,1 +1,0 @@
-"""Layers and memories of the streaming models."""

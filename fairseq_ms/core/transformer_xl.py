@@ -1,0 +1,53 @@
+"""Transformer-XL: segments that see the states of the segments before them (Transformer-QL, Figure 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fairseq_ms.core.layers import TypedList
+from fairseq_ms.core.memory import Mems
+from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig(StreamingConfig):
+    """Sizes of a ``TransformerXL``.
+
+    Attributes:
+        layers: how many
+    """
+
+    layers: int = 8
+
+
+class TransformerXL(StreamingModel):
+    """Layers over [memory, segment]; the memory of a layer is that of its input."""
+
+    config: TransformerXLConfig
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.add_layers()
+        self.reset_parameters()
+
+    def add_layers(self) -> None:
+        """Build what there is beside embeddings."""
+        self.layers = TypedList(self.make_layer(f"layer{index}") for index in range(self.config.layers))
+
+    def forward_segment(
+        self, x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE
+    ) -> tuple[Tensor, Mems]:
+        """Transformer-QL, Figure 3, lines 7 to 10."""
+        s, moving = x_BTD, {}
+        for layer in self.layers:
+            moving[layer.name] = s
+            s = layer(s, mems[layer.name], positions, pasts.get(layer.name))
+        return s, moving
+
+    def memory_lengths(self) -> dict[str, int]:
+        return {layer.name: self.mem_len for layer in self.layers}
+
+    def memory_reach(self) -> int:
+        return len(self.layers) * -(-self.mem_len // self.segment_len)

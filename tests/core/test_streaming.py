@@ -1,0 +1,220 @@
+"""Models with a memory in plain PyTorch: states that train, decode, go back and are handed on."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_ms import core
+from fairseq_ms.core.memory import Mems
+from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingModel
+
+VOCABULARY = 13
+# float64; sums of a few hundred terms of order 1, through at most seven layers.
+EXACT: Any = {"rtol": 1e-9, "atol": 1e-9}
+MODELS = ["TransformerXL", "CompressiveTransformer", "TransformerQL"]
+
+
+def model_of(name: str, seed: int, **settings: Any) -> StreamingModel:
+    """A small model with large weights, in double precision."""
+    rng = random.Random(f"{name} {seed}")
+    sizes: dict[str, Any] = {"dim": 8, "ffn_dim": 12, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+    sizes |= {"vocab_size": VOCABULARY, "init_std": 0.4, "normalize_before": rng.random() < 0.5}
+    sizes |= {"segment_len": 4 * rng.randint(1, 2), "mem_len": rng.choice([0, 3, 4, 10])}
+    if name == "TransformerQL":
+        sizes |= {"scales": tuple(core.Scale(2**n, 1) for n in range(rng.randint(1, 3))), "output_layers": 1}
+        sizes["mem_len"] = max(sizes["mem_len"], 1)
+    else:
+        sizes["layers"] = 2
+    if name == "CompressiveTransformer":
+        sizes |= {"compressed_mem_len": rng.randint(0, 5)}
+    torch.manual_seed(seed)
+    return getattr(core, name)(getattr(core, f"{name}Config")(**{**sizes, **settings})).double()
+
+
+def tokens_of(rows: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length))
+
+
+def cuts(rng: random.Random, length: int) -> list[int]:
+    """Lengths of pieces."""
+    pieces: list[int] = []
+    while sum(pieces) < length:
+        pieces.append(rng.randint(1, min(9, length - sum(pieces))))
+    return pieces
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_segments_of_a_prompt_run_in_one_pass_and_an_unfinished_one_is_continued(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(name, 0, segment_len=4, mem_len=4)
+    tokens = tokens_of(2, 17)
+    expected = model.features(tokens)
+    whole, in_one_pass = model.forward_segment, []
+
+    def counted(x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE) -> tuple[Tensor, Mems]:
+        if not pasts:
+            in_one_pass.append(x_BTD.size(1))
+        return whole(x_BTD, mems, positions, pasts)
+
+    monkeypatch.setattr(model, "forward_segment", counted)
+    state = model.new_state(2, 17)
+    with torch.no_grad():
+        features = [model.features(part, state) for part in tokens.split([10, 1, 6], dim=1)]
+    torch.testing.assert_close(torch.cat(features, dim=1), expected, **EXACT)
+    # Tokens 8 to 11 come in three pieces, and the last token is not a segment.
+    assert in_one_pass == [4, 4, 4]
+    assert state.length == 17
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", MODELS)
+def test_calls_with_and_without_gradients_continue_one_state(name: str, seed: int) -> None:
+    model, rng = model_of(name, seed), random.Random(seed)
+    tokens = tokens_of(2, 40)
+    expected, _ = model(tokens)
+    state: Any = None
+    logits = []
+    for piece in tokens.split(cuts(rng, 40), dim=1):
+        with torch.set_grad_enabled(rng.random() < 0.5):
+            some, state = model(piece, state)
+        logits.append(some)
+    torch.testing.assert_close(torch.cat(logits, dim=1), expected, **EXACT)
+    assert state.length == 40
+    # What the state knows can be handed on.
+    more = tokens_of(2, 11)
+    other = model.new_state(2, memory=core.Memory.from_state_dict(state.memory.state_dict()))
+    torch.testing.assert_close(model(more, other)[0], model(more, state)[0], **EXACT)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", MODELS)
+def test_pieces_reorders_and_going_back_leave_the_features_of_the_whole(name: str, seed: int) -> None:
+    model, rng = model_of(name, seed), random.Random(seed)
+    first, read = tokens_of(3, rng.randint(1, 20)), tokens_of(3, 0)
+    with torch.no_grad():
+        _, memory, _ = model.stream(first, None)
+        state = model.new_state(3, memory=memory)
+        for _ in range(14):
+            rows = read.size(0)
+            choice = rng.random()
+            if choice < 0.25:
+                order = torch.tensor([rng.randrange(rows) for _ in range(rng.randint(1, 4))])
+                state.reorder(order)
+                first, read = first[order], read[order]
+            elif choice < 0.4:
+                read = read[:, : rng.randint(0, read.size(1))]
+                state.truncate(read.size(1))
+            else:
+                more = tokens_of(rows, rng.choice([1, 1, 2, 5, 11]))
+                found = model.features(more, state)
+                read = torch.cat([read, more], dim=1)
+                expected = model.features(torch.cat([first, read], dim=1))[:, -more.size(1) :]
+                torch.testing.assert_close(found, expected, **EXACT)
+            assert state.length == read.size(1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loss_behind_a_state_is_that_of_the_logits_and_trains_on_its_own_tokens(name: str, seed: int) -> None:
+    model = model_of(name, seed).train()
+    length = model.segment_len
+    tokens, targets = tokens_of(2, 3 * length), tokens_of(2, 3 * length)
+    targets[1, -2:] = -100
+    _, memory, _ = model.stream(tokens[:, :length], None)
+    x_BTD, _, auxiliary_B = model.stream(tokens[:, length:], memory)
+    expected = F.cross_entropy(model.logits(x_BTD).flatten(0, 1), targets[:, length:].flatten())
+    if auxiliary_B is not None:
+        # A row counts as its targets do.
+        shares_B = torch.tensor([2 * length, 2 * length - 2]) / (4 * length - 2)
+        expected = expected + (auxiliary_B * shares_B).sum()
+    state = model.new_state(2)
+    # The first call's graph is gone when the second's gradients are taken.
+    model.loss(tokens[:, :length], targets[:, :length], state=state).backward()
+    loss = model.loss(tokens[:, length:], targets[:, length:], state=state)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    naive = torch.autograd.grad(expected, parameters, allow_unused=True)
+    for one, other in zip(found, naive):
+        assert (one is None or not one.any()) == (other is None or not other.any())
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plain_loop_over_segments_learns_what_only_the_memory_can_tell(name: str) -> None:
+    """Every second segment repeats the one before: within it, nothing else tells the next token."""
+    sizes = {"vocab_size": 4, "dim": 16, "ffn_dim": 32, "segment_len": 4, "mem_len": 8, "init_std": 0.2}
+    model = model_of(name, 1, **sizes, normalize_before=True).float().train()
+    before = {key: weight.clone() for key, weight in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    state, losses = model.new_state(16), []
+    for _ in range(80):
+        segment = torch.randint(4, (16, 4))
+        with torch.no_grad():
+            model(segment, state)
+        loss = model.loss(segment, segment.roll(-1, 1), state=state)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    # Without a memory, three of four next tokens take log 4 nats, so that the mean is at least 1.04.
+    assert sum(losses[-10:]) / 10 < 0.7, losses[-10:]
+    assert all(not torch.equal(weight, before[key]) for key, weight in model.named_parameters())
+    assert state.length == 640
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generation_behind_a_state_is_that_behind_the_whole_prompt(name: str) -> None:
+    model = model_of(name, 2).eval()
+    prompt = tokens_of(2, 23)
+    whole = model.generate(prompt, 12, temperature=0.0)
+    _, state = model(prompt[:, :14])
+    assert torch.equal(model.generate(prompt[:, 14:], 12, temperature=0.0, state=state), whole[:, 14:])
+    assert state.length == 23 + 11
+
+
+def test_a_memory_of_an_older_checkpoint_has_its_compressed_part_beside_it() -> None:
+    states = {"layer0": torch.full((1, 3, 2), 1.0), "compressed0": torch.full((1, 2, 2), 2.0)}
+    memory = core.Memory.from_state_dict({"states": states, "pending": torch.zeros(1, 0, dtype=torch.long)})
+    assert list(memory.states) == ["layer0"]
+    assert memory.states["layer0"][0, :, 0].tolist() == [2.0, 2.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_does_not_fit_is_refused_in_one_sentence(name: str) -> None:
+    model = model_of(name, 0)
+    with pytest.raises(ValueError, match="state: must be of 3 streams, got 2"):
+        model(tokens_of(3, 2), model.new_state(2))
+    with pytest.raises(ValueError, match="memory: must hold"):
+        model.new_state(3, memory=model.new_memory(2))
+    for setting, value in (("segment_len", 0), ("mem_len", -1)):
+        with pytest.raises(ValueError, match=f"{setting} must be at least .*: got {value}"):
+            model_of(name, 0, **{setting: value})
+
+
+def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:
+    model = model_of("TransformerXL", 0)
+    _, state = model(tokens_of(1, 5))
+    with pytest.raises(core.cache.CannotTruncate):
+        state.truncate(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("CompressiveTransformer", {"compression_rate": 3}, "compression_rate must be at least 2 and divide"),
+        ("CompressiveTransformer", {"compression_rate": 1}, "compression_rate must be at least 2 and divide"),
+        ("TransformerQL", {"segment_len": 6, "scales": (core.Scale(1, 1), core.Scale(4, 1))}, "segment_len must be a"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_of(name, 0, **settings)

@@ -13,17 +13,23 @@ V vocabulary; ``x_BTD`` is a tensor of shape (B, T, D).
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
+from fairseq_ms.core.model import CausalModel, LanguageModel, ModelConfig
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
 from fairseq_ms.core.vanilla import Vanilla, VanillaConfig
 
 __all__ = [
+    "HAED",
+    "HRED",
     "BottomUp",
     "BottomUpConfig",
+    "CausalModel",
     "CoarseLM",
     "CoarseLMConfig",
+    "HAEDConfig",
+    "HREDConfig",
     "LanguageModel",
     "ModelConfig",
     "Retina",

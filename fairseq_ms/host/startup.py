@@ -32,9 +32,6 @@ PENDING = {
     "models.transformer_ql",
     "presets.transformer_ql",
     "tasks.streaming_language_modeling",
-    "models.haed",
-    "presets.haed",
-    "criterions.in_batch_sampled_softmax",
 }
 REGISTERING = ("criterions", "tasks", "models", "presets")
 

@@ -228,6 +228,9 @@ def initialise(module: nn.Module, std: float | None) -> None:
 class HAED(CausalModel):
     """MLP encoder, transformer main model, LSTM decoder, unless its configuration says otherwise."""
 
+    config: HAEDConfig
+    project: Linear
+
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
         self.config = config

@@ -15,7 +15,7 @@ from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 @dataclass
 class TransformerFlags(FairseqDataclass):
-    """Flags of every model with a transformer."""
+    """Flags of every model; names and meanings are fairseq's where fairseq has them."""
 
     activation_fn: Activation = field(
         default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
@@ -40,7 +40,7 @@ class TransformerFlags(FairseqDataclass):
 
 @dataclass
 class LanguageModelConfig(TransformerFlags):
-    """Flags of every language model but ``haed`` and ``hred``; names and meanings are fairseq's where fairseq has them."""
+    """Flags of every model but the hierarchical ones."""
 
     dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
     attention_dropout: float = field(default=0.1, metadata={"help": "dropout probability for attention weights"})

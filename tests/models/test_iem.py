@@ -172,7 +172,7 @@ def test_the_first_phase_has_no_decoder() -> None:
     model = first_phase(0)
     names = {name.split(".")[0] for name in model.state_dict()}
     assert names == {"encoder", "main"}
-    assert {parameter.param_group for parameter in model.parameters()} == {"encoder", "main"}
+    assert {vars(parameter)["param_group"] for parameter in model.parameters()} == {"encoder", "main"}
     with pytest.raises(UsageError, match="has none yet"):
         model.prepare_for_inference_(None)
 

@@ -85,7 +85,7 @@ class RowCaches:
     """
 
     def __init__(self, stack: TransformerStack, rows: int, capacity: int, like: Tensor) -> None:
-        attention = stack.layers[0].attention
+        attention = next(iter(stack.layers)).attention
         shape = (2, rows, attention.heads, max(capacity, 1), attention.head_dim)
         # Zeros: where a bias hides a position, what is there has to be finite.
         self.buffers = [like.new_zeros(shape) for _ in stack.layers]

@@ -62,7 +62,7 @@ class RowCache:
         self.buffer[1, self.row_X, :, self.place_X] = v.to(self.buffer.dtype)
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
-        """Causal attention from C more positions of R rows to all up to themselves: (..., 3 * N * H) -> (..., N * H)."""
+        """Causal attention from C more positions of R rows to all before: (..., 3 * N * H) -> (..., N * H)."""
         assert self.bias is not None
         rows, _, count, seen = self.bias.shape
         qkv_RCE = qkv.view(rows, count, -1)

@@ -73,7 +73,7 @@ class Steps:
         return (sorted_M.cumsum(0) - sorted_M)[self.rank_M[self.sequence_P]] + self.place_P
 
     def step_major(self) -> Tensor:
-        """Row of each step where step 0 of all sequences comes first, in ``order_M``, then step 1 of the longer ones."""
+        """Row of each step where step 0 of all sequences comes first, in ``order_M``, then step 1 and so on."""
         return self._starts()[self.place_P] + self.rank_M[self.sequence_P]
 
     def last(self) -> Tensor:

@@ -99,8 +99,9 @@ class ChunkTable:
 
     def in_chunks(self, tokens_BT: Tensor) -> Steps:
         """A step for each token, in the sequence that is the chunk it helps to predict."""
-        symbol_P = tokens_BT.flatten().index_select(0, self.position_P)
-        kept_B = None if self.more else self.counts_R.cumsum(0) - 1
+        symbol_P, kept_B = tokens_BT.flatten(), None
+        if not self.more:
+            symbol_P, kept_B = symbol_P.index_select(0, self.position_P), self.counts_R.cumsum(0) - 1
         return Steps(symbol_P, self.decoded_P, self.place_P, self.position_P, tokens_BT.numel(), kept_B, self.more)
 
     def begun(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,11 +194,12 @@ class Segmentation(nn.Module):
         chunk_BL = unfinished.tokens_BL.scatter(1, unfinished.place_B.unsqueeze(1), tokens_B1)
         ends_B, unfinished.place_B = self.advance(unfinished.place_B, tokens_B1[:, 0])
         row_M = ends_B.nonzero().squeeze(1)
-        unfinished.tokens_BL = chunk_BL.index_fill(0, row_M, self.pad)
+        tokens_ML = chunk_BL[row_M]
+        unfinished.tokens_BL = chunk_BL.index_fill_(0, row_M, self.pad)
         index_M = unfinished.counts_B[row_M]
         unfinished.counts_B = unfinished.counts_B + ends_B
         row_B, one_M = torch.arange(ends_B.numel(), device=ends_B.device), torch.ones_like(row_M)
-        return ChunkTable(chunk_BL[row_M], row_M, index_M, one_M, row_B, row_B, unfinished.place_B, more=True)
+        return ChunkTable(tokens_ML, row_M, index_M, one_M, row_B, row_B, unfinished.place_B, more=True)
 
     def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
@@ -245,6 +247,8 @@ class ChunkEncoder(nn.Module, ABC):
 
     def forward(self, tokens_ML: Tensor) -> Tensor:
         """(M, L) tokens, padded on the right, to (M, D) encodings."""
+        if tokens_ML.shape[0] == 1:
+            return self.encode(tokens_ML)
         distinct_UL, which_M, _ = unique_chunks(tokens_ML)
         return self.encode(distinct_UL).index_select(0, which_M)
 

@@ -107,12 +107,15 @@ class LSTMState:
         self.hidden_BU = self.hidden_BU.index_fill(0, rows_R, 0.0)
         self.cell_BU = self.cell_BU.index_fill(0, rows_R, 0.0)
 
+    def at(self, rows_R: Tensor) -> LSTMState:
+        """Where the LSTM is in some rows."""
+        context_RG = None if self.context_BG is None else self.context_BG[rows_R]
+        return LSTMState(self.hidden_BU[rows_R], self.cell_BU[rows_R], context_RG, self.table_RG)
+
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
-        self.hidden_BU = self.hidden_BU.index_select(0, order)
-        self.cell_BU = self.cell_BU.index_select(0, order)
-        if self.context_BG is not None:
-            self.context_BG = self.context_BG.index_select(0, order)
+        moved = self.at(order)
+        self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
 
 
 class LSTM(nn.Module):
@@ -186,15 +189,19 @@ class LSTM(nn.Module):
         rows_P, weight = steps.sequence_P, self.weights()[1]
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
         gates_PG = table_RG.index_select(0, steps.symbol_P)
-        if state.context_BG is not None:
-            gates_PG = gates_PG + state.context_BG[rows_P]
+        # Rows come in ascending order, so they are all where they are as many.
+        some = state if rows_P.numel() == state.hidden_BU.shape[0] else state.at(rows_P)
+        if some.context_BG is not None:
+            gates_PG = gates_PG + some.context_BG
         recurrent = F.linear if self.packed is None else self.packed.linear
-        hidden_PU, before_PU = state.hidden_BU[rows_P], state.cell_BU[rows_P]
-        gates_PG = gates_PG + recurrent(hidden_PU, weight)
-        cell_PU = torch.empty_like(before_PU)
-        _cell_(gates_PG, before_PU, self.capped, cell_PU, hidden_PU)
-        state.hidden_BU = state.hidden_BU.index_copy(0, rows_P, hidden_PU)
-        state.cell_BU = state.cell_BU.index_copy(0, rows_P, cell_PU)
+        gates_PG = gates_PG + recurrent(some.hidden_BU, weight)
+        hidden_PU, cell_PU = torch.empty_like(some.hidden_BU), torch.empty_like(some.cell_BU)
+        _cell_(gates_PG, some.cell_BU, self.capped, cell_PU, hidden_PU)
+        if some is state:
+            state.hidden_BU, state.cell_BU = hidden_PU, cell_PU
+        else:
+            state.hidden_BU = state.hidden_BU.index_copy(0, rows_P, hidden_PU)
+            state.cell_BU = state.cell_BU.index_copy(0, rows_P, cell_PU)
         return hidden_PU
 
     def make_generation_fast_(self, **unused: object) -> None:

@@ -1,4 +1,4 @@
-"""What ``haed`` costs: packed against padded decoding, the first phase, and generation against other byte models."""
+"""What ``haed`` costs: decoding with and without padding, the first phase, and generation beside other byte models."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, FairseqLang
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import packed_lstm
+from benchmarks import lstm
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
+from fairseq_ms.core.hierarchical.chunks import unique_chunks
 from fairseq_ms.data.chunk_sampling import predicted_chunks
 from fairseq_ms.lm.registry import PRESETS
-from fairseq_ms.models.haed.config import IEM_CRITERION, SPACE
+from fairseq_ms.models.haed import IEM_CRITERION, SPACE
 
 NAME = "haed"
-HELP = "haed: packed against padded decoder, first phase against end to end, generation against other models"
+HELP = "haed: decoder with and without padding, first phase against end to end, generation against other models"
 
 ROWS, WORDS = 4, 256
 TINY = {"encoder_units": 16, "decoder_embed_dim": 24, "position_embed_dim": 8, "decoder_layers": 1}
@@ -78,19 +78,17 @@ def loss_of(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 
 def padded_loss(model: FairseqLanguageModel, tokens: Tensor, pad: int) -> Tensor:
     """The loss by torch's own LSTM over chunks padded to the greatest length, the context beside every token."""
-    decoder, source = model.decoder, tokens[:, :-1]
-    chunks = decoder.segmentation(source)
-    main_MD = decoder.main(decoder.encoder(chunks.tokens_ML), chunks)
-    longest = decoder.segmentation.max_length
+    core, source = model.decoder.core, tokens[:, :-1]
+    chunks = core.segmentation(source)
+    main_MD = core.main(core.encoder(chunks.tokens_ML), chunks)
+    longest = core.segmentation.max_length
     read_ML = source.new_full((main_MD.shape[0], longest), pad)
     target_ML = read_ML.clone()
     read_ML[chunks.decoded_P, chunks.place_P] = source.flatten()[chunks.position_P]
     target_ML[chunks.decoded_P, chunks.place_P] = tokens[:, 1:].flatten()[chunks.position_P]
     context_MLD = main_MD.unsqueeze(1).expand(-1, longest, -1)
-    hidden_MLU, _ = decoder.chunk_decoder.lstm.cell(
-        torch.cat([decoder.chunk_decoder.embed(read_ML), context_MLD], dim=2)
-    )
-    return loss_of(decoder.project(hidden_MLU), target_ML, pad)
+    hidden_MLU, _ = core.chunk_decoder.lstm.cell(torch.cat([core.chunk_decoder.embed(read_ML), context_MLD], dim=2))
+    return loss_of(core.project(hidden_MLU), target_ML, pad)
 
 
 @dataclass
@@ -116,7 +114,7 @@ class Steps:
         self.first = first.to(self.device, self.dtype)
         self.title = f"{rows} x {words} words, {int((self.tokens[:, 1:] != self.pad).sum())} characters"
 
-    def packed(self) -> Tensor:
+    def unpadded(self) -> Tensor:
         return loss_of(self.model(self.tokens[:, :-1])[0], self.tokens[:, 1:], self.pad)
 
     def padded(self) -> Tensor:
@@ -134,8 +132,8 @@ class Steps:
         loss().backward()
 
     def parity(self) -> str:
-        worst = assert_parity("loss", self.packed().detach(), self.padded().detach(), LOSS_TOLERANCE)
-        return f"packed and padded give one loss, within {worst:.1e}"
+        worst = assert_parity("loss", self.unpadded().detach(), self.padded().detach(), LOSS_TOLERANCE)
+        return f"chunks with and without padding give one loss, within {worst:.1e}"
 
     def bytes_kept(self, loss: Callable[[], Tensor]) -> float:
         return float(saved_bytes(loss, self.model, self.first))
@@ -245,21 +243,21 @@ def _per_step(generation: Generation, name: str) -> Callable[[], float]:
 def sections(options: Options) -> Iterable[Section]:
     """Steps and bytes of training, its LSTM by itself, generation, and MEGABYTE-pytorch where it is installed."""
     yield from _steps(options)
-    yield from packed_lstm.sections(options)
+    yield from lstm.sections(options)
     yield from _generation(options)
     if megabyte_is_here():
         yield from _training(options)
 
 
 def _steps(options: Options) -> Iterable[Section]:
-    """Packed and padded decoder, and the first phase."""
+    """The decoder with and without padding, and the first phase."""
     steps = Steps(options.quick)
     yield Section(
         f"haed, forward and backward, {steps.title}",
         "s",
         [
             Contestant("padded chunks", lambda: steps.backward(steps.padded)),
-            Contestant("packed chunks", lambda: steps.backward(steps.packed), 0.75),
+            Contestant("chunks without padding", lambda: steps.backward(steps.unpadded), 0.75),
         ],
         "padded chunks",
         steps.parity,
@@ -269,7 +267,7 @@ def _steps(options: Options) -> Iterable[Section]:
         "MB",
         [
             Contestant("padded chunks", lambda: steps.bytes_kept(steps.padded)),
-            Contestant("packed chunks", lambda: steps.bytes_kept(steps.packed), 0.35),
+            Contestant("chunks without padding", lambda: steps.bytes_kept(steps.unpadded), 0.35),
             Contestant("first phase", lambda: steps.bytes_kept(steps.first_phase)),
         ],
         "padded chunks",
@@ -281,7 +279,7 @@ def _steps(options: Options) -> Iterable[Section]:
         f"haed, first phase against end to end, forward and backward, {steps.title}",
         "s",
         [
-            Contestant("end to end", lambda: steps.backward(steps.packed)),
+            Contestant("end to end", lambda: steps.backward(steps.unpadded)),
             Contestant("first phase", lambda: steps.backward(steps.first_phase), 0.1),
         ],
         "end to end",

@@ -39,14 +39,14 @@ class Parts:
 
     def without_decoder(self) -> None:
         """Forward and backward of encoder and main model alone."""
-        decoder = self.model.decoder
-        chunks = decoder.segmentation(self.tokens[:, :-1])
-        decoder.main(decoder.encoder(chunks.tokens_ML), chunks).sum().backward()
+        core = self.model.decoder.core
+        chunks = core.segmentation(self.tokens[:, :-1])
+        core.main(core.encoder(chunks.tokens_ML), chunks).sum().backward()
 
     def encodings(self) -> Tensor:
         """Of all chunks, each of the different ones computed once."""
-        decoder = self.model.decoder
-        encoded: Tensor = decoder.encoder(decoder.segmentation(self.tokens[:, :-1]).tokens_ML)
+        core = self.model.decoder.core
+        encoded: Tensor = core.encoder(core.segmentation(self.tokens[:, :-1]).tokens_ML)
         return encoded
 
     def encode(self) -> None:
@@ -58,9 +58,9 @@ class Parts:
 
     def parity(self) -> str:
         """That the encoder alone gives what it gives chunk by chunk."""
-        decoder = self.model.decoder
-        chunks_ML = decoder.segmentation(self.tokens[:, :-1]).tokens_ML
-        one_by_one = torch.cat([decoder.encoder.encode(chunks_ML[row : row + 1]) for row in range(20)])
+        core = self.model.decoder.core
+        chunks_ML = core.segmentation(self.tokens[:, :-1]).tokens_ML
+        one_by_one = torch.cat([core.encoder.encode(chunks_ML[row : row + 1]) for row in range(20)])
         worst = assert_parity("encoding", self.encodings()[:20], one_by_one, TOLERANCE)
         return f"chunks encoded together and one by one agree within {worst:.1e}"
 

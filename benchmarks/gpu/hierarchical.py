@@ -1,4 +1,4 @@
-"""HAED: its phases, packed against padded chunks, and beside MEGABYTE-pytorch and a character transformer."""
+"""HAED: its phases, chunks with and without padding, and beside MEGABYTE-pytorch and a character transformer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.gpu.timing import QUICK, TRAINING_COLUMNS, Effort, largest_batch
 MEGABYTE = "MEGABYTE-pytorch"
 # Of 256 words a row, four times as many of which Python's documentation has; the first phase reads all of them.
 MOST_ROWS = 60
-PADDED, PACKED, FIRST = "end to end, padded chunks", "end to end, packed chunks", "first phase"
+PADDED, UNPADDED, FIRST = "end to end, padded chunks", "end to end, chunks without padding", "first phase"
 
 
 def tables(quick: bool) -> list[Table]:
@@ -38,7 +38,7 @@ def _phases(quick: bool) -> Table:
         f"most {MOST_ROWS} of them; the first phase has 3 further batches. Ratios are to padded chunks."
     )
     columns = {"rows": "rows", "peak": "peak, GB", "kept": "kept for backward, kB a row", "time": "ms a row"}
-    rows = _per_precision((PADDED, PACKED, FIRST), phase_numbers, quick=quick)
+    rows = _per_precision((PADDED, UNPADDED, FIRST), phase_numbers, quick=quick)
     return Table("haed", "HAED, a training step", about, ["step", "precision"], columns, rows, "time", PADDED)
 
 
@@ -51,7 +51,7 @@ def phase_numbers(device: Device, name: str, dtype: torch.dtype, quick: bool) ->
         return steps
 
     def loss_of(steps: haed.Steps) -> Tensor:
-        return {PADDED: steps.padded, PACKED: steps.packed, FIRST: steps.first_phase}[name]()
+        return {PADDED: steps.padded, UNPADDED: steps.unpadded, FIRST: steps.first_phase}[name]()
 
     def peak_of(rows: int) -> int:
         steps = steps_over(rows)

@@ -14,8 +14,9 @@ V vocabulary; ``x_BTD`` is a tensor of shape (B, T, D).
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
+from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
 from fairseq_ms.core.memory import Memory
-from fairseq_ms.core.model import Bands, LanguageModel, ModelConfig
+from fairseq_ms.core.model import Bands, CausalModel, LanguageModel, ModelConfig
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
@@ -24,13 +25,18 @@ from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig
 from fairseq_ms.core.vanilla import Vanilla, VanillaConfig
 
 __all__ = [
+    "HAED",
+    "HRED",
     "Bands",
     "BottomUp",
     "BottomUpConfig",
+    "CausalModel",
     "CoarseLM",
     "CoarseLMConfig",
     "CompressiveTransformer",
     "CompressiveTransformerConfig",
+    "HAEDConfig",
+    "HREDConfig",
     "LanguageModel",
     "Memory",
     "ModelConfig",

@@ -103,7 +103,7 @@ class TokenEmbedding(nn.Module):
 
 
 class Attending(Protocol):
-    """How positions are joined by attention where it is not a rectangle of whole texts: a cache, or packed chunks."""
+    """How positions are joined by attention where they are no rectangle of whole texts: a cache, or chunks."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""

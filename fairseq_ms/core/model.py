@@ -104,31 +104,20 @@ class Unread(State):
         self.tokens_BT = self.tokens_BT.index_select(0, order)
 
 
-class LanguageModel(nn.Module, ABC):
+class CausalModel(nn.Module, ABC):
     """A causal language model: ``model(tokens, state) -> (logits, state)``.
 
-    A subclass builds its layers on ``self.embed`` and implements ``features`` and ``new_state``.
+    A subclass implements ``features`` and ``new_state`` and sets the attributes.
 
-    Args:
-        config: its sizes
+    Attributes:
+        config: its sizes, with ``max_positions``
+        project: from features to logits
+        adaptive_softmax: what takes its place, if anything does
     """
 
-    has_position_embedding = True
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        if config.head_dim is None and config.dim % config.heads:
-            raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
-        self.config = config
-        positions = config.max_positions if self.has_position_embedding else None
-        self.embed = TokenEmbedding(_words(config), positions, config.dim, config.dropout, config.recompute)
-        self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
-        self.project: nn.Module | None = None
-        if self.adaptive_softmax is None and config.tie_embeddings:
-            assert isinstance(self.embed.words, nn.Embedding)
-            self.project = TiedOutput(self.embed.words)
-        elif self.adaptive_softmax is None:
-            self.project = untied_output(config.dim, config.output_vocab_size or config.vocab_size)
+    config: Any
+    project: nn.Module | None
+    adaptive_softmax: AdaptiveSoftmax | None
 
     @abstractmethod
     def features(self, tokens_BT: Tensor, state: State | None = None) -> Tensor:
@@ -141,14 +130,9 @@ class LanguageModel(nn.Module, ABC):
     def new_state(self, batch_size: int, capacity: int = 0) -> State:
         """The state of B texts before their first tokens, with room for about ``capacity`` of them."""
 
-    def reset_parameters(self) -> None:
-        """Draw all weights anew; the last line of a subclass's constructor."""
-        config = self.config
-        initialise(self, config.init_std, config.word_std)
-
     def max_length(self) -> int | None:
         """The longest text in tokens; None for no limit."""
-        return self.config.max_positions if self.has_position_embedding else None
+        return self.config.max_positions
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
@@ -241,6 +225,38 @@ class LanguageModel(nn.Module, ABC):
         most = self.max_length()
         if most is not None and length > most:
             raise ValueError(f"a text must have at most max_positions {most} tokens: got {length}")
+
+
+class LanguageModel(CausalModel):
+    """A causal model of embedded tokens: a subclass builds its layers on ``self.embed``.
+
+    Args:
+        config: its sizes
+    """
+
+    has_position_embedding = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.head_dim is None and config.dim % config.heads:
+            raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
+        self.config = config
+        positions = config.max_positions if self.has_position_embedding else None
+        self.embed = TokenEmbedding(_words(config), positions, config.dim, config.dropout, config.recompute)
+        self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
+        self.project: nn.Module | None = None
+        if self.adaptive_softmax is None and config.tie_embeddings:
+            assert isinstance(self.embed.words, nn.Embedding)
+            self.project = TiedOutput(self.embed.words)
+        elif self.adaptive_softmax is None:
+            self.project = untied_output(config.dim, config.output_vocab_size or config.vocab_size)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; the last line of a subclass's constructor."""
+        initialise(self, self.config.init_std, self.config.word_std)
+
+    def max_length(self) -> int | None:
+        return self.config.max_positions if self.has_position_embedding else None
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:

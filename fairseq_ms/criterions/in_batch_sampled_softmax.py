@@ -15,8 +15,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
-from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
-from fairseq_ms.core.hierarchical.segmentation import Segmentation
+from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
 

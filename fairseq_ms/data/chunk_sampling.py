@@ -9,7 +9,7 @@ import torch
 from fairseq.data import MonolingualDataset
 from torch import Tensor
 
-from fairseq_ms.core.hierarchical.segmentation import Segmentation
+from fairseq_ms.core.hierarchical.chunks import Segmentation
 
 
 def random_blocks(dataset: MonolingualDataset, count: int, keys: Sequence[Sequence[int]], pad: int) -> Tensor:
@@ -34,7 +34,7 @@ def extended(src_tokens_BT: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 def predicted_chunks(segmentation: Segmentation, tokens_BT: Tensor) -> Tensor:
     """The finished chunks of a batch but the first of each row, which nothing predicts: (M, L) padded tokens."""
     chunks = segmentation(tokens_BT)
-    return chunks.tokens_ML[chunks.index_M() > 0]
+    return chunks.tokens_ML[chunks.index_M > 0]
 
 
 class ChunkFrequencies:

@@ -28,11 +28,6 @@ PATCHES = (
     "training_checks",
     "interactive",
 )
-PENDING = {
-    "models.haed",
-    "presets.haed",
-    "criterions.in_batch_sampled_softmax",
-}
 REGISTERING = ("criterions", "tasks", "models", "presets")
 
 
@@ -46,8 +41,7 @@ def register_all() -> None:
     for room in REGISTERING:
         package = importlib.import_module(f"{PACKAGE}.{room}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-            if f"{room}.{module}" not in PENDING:
-                importlib.import_module(f"{package.__name__}.{module}")
+            importlib.import_module(f"{package.__name__}.{module}")
 
 
 def in_own_command() -> bool:

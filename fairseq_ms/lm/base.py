@@ -26,7 +26,7 @@ class Decoder(FairseqIncrementalDecoder):
         positions: longest sequence of tokens, without the one that ``--add-bos-token`` puts before it
     """
 
-    def __init__(self, model: core.LanguageModel, dictionary: Any, positions: int) -> None:
+    def __init__(self, model: core.CausalModel, dictionary: Any, positions: int) -> None:
         super().__init__(dictionary)
         self.core = model
         self.positions = positions
@@ -181,7 +181,7 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         return cls(decoder)
 
     @classmethod
-    def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
+    def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.CausalModel:
         """The model of the core that validated flags describe."""
         raise AssertionError(f"{cls.__name__} must define core_model")
 

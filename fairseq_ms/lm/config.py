@@ -14,15 +14,36 @@ from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
 @dataclass
-class LanguageModelConfig(FairseqDataclass):
-    """Flags of every language model; names and meanings are fairseq's where fairseq has them."""
+class TransformerFlags(FairseqDataclass):
+    """Flags of every model; names and meanings are fairseq's where fairseq has them."""
 
     activation_fn: Activation = field(
         default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
     )
+    activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
+    checkpoint_activations: bool = field(
+        default=False,
+        metadata={"help": "keep only the input of every transformer layer, and run the layer again in backward"},
+    )
+    recompute: Recompute = field(
+        default="pointwise",
+        metadata={
+            "help": "what to compute again in backward instead of keeping it: layer norm, activation, "
+            "dropout masks and scores of attention with dropout (pointwise), or nothing (none)"
+        },
+    )
+    add_bos_token: bool = II("task.add_bos_token")
+    # The streaming task leaves it to the model where it is not given.
+    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
+
+
+@dataclass
+class LanguageModelConfig(TransformerFlags):
+    """Flags of every model but the hierarchical ones."""
+
     dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
     attention_dropout: float = field(default=0.1, metadata={"help": "dropout probability for attention weights"})
-    activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
     decoder_embed_dim: int = field(default=768, metadata={"help": "model dimension"})
     decoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward blocks"})
     decoder_attention_heads: int = field(default=12, metadata={"help": "number of attention heads"})
@@ -58,25 +79,10 @@ class LanguageModelConfig(FairseqDataclass):
         default=None,
         metadata={"help": "the same of word and position embeddings, where --init-std should not hold for them"},
     )
-    checkpoint_activations: bool = field(
-        default=False,
-        metadata={"help": "keep only the input of every layer, and run the layer again in backward"},
-    )
-    recompute: Recompute = field(
-        default="pointwise",
-        metadata={
-            "help": "what to compute again in backward instead of keeping it: layer norm, activation, "
-            "dropout masks and scores of attention with dropout (pointwise), or nothing (none)"
-        },
-    )
     compile_layers: bool = field(
         default=False,
         metadata={"help": "train each layer under torch.compile; needs --recompute none, a compiler, and no windows"},
     )
-    add_bos_token: bool = II("task.add_bos_token")
-    # The streaming task leaves it to the model where it is not given.
-    tokens_per_sample: Optional[int] = II("task.tokens_per_sample")
-    max_target_positions: Optional[int] = II("task.max_target_positions")
 
 
 def require(condition: bool, message: str) -> None:

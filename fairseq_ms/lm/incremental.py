@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import CannotTruncate, State
-from fairseq_ms.core.model import LanguageModel
+from fairseq_ms.core.model import CausalModel
 
 
 class PromptReader(nn.Module):
@@ -50,7 +50,7 @@ class Decoding:
         new_state: from the number of rows and the room for tokens to the state that generation begins with
     """
 
-    def __init__(self, model: LanguageModel, new_state: Callable[[int, int], State] | None = None) -> None:
+    def __init__(self, model: CausalModel, new_state: Callable[[int, int], State] | None = None) -> None:
         self.model = model
         self.new_state = new_state or model.new_state
         self.state: State | None = None

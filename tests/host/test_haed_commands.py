@@ -88,7 +88,7 @@ def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_pa
     moved: dict[str, float] = {}
     for name, value in before.items():
         if not name.startswith("query."):
-            change = float((after[f"decoder.{name}"] - value).abs().max())
+            change = float((after[f"decoder.core.{name}"] - value).abs().max())
             # Adam moves no weight by much more than the learning rate an update.
             assert change < 4 * 0.002 * 1.5, f"{name} did not come from the first phase"
             moved[name.split(".")[0]] = max(change, moved.get(name.split(".")[0], 0.0))
@@ -145,13 +145,13 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
     decoder = {
         name: value.clone()
         for name, value in model.state_dict().items()
-        if not name.startswith(("decoder.encoder.", "decoder.main."))
+        if not name.startswith(("decoder.core.encoder.", "decoder.core.main."))
     }
     with caplog.at_level("INFO"):
         model.load_state_dict(first.state_dict(), strict=True)
     for name, value in first.state_dict().items():
         if not name.startswith("query."):
-            assert torch.equal(model.state_dict()[f"decoder.{name}"], value)
+            assert torch.equal(model.state_dict()[f"decoder.core.{name}"], value)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in decoder.items())
     dropped = {"none": "nothing", "linear": "query.weight (1 tensors), query.bias (1 tensors)"}[query]
     assert f"not needed any more: {dropped}" in caplog.text

@@ -8,11 +8,10 @@ import torch
 from fairseq.models import MODEL_REGISTRY
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
-from fairseq_ms.core.hierarchical.segmentation import Segmentation
-from fairseq_ms.core.ops.lstm import LSTM, Packing, Steps
+from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
+from fairseq_ms.core.ops.lstm import LSTM, Steps
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.haed.model import HAED, HRED
+from fairseq_ms.models.haed import HAED, HRED
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
 from tests.registry import build, dictionary
@@ -87,7 +86,7 @@ def test_logits_and_gradients_equal_those_of_the_naive_model(parts: tuple[str, .
         tokens, lengths = ragged_tokens(rng, 3, rng.randint(2, 13))
         weights = torch.randn(3, tokens.shape[1], 11, dtype=torch.double)
         fast = model(tokens)[0]
-        slow = [naive.logits(model.decoder, tokens[row, :length].tolist()) for row, length in enumerate(lengths)]
+        slow = [naive.logits(model.decoder.core, tokens[row, :length].tolist()) for row, length in enumerate(lengths)]
         parameters = list(model.parameters())
         of_fast = torch.zeros((), dtype=torch.double)
         of_slow = torch.zeros((), dtype=torch.double)
@@ -113,20 +112,20 @@ def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("context_dim", [0, 5])
-def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
+def test_lstm_without_padding_equals_torch_on_padded_input(context_dim: int) -> None:
     lengths = torch.tensor([3, 1, 7, 3, 2])
     sequence, step = reading_order(lengths)
-    packing = Packing.of(lengths)
-    packed = packing.place(sequence, step)
     total = int(lengths.sum())
-    assert sorted(packed.tolist()) == list(range(total))
-    assert sum(packing.batch_sizes) == total
     lstm = LSTM(4, context_dim, 6).double()
     table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
     context = torch.randn(5, context_dim, dtype=torch.double, requires_grad=True)
     symbols = torch.randint(0, 9, (total,))
     steps = Steps(symbols, sequence, step, torch.arange(total), total + 2)
-    hidden, cell = lstm.with_last_cells(table, context if context_dim else None, steps)
+    for layout in (steps.step_major(), steps.one_by_one()):
+        assert sorted(layout.tolist()) == list(range(total))
+    assert sum(steps.batch_sizes) == sum(count * length for count, length in steps.rectangles) == total
+    state = lstm.new_state(5, table)
+    hidden = lstm(table, context if context_dim else None, steps, state)
     assert torch.equal(hidden, lstm(table, context if context_dim else None, steps))
     assert not hidden[total:].any()
 
@@ -135,7 +134,8 @@ def test_packed_lstm_equals_torch_on_padded_input(context_dim: int) -> None:
     in_torch, (_, last) = lstm.cell(pack_padded_sequence(padded, lengths.cpu(), batch_first=True, enforce_sorted=False))
     expected = pad_packed_sequence(in_torch, batch_first=True)[0][sequence, step]
     torch.testing.assert_close(hidden[:total], expected, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(cell, last[0], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(state.cell_BU, last[0], rtol=1e-12, atol=1e-13)
+    assert torch.equal(state.hidden_BU, hidden[lengths.cumsum(0) - 1])
 
     weights = torch.randn_like(expected)
     wanted = [table, *([context] if context_dim else []), *lstm.parameters()]
@@ -157,18 +157,18 @@ def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
         lstm = LSTM(1, 0, 4, capped)
         with torch.no_grad():
             lstm.cell.all_weights[0][0].fill_(1.0)
-            _, cell = lstm.with_last_cells(table, None, steps)
-        largest[capped] = float(cell.abs().max())
+            lstm(table, None, steps, state := lstm.new_state(2, table))
+        largest[capped] = float(state.cell_BU.abs().max())
     assert largest[False] > 5.0
     assert largest[True] <= 1.0
 
 
 def test_equal_chunks_are_encoded_once() -> None:
     model, _ = small_model(3, encoder="mlp", segmentation="words")
-    encoder = model.decoder.encoder
+    encoder = model.decoder.core.encoder
     seen = []
     encoder.first.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
-    longest = model.decoder.segmentation.max_length
+    longest = model.decoder.core.segmentation.max_length
     chunks = torch.full((6, longest), 1)
     chunks[:, 0] = torch.tensor([5, 6, 5, 5, 6, 7])
     together = encoder(chunks)
@@ -194,8 +194,18 @@ def test_unique_chunks_are_those_of_torch_unique_by_rows(vocabulary: int, length
 def test_every_parameter_is_in_the_group_of_its_part() -> None:
     model, _ = small_model(0)
     for name, parameter in model.named_parameters():
-        part = {"encoder": "encoder", "main": "main"}.get(name.split(".")[1], "decoder")
+        part = {"encoder": "encoder", "main": "main"}.get(name.split(".")[2], "decoder")
         assert parameter.param_group == part, name
+
+
+def test_a_checkpoint_from_before_the_core_loads() -> None:
+    model, _ = small_model(0)
+    old = {name.replace("decoder.core.", "decoder."): value + 1.0 for name, value in model.state_dict().items()}
+    assert {name.split(".")[1] for name in old} == {"encoder", "main", "chunk_decoder", "project"}
+    expected = {name.replace("decoder.", "decoder.core.", 1): value for name, value in old.items()}
+    model.load_state_dict(dict(old), strict=True)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.parametrize(
@@ -234,7 +244,7 @@ def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sente
 
 def test_the_papers_model_has_the_papers_sizes() -> None:
     model = build("haed", {"criterion": "cross_entropy", "decoder_units": 1024}, dictionary(200))
-    decoder = model.decoder
+    decoder = model.decoder.core
     assert [tuple(layer.weight.shape) for layer in (decoder.encoder.first, decoder.encoder.second)] == [
         (256, 120),
         (256, 256),

@@ -11,13 +11,12 @@ from fairseq.data import MonolingualDataset
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_ms.core.hierarchical.chunk_encoder import unique_chunks
+from fairseq_ms.core.hierarchical.chunks import unique_chunks
 from fairseq_ms.core.hierarchical.sampled_softmax import sampled_softmax
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.haed.config import IEM_CRITERION
-from fairseq_ms.models.haed.iem import ImplicitEmbeddingModel
+from fairseq_ms.models.haed import IEM_CRITERION, ImplicitEmbeddingModel
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
 from tests.registry import build, dictionary
@@ -173,7 +172,7 @@ def test_the_first_phase_has_no_decoder() -> None:
     model = first_phase(0)
     names = {name.split(".")[0] for name in model.state_dict()}
     assert names == {"encoder", "main"}
-    assert {parameter.param_group for parameter in model.parameters()} == {"encoder", "main"}
+    assert {vars(parameter)["param_group"] for parameter in model.parameters()} == {"encoder", "main"}
     with pytest.raises(UsageError, match="has none yet"):
         model.prepare_for_inference_(None)
 

@@ -25,7 +25,7 @@ def _one_process(rank: int, folder: str) -> None:
         loss, _, logged = criterion(task, gather_negatives=gather)(model, sample)
         loss.backward()
         # Averaged by DDP, so half of the sum.
-        gradients = [parameter.grad * 2 for parameter in inner.parameters()]
+        gradients = [2 * grad for parameter in inner.parameters() if (grad := parameter.grad) is not None]
         torch.save((gradients, loss.detach(), int(logged["negatives"])), f"{folder}/{gather}{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.hierarchical.chunk_decoder import LSTMDecoder
-from fairseq_ms.core.hierarchical.chunk_encoder import MLPEncoder
-from fairseq_ms.core.hierarchical.chunk_main import TransformerMain
+from fairseq_ms.core.haed import LSTMDecoder, TransformerMain
+from fairseq_ms.core.hierarchical.chunks import MLPEncoder
 
 
 def segment(tokens: list[int], kind: str, longest: int, separators: set[int]) -> tuple[list[list[int]], list[int]]:
@@ -76,9 +75,9 @@ def decode(chunk_decoder, tokens: list[int], context: Tensor) -> list[Tensor]:
     return list(chunk_decoder.stack(torch.stack(inputs).unsqueeze(0))[0])
 
 
-def logits(decoder, tokens: list[int]) -> Tensor:
+def logits(model, tokens: list[int]) -> Tensor:
     """Logits (T, V) of one row without padding."""
-    segmentation = decoder.segmentation
+    segmentation = model.segmentation
     separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
     features = []
     read: list[int] = []
@@ -86,10 +85,10 @@ def logits(decoder, tokens: list[int]) -> Tensor:
     for position in range(len(tokens)):
         chunks, unfinished = segment(tokens[: position + 1], segmentation.kind, segmentation.max_length, separators)
         if not unfinished:
-            encodings = [encode(decoder.encoder, chunk, segmentation.max_length) for chunk in chunks]
-            context = main_output(decoder.main, encodings)
+            encodings = [encode(model.encoder, chunk, segmentation.max_length) for chunk in chunks]
+            context = main_output(model.main, encodings)
             read = []
         read.append(tokens[position])
         assert context is not None, "the first symbol is a chunk of its own"
-        features.append(decode(decoder.chunk_decoder, read, context)[-1])
-    return decoder.project(torch.stack(features))
+        features.append(decode(model.chunk_decoder, read, context)[-1])
+    return model.project(torch.stack(features))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import Linear
-from fairseq_ms.core.ops.lstm import LSTM
+from fairseq_ms.core.ops.lstm import LSTM, Steps
 from fairseq_ms.core.ops.output import TiedOutput
 from fairseq_ms.core.ops.packing import PackedWeight
 from tests.registry import ARCHITECTURES, GENERATORS, random_case
@@ -184,18 +184,19 @@ def test_every_model_made_ready_for_generation_can_be_copied(arch: str, how: str
 def test_an_lstm_follows_its_recurrent_weight() -> None:
     lstm = LSTM(3, 0, 4)
     lstm.make_generation_fast_()
-    gates, like = torch.randn(2, 16), torch.empty(0)
+    row_B, table_BI = torch.arange(2), torch.randn(2, 3)
+    more = Steps(row_B, row_B, row_B, row_B, 2, more=True)
     with torch.no_grad():
         lstm.weights()[1].data.mul_(3.0)
         steps = []
         for model in (lstm, copy.deepcopy(lstm)):
-            state = model.new_state(2, like)
-            model.step(gates, state)
-            steps.append(model.step(gates, state))
+            state = model.new_state(2, table_BI)
+            model(table_BI, None, more, state)
+            steps.append(model(table_BI, None, more, state))
         lstm.packed = None
-        state = lstm.new_state(2, like)
-        lstm.step(gates, state)
-        plain = lstm.step(gates, state)
+        state = lstm.new_state(2, table_BI)
+        lstm(table_BI, None, more, state)
+        plain = lstm(table_BI, None, more, state)
     for step in steps:
         # 4 products in another order.
         torch.testing.assert_close(step, plain, rtol=0.0, atol=1e-6)

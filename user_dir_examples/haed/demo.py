@@ -165,7 +165,7 @@ def updates(checkpoint: Path) -> int:
 
 def sample(checkpoint: Path, data: Path, prompt: str) -> list[str]:
     """Two texts that go on from a prompt."""
-    from fairseq_ms.models.haed.config import SPACE
+    from fairseq_ms.models.haed import SPACE
 
     printed = command(
         *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"),

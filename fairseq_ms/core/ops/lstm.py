@@ -1,8 +1,9 @@
-"""An LSTM over sequences of unequal lengths, packed by length, whose repeated inputs are projected once."""
+"""An LSTM over sequences of unequal lengths, without padding, whose repeated inputs are projected once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -14,76 +15,107 @@ from fairseq_ms.core.ops.packing import PackedWeight, pack
 
 
 @dataclass(frozen=True)
-class Packing:
-    """Sequences of different lengths laid out step-major: step 0 of all of them, then step 1 of those that have one.
-
-    Attributes:
-        order_M: the sequences by decreasing length (ties in their given order).
-        rank_M: the place of each sequence in that order.
-        lengths_M: their lengths as given, each at least 1.
-        batch_sizes: how many sequences have a step s, for every s.
-    """
-
-    order_M: Tensor
-    rank_M: Tensor
-    lengths_M: Tensor
-    batch_sizes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, lengths_M: Tensor) -> Packing:
-        """Pack M sequences of the given lengths."""
-        order_M = torch.argsort(lengths_M, descending=True, stable=True)
-        rank_M = torch.empty_like(order_M)
-        rank_M[order_M] = torch.arange(order_M.numel(), device=order_M.device)
-        # The shapes of all that follows depend on the data, so the lengths have to be known on the host: one transfer.
-        count_S = torch.bincount(lengths_M).tolist()
-        assert not count_S or count_S[0] == 0, "an empty sequence cannot be packed"
-        longer, sizes = lengths_M.numel(), []
-        for count in count_S[:-1]:
-            longer -= count
-            sizes.append(longer)
-        return cls(order_M, rank_M, lengths_M, tuple(sizes))
-
-    def place(self, sequence_P: Tensor, step_P: Tensor) -> Tensor:
-        """Row in the packed layout of step ``step_P`` of sequence ``sequence_P``."""
-        sizes_S = torch.tensor(self.batch_sizes, device=step_P.device, dtype=torch.long)
-        return (sizes_S.cumsum(0) - sizes_S)[step_P] + self.rank_M[sequence_P]
-
-    def last(self) -> Tensor:
-        """Row in the packed layout of the last step of each of the M sequences."""
-        return self.place(torch.arange(self.rank_M.numel(), device=self.rank_M.device), self.lengths_M - 1)
-
-
-@dataclass(frozen=True)
 class Steps:
-    """The P steps of all sequences of a batch, in any order.
+    """The P steps of M sequences of unequal lengths, none of them empty, in any order.
 
     Attributes:
         symbol_P: row of the table that each step reads.
-        sequence_P: the sequence it belongs to, from 0; none of the M sequences is empty.
-        step_P: its place in that sequence, from 0.
-        slot_P: row of the result that its hidden state is written to, each at most once.
+        sequence_P: the sequence it belongs to, from 0.
+        place_P: its place in that sequence, from 0.
+        slot_P: row of the result that is the step's, each at most once.
         slots: rows F of the result; those that no step fills are zero.
+        kept_B: the sequences that go on in the rows of a state; None for all.
+        more: whether each is one more step of a row of a state, which ``sequence_P`` then names.
     """
 
     symbol_P: Tensor
     sequence_P: Tensor
-    step_P: Tensor
+    place_P: Tensor
     slot_P: Tensor
     slots: int
+    kept_B: Tensor | None = None
+    more: bool = False
+
+    @cached_property
+    def lengths_M(self) -> Tensor:
+        """Steps of each sequence."""
+        return torch.bincount(self.sequence_P)
+
+    @cached_property
+    def order_M(self) -> Tensor:
+        """The sequences by decreasing length, ties in their given order."""
+        return torch.argsort(self.lengths_M, descending=True, stable=True)
+
+    @cached_property
+    def rectangles(self) -> list[tuple[int, int]]:
+        """(How many sequences have a length, that length), the longest first."""
+        # The shapes of all that follows depend on the data, so the lengths have to be known on the host: one transfer.
+        counts = torch.bincount(self.lengths_M).tolist()
+        assert not counts or counts[0] == 0, "a sequence without steps has no place"
+        return [(count, length) for length, count in reversed([*enumerate(counts)]) if count]
+
+    @cached_property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """How many sequences have a step s, for every s."""
+        longest = self.rectangles[0][1] if self.rectangles else 0
+        return tuple(sum(count for count, length in self.rectangles if length > step) for step in range(longest))
+
+    @cached_property
+    def rank_M(self) -> Tensor:
+        """The place of each sequence in ``order_M``."""
+        rank_M = torch.empty_like(self.order_M)
+        rank_M[self.order_M] = torch.arange(rank_M.numel(), device=rank_M.device)
+        return rank_M
+
+    def one_by_one(self) -> Tensor:
+        """Row of each step where whole sequences lie one behind the other, in ``order_M``."""
+        sorted_M = self.lengths_M[self.order_M]
+        return (sorted_M.cumsum(0) - sorted_M)[self.rank_M[self.sequence_P]] + self.place_P
+
+    def step_major(self) -> Tensor:
+        """Row of each step where step 0 of all sequences comes first, in ``order_M``, then step 1 and so on."""
+        return self._starts()[self.place_P] + self.rank_M[self.sequence_P]
+
+    def last(self) -> Tensor:
+        """Row in the step-major layout of the last step of each sequence."""
+        return self._starts()[self.lengths_M - 1] + self.rank_M
+
+    def _starts(self) -> Tensor:
+        sizes_S = torch.tensor(self.batch_sizes, device=self.place_P.device, dtype=torch.long)
+        return sizes_S.cumsum(0) - sizes_S
 
 
 @dataclass
 class LSTMState:
-    """Hidden and cell state of every row, (B, U) each, changed in place by ``LSTM.step``."""
+    """Where the LSTM is in every row of a batch.
+
+    Attributes:
+        hidden_BU, cell_BU: the states, (B, U) each.
+        context_BG: what a context that stays the same adds to the gates of each row, (B, 4U); None for no context.
+        table_RG: the table, projected to the gates, where all steps read one; weights do not change meanwhile.
+    """
 
     hidden_BU: Tensor
     cell_BU: Tensor
+    context_BG: Tensor | None = None
+    table_RG: Tensor | None = None
+
+    def begin(self, rows_R: Tensor, context_RG: Tensor) -> None:
+        """Let some rows begin anew, with a new context."""
+        assert self.context_BG is not None
+        self.context_BG = self.context_BG.index_copy(0, rows_R, context_RG)
+        self.hidden_BU = self.hidden_BU.index_fill(0, rows_R, 0.0)
+        self.cell_BU = self.cell_BU.index_fill(0, rows_R, 0.0)
+
+    def at(self, rows_R: Tensor) -> LSTMState:
+        """Where the LSTM is in some rows."""
+        context_RG = None if self.context_BG is None else self.context_BG[rows_R]
+        return LSTMState(self.hidden_BU[rows_R], self.cell_BU[rows_R], context_RG, self.table_RG)
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
-        self.hidden_BU = self.hidden_BU.index_select(0, order)
-        self.cell_BU = self.cell_BU.index_select(0, order)
+        moved = self.at(order)
+        self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
 
 
 class LSTM(nn.Module):
@@ -111,24 +143,29 @@ class LSTM(nn.Module):
         self.cell = nn.LSTM(table_dim + context_dim, units, batch_first=True)
         self.packed: PackedWeight | None = None
 
-    def forward(self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps) -> Tensor:
-        """Hidden states (F, U) of all steps, from a zero state; a table (R, I) and one context a sequence."""
-        return self._run(table_RI, context_MD, steps)[0]
+    def forward(
+        self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps, state: LSTMState | None = None
+    ) -> Tensor:
+        """Hidden states (F, U) of all steps; a table (R, I) and one context (M, D) a sequence.
 
-    def with_last_cells(self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps) -> tuple[Tensor, Tensor]:
-        """As ``forward``, with the cell states (M, U) behind the last step of each sequence, detached."""
-        hidden_FU, cell_XU, last_M = self._run(table_RI, context_MD, steps)
-        return hidden_FU, cell_XU.detach().index_select(0, last_M)
-
-    def _run(self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states, some cell states, and which of these are the last ones of the M sequences."""
-        packing = Packing.of(torch.bincount(steps.sequence_P))
-        place_P = packing.place(steps.sequence_P, steps.step_P)
-        symbol_P = torch.empty_like(place_P).index_copy_(0, place_P, steps.symbol_P)
-        slot_P = torch.empty_like(place_P).index_copy_(0, place_P, steps.slot_P)
-        context_MD = None if context_MD is None else context_MD.index_select(0, packing.order_M)
-        run = self._cudnn if table_RI.is_cuda and not self.capped else self._packed
-        return run(table_RI, symbol_P, context_MD, packing, slot_P, steps.slots)
+        Sequences begin at zero. With a state, its rows then go on with those that ``steps`` keeps; where the steps
+        are more of its rows, they continue these, without gradients, and the context is the state's own.
+        """
+        if steps.more:
+            assert state is not None
+            return self._one_more(table_RI, steps, state)
+        at_P = steps.step_major()
+        symbol_P = torch.empty_like(at_P).index_copy_(0, at_P, steps.symbol_P)
+        slot_P = torch.empty_like(at_P).index_copy_(0, at_P, steps.slot_P)
+        context_MD = None if context_MD is None else context_MD.index_select(0, steps.order_M)
+        run = self._cudnn if table_RI.is_cuda and not self.capped else self._by_hand
+        hidden_FU, cell_XU, place_M = run(table_RI, symbol_P, context_MD, steps, slot_P)
+        if state is not None:
+            last_M = slot_P[steps.last()]
+            kept = slice(None) if steps.kept_B is None else steps.kept_B
+            state.hidden_BU = hidden_FU.detach().index_select(0, last_M[kept])
+            state.cell_BU = cell_XU.detach().index_select(0, place_M[kept])
+        return hidden_FU
 
     def weights(self) -> list[Tensor]:
         """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,): gates i, f, g, o."""
@@ -147,18 +184,25 @@ class LSTM(nn.Module):
         """The zero state of a number of rows, of the type and on the device of ``like``."""
         return LSTMState(like.new_zeros(rows, self.units), like.new_zeros(rows, self.units))
 
-    def step(self, gates_B4U: Tensor, state: LSTMState) -> Tensor:
-        """One step of every row from its projected input, (B, 4U) to the new hidden states (B, U)."""
-        weight = self.weights()[1]
+    def _one_more(self, table_RI: Tensor, steps: Steps, state: LSTMState) -> Tensor:
+        """One step of the rows ``steps.sequence_P``, to their new hidden states (P, U)."""
+        rows_P, weight = steps.sequence_P, self.weights()[1]
+        table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
+        gates_PG = table_RG.index_select(0, steps.symbol_P)
+        # Rows come in ascending order, so they are all where they are as many.
+        some = state if rows_P.numel() == state.hidden_BU.shape[0] else state.at(rows_P)
+        if some.context_BG is not None:
+            gates_PG = gates_PG + some.context_BG
         recurrent = F.linear if self.packed is None else self.packed.linear
-        gates_B4U = gates_B4U + recurrent(state.hidden_BU, weight)
-        i, f, g, o = gates_B4U.chunk(4, dim=1)
-        i, f = i.sigmoid(), f.sigmoid()
-        if self.capped:
-            i = torch.minimum(i, 1 - f)
-        state.cell_BU = f * state.cell_BU + i * g.tanh()
-        state.hidden_BU = o.sigmoid() * state.cell_BU.tanh()
-        return state.hidden_BU
+        gates_PG = gates_PG + recurrent(some.hidden_BU, weight)
+        hidden_PU, cell_PU = torch.empty_like(some.hidden_BU), torch.empty_like(some.cell_BU)
+        _cell_(gates_PG, some.cell_BU, self.capped, cell_PU, hidden_PU)
+        if some is state:
+            state.hidden_BU, state.cell_BU = hidden_PU, cell_PU
+        else:
+            state.hidden_BU = state.hidden_BU.index_copy(0, rows_P, hidden_PU)
+            state.cell_BU = state.cell_BU.index_copy(0, rows_P, cell_PU)
+        return hidden_PU
 
     def make_generation_fast_(self, **unused: object) -> None:
         """fairseq's hook, called once before evaluation and generation."""
@@ -168,45 +212,49 @@ class LSTM(nn.Module):
         self.packed = None
         return super()._apply(fn, recurse)
 
-    def _packed(
-        self,
-        table_RI: Tensor,
-        symbol_P: Tensor,
-        context_MD: Tensor | None,
-        packing: Packing,
-        slot_P: Tensor,
-        slots: int,
+    def _by_hand(
+        self, table_RI: Tensor, symbol_P: Tensor, context_MD: Tensor | None, steps: Steps, slot_P: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """By hand: steps are packed, and contexts in the packing's order."""
-        gates_R4U = self.project_table(table_RI)
-        gates_M4U = None if context_MD is None else self.project_context(context_MD)
+        """Hidden states, some cell states, and which of these are behind the last step of each sequence.
+
+        Symbols and slots are step-major, contexts in ``steps.order_M``.
+        """
+        gates_RG = self.project_table(table_RI)
+        gates_MG = None if context_MD is None else self.project_context(context_MD)
         weight = self.weights()[1]
-        hidden_FU, cell_PU = _PackedLSTM.apply(
-            gates_R4U.to(weight.dtype), gates_M4U, weight, symbol_P, slot_P, packing.batch_sizes, slots, self.capped
+        hidden_FU, cell_PU = _Recurrence.apply(
+            gates_RG.to(weight.dtype), gates_MG, weight, symbol_P, slot_P, steps.batch_sizes, steps.slots, self.capped
         )
-        return hidden_FU, cell_PU, packing.last()
+        return hidden_FU, cell_PU, steps.last()
 
     def _cudnn(
-        self,
-        table_RI: Tensor,
-        symbol_P: Tensor,
-        context_MD: Tensor | None,
-        packing: Packing,
-        slot_P: Tensor,
-        slots: int,
+        self, table_RI: Tensor, symbol_P: Tensor, context_MD: Tensor | None, steps: Steps, slot_P: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same through one fused call, for devices that have one."""
         x_PI = F.embedding(symbol_P, table_RI)
         if context_MD is not None:
-            x_PI = torch.cat([x_PI, torch.cat([context_MD[:size] for size in packing.batch_sizes])], dim=1)
-        packed, (_, cell_1MU) = self.cell(PackedSequence(x_PI, torch.tensor(packing.batch_sizes, device="cpu")))
-        hidden_PU = packed.data
-        hidden_FU = hidden_PU.new_zeros(slots, self.units).index_copy(0, slot_P, hidden_PU)
-        return hidden_FU, cell_1MU[0], packing.rank_M
+            x_PI = torch.cat([x_PI, torch.cat([context_MD[:size] for size in steps.batch_sizes])], dim=1)
+        x = PackedSequence(x_PI, torch.tensor(steps.batch_sizes, device="cpu"))
+        (hidden_PU, *_), (_, cell_1MU) = self.cell(x)
+        hidden_FU = hidden_PU.new_zeros(steps.slots, self.units).index_copy(0, slot_P, hidden_PU)
+        return hidden_FU, cell_1MU[0], steps.rank_M
 
 
-class _PackedLSTM(torch.autograd.Function):
-    """The recurrence over step-major packed gates; keeps the activated gates and the cells, 5U numbers a step."""
+def _cell_(gates: Tensor, before: Tensor | None, capped: bool, cell: Tensor, hidden: Tensor) -> None:
+    """One step of all rows: from the gates (B, 4U), activated in place, and the cells before to those behind it."""
+    units = cell.shape[1]
+    i, f, g, o = gates.chunk(4, dim=1)
+    gates[:, : 2 * units].sigmoid_()
+    g.tanh_()
+    o.sigmoid_()
+    torch.mul(torch.minimum(i, 1 - f) if capped else i, g, out=cell)
+    if before is not None:
+        cell.addcmul_(f, before)
+    torch.tanh(cell, out=hidden).mul_(o)
+
+
+class _Recurrence(torch.autograd.Function):
+    """The recurrence over step-major gates; keeps the activated gates and the cells, 5U numbers a step."""
 
     @staticmethod
     def forward(ctx, table, context, weight, symbol, slot, sizes, slots, capped):
@@ -216,22 +264,15 @@ class _PackedLSTM(torch.autograd.Function):
         hidden = gates.new_zeros(slots, units)
         # Fresh blocks of this size cost more than what is written into them, so one is used by every step.
         h_MU = gates.new_empty(sizes[0], units)
-        start, h, c = 0, None, None
+        start, c = 0, None
         for size in sizes:
             rows = slice(start, start + size)
-            z = gates[rows]
+            z, c_next, h = gates[rows], cells[rows], h_MU[:size]
             if context is not None:
                 z += context[:size]
-            if h is not None:
-                z.addmm_(h[:size], weight.t())
-            i, f, g, o = z.chunk(4, dim=1)
-            z[:, : 2 * units].sigmoid_()
-            g.tanh_()
-            o.sigmoid_()
-            c_next = torch.mul(torch.minimum(i, 1 - f) if capped else i, g, out=cells[rows])
             if c is not None:
-                c_next.addcmul_(f, c[:size])
-            h = torch.tanh(c_next, out=h_MU[:size]).mul_(o)
+                z.addmm_(h, weight.t())
+            _cell_(z, None if c is None else c[:size], capped, c_next, h)
             hidden.index_copy_(0, slot[rows], h)
             c, start = c_next, start + size
         ctx.sizes, ctx.capped, ctx.has_context = sizes, capped, context is not None

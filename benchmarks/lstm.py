@@ -12,14 +12,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.core.ops.lstm import LSTM, Packing, Steps
+from fairseq_ms.core.ops.lstm import LSTM, Steps
 
 # Sums of about 10,000 terms of order 1 in float32.
 GRADIENT_TOLERANCE = 2e-3
 SYMBOLS, EMBED, CONTEXT, LONGEST, MEAN = 200, 10, 356, 12, 5.5
 
 
-class PackedLSTM:
+class LSTMOverChunks:
     """One LSTM over as many symbols, in chunks as long as words: their mean is 5.5, the longest have 12."""
 
     def __init__(self, units: int, symbols: int) -> None:
@@ -37,17 +37,16 @@ class PackedLSTM:
         self.lstm = LSTM(EMBED, CONTEXT, units)
         self.weight = torch.randn(total, units)
         # Sorted by length before the clock starts, for torch's.
-        packing = Packing.of(lengths_M)
-        self.order_P = torch.empty_like(step_P).index_copy_(0, packing.place(sequence_P, step_P), torch.arange(total))
+        self.order_P = torch.empty_like(step_P).index_copy_(0, self.steps.step_major(), torch.arange(total))
         self.symbol_P, self.chunk_P = self.steps.symbol_P[self.order_P], sequence_P[self.order_P]
-        self.batch_sizes = torch.tensor(packing.batch_sizes)
+        self.batch_sizes = torch.tensor(self.steps.batch_sizes)
         self.title = f"LSTM of {units} units over {total} symbols in {chunks} chunks"
 
     def ours(self) -> Tensor:
         return self.lstm(self.table, self.context, self.steps)
 
     def torchs(self) -> Tensor:
-        """The same hidden states, packed: step 0 of all chunks, then step 1 of those that have one."""
+        """The same hidden states: step 0 of all chunks, then step 1 of those that have one."""
         inputs_PI = torch.cat([F.embedding(self.symbol_P, self.table), self.context[self.chunk_P]], dim=1)
         return self.lstm.cell(PackedSequence(inputs_PI, self.batch_sizes))[0].data
 
@@ -72,7 +71,7 @@ class PackedLSTM:
 def sections(options: Options) -> Iterable[Section]:
     """Time and bytes of forward and backward, at the sizes of the paper's decoders."""
     for units, symbols in [(16, 100)] if options.quick else [(1024, 1472 * 8), (2000, 1472 * 4)]:
-        lstm = PackedLSTM(units, symbols)
+        lstm = LSTMOverChunks(units, symbols)
         name = "nn.LSTM, PackedSequence"
         yield Section(
             f"{lstm.title}, forward and backward",

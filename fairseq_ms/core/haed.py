@@ -1,0 +1,277 @@
+"""HAED and HRED: encode chunks, model the sequence of chunks, decode each chunk by itself.
+
+    tokens      </s> | t h e _ | c a t _ | s a t _ ...      chunk 0 is the first token, whatever it is
+    encoder       e0      e1        e2                      equation 1
+    main          m0      m1        m2                      equation 2: m(c) has read the chunks 0 .. c
+    decoder      the_    cat_      sat_                     equation 3: m(c) helps to predict chunk c + 1
+
+Where a chunk ends is a function of its tokens, so this is an autoregressive language model over the tokens like any
+other, and its probabilities sum to 1 (HAED, Section 3.1). The decoder reads the token before the one it predicts, at a
+chunk's beginning the last one of the chunk before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.cache import Reorderable, State
+from fairseq_ms.core.hierarchical.caches import ChunkCaches, Rectangles, RowCache, RowCaches
+from fairseq_ms.core.hierarchical.chunks import (
+    ChunkEncoder,
+    ChunkTable,
+    LSTMEncoder,
+    MLPEncoder,
+    Segmentation,
+    Unfinished,
+)
+from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
+from fairseq_ms.core.layers import TransformerStack
+from fairseq_ms.core.model import CausalModel
+from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
+from fairseq_ms.core.ops.lstm import LSTM, LSTMState, Steps
+from fairseq_ms.core.ops.recompute import Dropout
+
+
+class MainModel(nn.Module):
+    """What main models share: they read an encoding with its position, after dropout."""
+
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__()
+        self.drop = Dropout(config.dropout, config.recompute)
+        dim = config.width_of_positions
+        self.positions = nn.Embedding(config.max_chunks, dim) if dim else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
+
+    def embed(self, e_ME: Tensor, index_M: Tensor) -> Tensor:
+        """Encodings (M, E) of the chunks at these places of their sequences, to (M, E + position_dim)."""
+        if self.positions is not None:
+            # Beside the encoding, not added to it: HAED, Appendix A, Table 2.
+            e_ME = torch.cat([e_ME, self.positions(index_M).to(e_ME.dtype)], dim=1)
+        return self.drop(e_ME)
+
+
+class TransformerMain(MainModel):
+    """A causal transformer over chunks (HAED, Section 3.1, equation 2, and Table 2)."""
+
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__(config)
+        self.stack = TransformerStack(config, config.layers)
+
+    def forward(self, e_ME: Tensor, chunks: ChunkTable, past: RowCaches | None = None) -> Tensor:
+        """Encodings (M, E) of all chunks to outputs (M, D)."""
+        x_RCD = chunks.to_rows(self.embed(e_ME, chunks.index_M))
+        pasts = None if past is None else past.extend(chunks.begun(e_ME)[0], chunks.counts_R, x_RCD.size(1))
+        return chunks.from_rows(self.stack(x_RCD, pasts))
+
+    def new_state(self, rows: int, chunks: int) -> RowCaches:
+        """What it knows of a batch before any chunk, with room for some."""
+        return RowCaches(self.stack, rows, chunks, self.stack.norm.weight)
+
+
+class LSTMMain(MainModel):
+    """An LSTM over chunks with its input gate capped at 1 - forget gate, projected to D (HAED, Appendix A).
+
+    Its inputs are as wide as its outputs: the decoder is then as large as under a transformer. Dropout is also on the
+    hidden states.
+    """
+
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__(config)
+        self.lstm = LSTM(config.dim, 0, config.main_units, capped=True)
+        self.out = nn.Linear(config.main_units, config.dim)
+
+    def forward(self, e_ME: Tensor, chunks: ChunkTable, past: LSTMState | None = None) -> Tensor:
+        """Encodings (M, E) of all chunks to outputs (M, D)."""
+        hidden_MU = self.lstm(self.embed(e_ME, chunks.index_M), None, chunks.in_rows(), past)
+        return self.out(self.drop(hidden_MU))
+
+    def new_state(self, rows: int, chunks: int) -> LSTMState:
+        """What it knows of a batch before any chunk."""
+        return self.lstm.new_state(rows, self.out.weight)
+
+
+class LSTMDecoder(nn.Module):
+    """An LSTM over the tokens of a chunk, each next to the main output (HAED, Section 3.1, equation 3).
+
+    Dropout is on the hidden states that go to the output layer.
+    """
+
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__()
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
+        self.lstm = LSTM(config.token_dim, config.dim, config.decoder_units)
+
+    def forward(
+        self, tokens_BT: Tensor, main_MD: Tensor | None, chunks: ChunkTable, past: LSTMState | None = None
+    ) -> Tensor:
+        """(B, T) tokens and the main output before each of M chunks to (B, T, U), zero at padding."""
+        if past is not None and main_MD is not None:
+            rows_R, main_RD = chunks.begun(main_MD)
+            past.begin(rows_R, self.lstm.project_context(main_RD))
+        hidden_FU = self.lstm(self.embed.weight, main_MD, chunks.in_chunks(tokens_BT), past)
+        return self.drop(hidden_FU.view(*tokens_BT.shape, -1))
+
+    def new_state(self, rows: int) -> LSTMState:
+        """What it knows of a batch before any chunk, and the projected embedding of every symbol."""
+        table_VG = self.lstm.project_table(self.embed.weight).detach()
+        state = self.lstm.new_state(rows, self.embed.weight)
+        return replace(state, context_BG=table_VG.new_zeros(rows, table_VG.shape[1]), table_RG=table_VG)
+
+
+class TransformerDecoder(nn.Module):
+    """A small causal transformer over the tokens of a chunk, whose main output is added to each of its inputs.
+
+    Under a transformer main, this is the shape of MEGABYTE (Yu et al., 2023). Chunks of equal length are one rectangle
+    for attention, and everything else runs over all tokens of the batch as one list: nothing is computed for padding.
+    """
+
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__()
+        units, length = config.decoder_units, config.max_segment_len
+        if units % config.local_heads:
+            raise ValueError(f"local_heads must divide decoder_units {units}: got {config.local_heads}")
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
+        self.places = nn.Embedding(length, units)
+        self.project_token = Linear(config.token_dim, units)
+        self.project_context = Linear(config.dim, units, bias=False)
+        ffn_dim = config.local_ffn_dim or 4 * units
+        layers = replace(config, dim=units, ffn_dim=ffn_dim, heads=config.local_heads, head_dim=None, position_dim=0)
+        self.stack = TransformerStack(layers, config.local_layers)
+
+    def forward(
+        self, tokens_BT: Tensor, main_MD: Tensor | None, chunks: ChunkTable, past: ChunkCaches | None = None
+    ) -> Tensor:
+        """(B, T) tokens and the main output before each of M chunks to (B, T, U), zero at padding."""
+        steps = chunks.in_chunks(tokens_BT)
+        table_VU = self.project_token(self.embed.weight) if past is None else past.table_VU
+        if main_MD is not None:
+            context_MU = self.project_context(main_MD)
+            if past is not None:
+                past.begin(*chunks.begun(context_MU))
+        if past is not None and steps.more:
+            context_MU = past.context_BU
+        order_P, pasts = self._attending(steps, past)
+        x_PU = table_VU.index_select(0, steps.symbol_P[order_P])
+        x_PU = x_PU + context_MU.index_select(0, steps.sequence_P[order_P]) + self.places(steps.place_P[order_P])
+        x_PU = self.stack(self.drop(x_PU), pasts)
+        x_FU = x_PU.new_zeros(steps.slots, x_PU.shape[1]).index_copy(0, steps.slot_P[order_P], x_PU)
+        return x_FU.view(*tokens_BT.shape, -1)
+
+    def _attending(self, steps: Steps, past: ChunkCaches | None) -> tuple[Tensor, list[Rectangles] | list[RowCache]]:
+        """The order of tokens in which chunks lie one behind the other, and how each layer joins them."""
+        if past is not None and steps.more:
+            return steps.sequence_P, past.layers.extend(steps.sequence_P, torch.ones_like(steps.sequence_P), 1)
+        at_P = steps.one_by_one()
+        order_P = torch.empty_like(at_P)
+        order_P[at_P] = torch.arange(at_P.numel(), device=at_P.device)
+        if past is None:
+            return order_P, [Rectangles(steps.rectangles)] * len(self.stack.layers)
+        return order_P, past.unfinished(steps, at_P)
+
+    def new_state(self, rows: int) -> ChunkCaches:
+        """What it knows of a batch before any chunk."""
+        table_VU = self.project_token(self.embed.weight).detach()
+        return ChunkCaches(self.stack, rows, self.places.num_embeddings, table_VU)
+
+
+class HAEDState(State):
+    """What main model and chunk decoder know of every row, and the chunk that it is in."""
+
+    def __init__(self, main: RowCaches | LSTMState, decoder: LSTMState | ChunkCaches, unfinished: Unfinished) -> None:
+        self.main, self.decoder, self.unfinished = main, decoder, unfinished
+
+    def parts(self) -> Iterable[Reorderable]:
+        return self.main, self.decoder, self.unfinished
+
+
+def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
+    """What both phases of training have: segmentation, chunk encoder and main model."""
+    c, encoding = config, config.dim - config.width_of_positions
+    for name, other in (("encoder", "mlp"), ("main", "transformer"), ("decoder", "transformer")):
+        if getattr(c, name) not in ("lstm", other):
+            raise ValueError(f"{name} must be lstm or {other}: got {getattr(c, name)!r}")
+    if encoding < 1:
+        raise ValueError(f"dim must exceed position_dim {c.width_of_positions}: got {c.dim}")
+    encoder: ChunkEncoder
+    if c.encoder == "mlp":
+        encoder = MLPEncoder(c.symbols, c.pad, c.token_dim, encoding, c.encoder_units or 256, c.max_segment_len)
+    else:
+        encoder = LSTMEncoder(c.symbols, c.pad, c.token_dim, encoding, c.encoder_units or 1024)
+    main = TransformerMain(c) if c.main == "transformer" else LSTMMain(c)
+    return Segmentation(c.segmentation, c.max_segment_len, c.separators, c.symbols, c.pad), encoder, main
+
+
+def initialise(module: nn.Module, std: float | None) -> None:
+    """Draw weights from a normal distribution: those of transformers with 0.02, or all of them with ``std``."""
+    for part in module.modules() if std is None else [module]:
+        if std is None and not isinstance(part, TransformerStack):
+            continue
+        for name, parameter in part.named_parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02 if std is None else std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+    for part in module.modules():
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            nn.init.zeros_(part.weight[part.padding_idx])
+
+
+class HAED(CausalModel):
+    """MLP encoder, transformer main model, LSTM decoder, unless its configuration says otherwise."""
+
+    config: HAEDConfig
+    project: Linear
+
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.segmentation, self.encoder, self.main = hierarchy(config)
+        self.chunk_decoder = LSTMDecoder(config) if config.decoder == "lstm" else TransformerDecoder(config)
+        self.project = Linear(config.decoder_units, config.vocab_size)
+        self.adaptive_softmax = None
+        initialise(self, config.init_std)
+
+    def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
+        """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""
+        if state is not None and state.length and tokens_BT.size(1) > 1:
+            return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
+        chunks = self.segmentation(tokens_BT, state and state.unfinished)
+        m_MD = None
+        if len(chunks.tokens_ML):  # one more token need not end a chunk
+            e_ME = self.encoder(chunks.tokens_ML)  # equation 1: each chunk by itself
+            m_MD = self.main(e_ME, chunks, state and state.main)  # equation 2: the chunks up to each
+        x_BTU = self.chunk_decoder(tokens_BT, m_MD, chunks, state and state.decoder)  # equation 3: the next chunk
+        if state is not None:
+            state.length += tokens_BT.size(1)
+        return x_BTU
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> HAEDState:
+        length, pad = self.segmentation.max_length, self.segmentation.pad
+        # A word has about five characters; the caches of a row with more chunks than that grow.
+        chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
+        unfinished = Unfinished(batch_size, length, pad, self.project.weight.device)
+        return HAEDState(self.main.new_state(batch_size, chunks), self.chunk_decoder.new_state(batch_size), unfinished)
+
+    def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
+        """``loss`` from features (B, T, D)."""
+        # A bias is one more column of the matrix.
+        x_ND, target_N = F.pad(x_BTD.flatten(0, 1), (0, 1), value=1.0), targets_BT.flatten()
+        weight = torch.cat([self.project.weight, self.project.bias.unsqueeze(1)], dim=1)
+        count = (target_N != ignore_index).sum().clamp(min=1)
+        return linear_cross_entropy(x_ND, weight, target_N, ignore_index) / count
+
+
+class HRED(HAED):
+    """LSTMs for encoder, main model and decoder."""
+
+    def __init__(self, config: HREDConfig) -> None:
+        super().__init__(config)

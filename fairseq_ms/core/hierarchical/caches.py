@@ -1,0 +1,159 @@
+"""Attention where sequences have lengths of their own, since chunks end when their tokens say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairseq_ms.core.layers import TransformerStack
+from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.ops.lstm import Steps
+
+
+@dataclass(frozen=True)
+class Rectangles:
+    """Causal attention within sequences that lie one behind the other: those of equal length are a rectangle.
+
+    Attributes:
+        shapes: (how many sequences, their common length) for each length, in the order in which they lie.
+        cache: what takes in keys and values of the positions ``cached_Q``, if there is one.
+    """
+
+    shapes: Sequence[tuple[int, int]]
+    cache: RowCache | None = None
+    cached_Q: Tensor | None = None
+
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+        """Queries, keys and values (P, 3 * N * H) of one list -> (P, N * H); nothing is computed for padding."""
+        if self.cache is not None:
+            self.cache.write(qkv[self.cached_Q], heads)
+        outputs = []
+        parts = qkv.split([count * length for count, length in self.shapes])
+        for part, (count, length) in zip(parts, self.shapes, strict=True):
+            q, k, v = split_qkv(part.view(count, length, -1), heads)
+            y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute)
+            outputs.append(merge_heads(y_BNTH).flatten(0, 1))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """One layer's keys and values (2, B, N, S, H), of which some positions are about to be written.
+
+    Attributes:
+        buffer: all of them.
+        row_X, place_X: where they are written, of one shape but for broadcasting.
+        bias: (R, 1, C, S), lets each of the C new positions of R rows see its row up to itself, and not what is left
+            in the buffer behind it.
+    """
+
+    buffer: Tensor
+    row_X: Tensor
+    place_X: Tensor
+    bias: Tensor | None = None
+
+    def write(self, qkv: Tensor, heads: int) -> None:
+        """Take in keys and values of projected (X, 3 * N * H)."""
+        _, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)
+        self.buffer[0, self.row_X, :, self.place_X] = k.to(self.buffer.dtype)
+        self.buffer[1, self.row_X, :, self.place_X] = v.to(self.buffer.dtype)
+
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+        """Causal attention from C more positions of R rows to all before: (..., 3 * N * H) -> (..., N * H)."""
+        assert self.bias is not None
+        rows, _, count, seen = self.bias.shape
+        qkv_RCE = qkv.view(rows, count, -1)
+        self.write(qkv_RCE, heads)
+        kept = self.buffer[:, :, :, :seen]
+        # Rows come in ascending order, so they are all where they are as many.
+        k, v = kept if rows == self.buffer.shape[1] else kept.index_select(1, self.row_X.squeeze(1))
+        y_RNCH = attend(split_qkv(qkv_RCE, heads)[0], k, v, self.bias, dropout=dropout, recompute=recompute)
+        return merge_heads(y_RNCH).view(*qkv.shape[:-1], -1)
+
+
+class RowCaches:
+    """Keys and values of every layer of a stack, and how many positions each row has of them.
+
+    Args:
+        stack: the layers.
+        rows: B.
+        capacity: positions to allocate; the buffers double when a row is full.
+        like: a tensor of the wanted type and device.
+    """
+
+    def __init__(self, stack: TransformerStack, rows: int, capacity: int, like: Tensor) -> None:
+        attention = next(iter(stack.layers)).attention
+        shape = (2, rows, attention.heads, max(capacity, 1), attention.head_dim)
+        # Zeros: where a bias hides a position, what is there has to be finite.
+        self.buffers = [like.new_zeros(shape) for _ in stack.layers]
+        self.lengths_B = torch.zeros(rows, dtype=torch.long, device=like.device)
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was."""
+        self.buffers = [buffer.index_select(1, order) for buffer in self.buffers]
+        self.lengths_B = self.lengths_B.index_select(0, order)
+
+    def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
+        """What each layer attends to, given so many more positions of some rows, padded to ``most``."""
+        place_RC = self.lengths_B[row_R].unsqueeze(1) + torch.arange(most, device=row_R.device)
+        seen = int(place_RC.max()) + 1
+        self._reserve(seen)
+        hidden_RCS = torch.arange(seen, device=row_R.device) > place_RC.unsqueeze(2)
+        bias = self.buffers[0].new_zeros(hidden_RCS.shape).masked_fill_(hidden_RCS, -torch.inf).unsqueeze(1)
+        self.lengths_B = self.lengths_B.index_add(0, row_R, counts_R)
+        return [RowCache(buffer, row_R.unsqueeze(1), place_RC, bias) for buffer in self.buffers]
+
+    def _reserve(self, positions: int) -> None:
+        two, rows, heads, capacity, head_dim = self.buffers[0].shape
+        if positions > capacity:
+            grown = [b.new_zeros(two, rows, heads, max(positions, 2 * capacity), head_dim) for b in self.buffers]
+            for new, old in zip(grown, self.buffers, strict=True):
+                new[:, :, :, :capacity] = old
+            self.buffers = grown
+
+
+class ChunkCaches:
+    """What a transformer as chunk decoder knows of the chunk that every row is in.
+
+    Args:
+        stack: its layers.
+        rows: B.
+        length: tokens in a chunk at most.
+        table_VU: the projected embedding of every symbol; weights do not change meanwhile.
+
+    Attributes:
+        context_BU: the projected main output of each row.
+        layers: keys and values.
+    """
+
+    def __init__(self, stack: TransformerStack, rows: int, length: int, table_VU: Tensor) -> None:
+        self.table_VU = table_VU
+        self.context_BU = table_VU.new_zeros(rows, table_VU.shape[1])
+        self.layers = RowCaches(stack, rows, length, table_VU)
+
+    def begin(self, rows_R: Tensor, context_RU: Tensor) -> None:
+        """Let some rows begin a chunk, with a new context."""
+        self.context_BU = self.context_BU.index_copy(0, rows_R, context_RU)
+        self.layers.lengths_B = self.layers.lengths_B.index_fill(0, rows_R, 0)
+
+    def unfinished(self, steps: Steps, at_P: Tensor) -> list[Rectangles]:
+        """How each layer joins whole texts, whose last chunks it takes in; ``at_P`` is where each step lies."""
+        kept_B = steps.kept_B
+        assert kept_B is not None
+        self.layers.lengths_B = steps.lengths_M[kept_B]
+        row_M = torch.full_like(steps.lengths_M, -1).index_copy_(
+            0, kept_B, torch.arange(len(kept_B), device=kept_B.device)
+        )
+        row_P = row_M[steps.sequence_P]
+        cached_Q = (row_P >= 0).nonzero().squeeze(1)
+        where = row_P[cached_Q], steps.place_P[cached_Q]
+        caches = [RowCache(buffer, *where) for buffer in self.layers.buffers]
+        return [Rectangles(steps.rectangles, cache, at_P[cached_Q]) for cache in caches]
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was."""
+        self.context_BU = self.context_BU.index_select(0, order)
+        self.layers.reorder(order)

@@ -1,0 +1,331 @@
+"""From tokens to chunks, and from a chunk by itself to one vector.
+
+Where a chunk ends is a function of the tokens read so far and of nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_ms.core.ops.lstm import LSTM, Steps
+
+
+@dataclass(frozen=True)
+class ChunkTable:
+    """The finished chunks of a batch, and for every token the chunk whose tokens it helps to predict.
+
+    A *source* chunk is a run of tokens up to and including the one that ends it; an unfinished last run is none. The
+    main model reads source chunks 0..c of a row and its output c decodes the chunk behind them: the *outputs* at
+    positions from the end of chunk c to just before the end of chunk c + 1. Every valid position therefore belongs to
+    exactly one decoded chunk, and there are as many decoded chunks as source chunks.
+
+    For one ``more`` token of every row, source chunks are those that it ends, if any, and there is a decoded chunk a
+    row.
+
+    Attributes:
+        tokens_ML: the M source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
+        row_M: the row of each of them.
+        index_M: its place among the source chunks of its row, from 0.
+        counts_R: the number of source chunks of each row that has any; they add up to M.
+        position_P: flat index b * T + t of each of the P valid positions, in reading order.
+        decoded_P: which of the decoded chunks the output at that position belongs to.
+        place_P: its place in that chunk, from 0.
+        more: whether these are one more token each.
+    """
+
+    tokens_ML: Tensor
+    row_M: Tensor
+    index_M: Tensor
+    counts_R: Tensor
+    position_P: Tensor
+    decoded_P: Tensor
+    place_P: Tensor
+    more: bool = False
+
+    @classmethod
+    def of(cls, tokens_BT: Tensor, ends_BT: Tensor, valid_BT: Tensor, pad: int, max_length: int) -> ChunkTable:
+        """Tabulate (B, T) tokens, the first of each row valid, whose chunks end where ``ends_BT`` is True."""
+        ends_BT = ends_BT & valid_BT
+        finished_BT = ends_BT.cumsum(dim=1)
+        counts_B = finished_BT[:, -1]
+        first_B1 = (counts_B.cumsum(0) - counts_B).unsqueeze(1)
+
+        index_BT = valid_BT.cumsum(dim=1) - 1
+        end_BT = torch.where(ends_BT, index_BT, torch.zeros_like(index_BT)).cummax(dim=1).values
+        position_P = valid_BT.flatten().nonzero().squeeze(1)
+        decoded_P = (first_B1 + finished_BT - 1).flatten()[position_P]
+        place_P = (index_BT - end_BT).flatten()[position_P]
+
+        chunk_BT = finished_BT - ends_BT.long()
+        start_BT = torch.cat([torch.zeros_like(end_BT[:, :1]), end_BT[:, :-1] + 1], dim=1)
+        kept_BT = valid_BT & (chunk_BT < counts_B.unsqueeze(1))
+        chunk_Q = (first_B1 + chunk_BT)[kept_BT]
+        place_Q = (index_BT - start_BT)[kept_BT]
+        total = int(counts_B.sum())
+        tokens_ML = tokens_BT.new_full((total, max_length), pad)
+        tokens_ML[chunk_Q, place_Q] = tokens_BT[kept_BT]
+        row_M = torch.repeat_interleave(torch.arange(counts_B.numel(), device=counts_B.device), counts_B)
+        index_M = torch.arange(total, device=counts_B.device) - first_B1[row_M, 0]
+        return cls(tokens_ML, row_M, index_M, counts_B, position_P, decoded_P, place_P)
+
+    def to_rows(self, x_MD: Tensor) -> Tensor:
+        """Lay one vector per chunk out by row, (M, D) to (R, C, D), zero behind a row's last chunk."""
+        rows, most = self.counts_R.numel(), int(self.counts_R.max())
+        if x_MD.shape[0] == rows * most:
+            return x_MD.view(rows, most, -1)
+        x_RCD = x_MD.new_zeros(rows, most, x_MD.shape[1])
+        return x_RCD.flatten(0, 1).index_copy(0, self._flat_index(most), x_MD).view(rows, most, -1)
+
+    def from_rows(self, x_RCD: Tensor) -> Tensor:
+        """Undo ``to_rows``: (R, C, D) to (M, D)."""
+        x_FD = x_RCD.flatten(0, 1)
+        if x_FD.shape[0] == self.tokens_ML.shape[0]:
+            return x_FD
+        return x_FD.index_select(0, self._flat_index(x_RCD.shape[1]))
+
+    def _flat_index(self, most: int) -> Tensor:
+        return self.row_M * most + self.index_M
+
+    def in_rows(self) -> Steps:
+        """A step for each source chunk, in the sequence that is its row."""
+        chunk_M = torch.arange(self.row_M.numel(), device=self.row_M.device)
+        return Steps(chunk_M, self.row_M, self.index_M, chunk_M, chunk_M.numel(), more=self.more)
+
+    def in_chunks(self, tokens_BT: Tensor) -> Steps:
+        """A step for each token, in the sequence that is the chunk it helps to predict."""
+        symbol_P, kept_B = tokens_BT.flatten(), None
+        if not self.more:
+            symbol_P, kept_B = symbol_P.index_select(0, self.position_P), self.counts_R.cumsum(0) - 1
+        return Steps(symbol_P, self.decoded_P, self.place_P, self.position_P, tokens_BT.numel(), kept_B, self.more)
+
+    def begun(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows R that are now in a chunk behind one of these, and what the last one in each of them has, (R, D)."""
+        if self.more:
+            return self.row_M, x_MD
+        last_B = self.counts_R.cumsum(0) - 1
+        return self.row_M[last_B], x_MD.index_select(0, last_B)
+
+
+class Unfinished:
+    """The chunk that every row of a batch is in.
+
+    Attributes:
+        tokens_BL: its tokens so far, padded.
+        place_B: how many these are; -1 before the first token of all.
+        counts_B: how many chunks have ended before.
+    """
+
+    def __init__(self, rows: int, length: int, pad: int, device: torch.device) -> None:
+        self.tokens_BL = torch.full((rows, length), pad, device=device)
+        self.place_B = torch.full((rows,), -1, device=device)
+        self.counts_B = torch.zeros_like(self.place_B)
+        self.fresh = True
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was."""
+        self.tokens_BL = self.tokens_BL.index_select(0, order)
+        self.place_B = self.place_B.index_select(0, order)
+        self.counts_B = self.counts_B.index_select(0, order)
+
+
+class Segmentation(nn.Module):
+    """Split a token stream into chunks that end causally (HAED, Section 4 and Appendix A).
+
+    ``words`` ends a chunk after a separator symbol or after ``max_length`` tokens, ``fixed`` after every ``max_length``
+    tokens. The first token of a sequence is a chunk by itself: it is what is known before anything is predicted, so
+    the chunks behind it are chunks of *predicted* tokens and, with pixels, fall on whole pixels.
+
+    Args:
+        kind: ``words`` or ``fixed``.
+        max_length: the greatest number of tokens in a chunk, at least 1.
+        separators: indices of the symbols that end a word; needed by ``words``, not allowed with ``fixed``.
+        vocabulary: number of symbols V.
+        pad: index of the padding symbol.
+
+    Raises:
+        ValueError: for a kind, length or set of separators outside these rules.
+    """
+
+    is_separator_V: Tensor
+
+    def __init__(self, kind: str, max_length: int, separators: tuple[int, ...], vocabulary: int, pad: int) -> None:
+        super().__init__()
+        if kind not in ("words", "fixed"):
+            raise ValueError(f"segmentation must be words or fixed, not {kind!r}")
+        if max_length < 1:
+            raise ValueError(f"the greatest chunk length must be at least 1, not {max_length}")
+        if (kind == "words") != bool(separators):
+            raise ValueError(f"separators belong to words and to nothing else, got {separators!r} with {kind!r}")
+        self.kind = kind
+        self.max_length = max_length
+        self.pad = pad
+        is_separator_V = torch.zeros(vocabulary, dtype=torch.bool)
+        is_separator_V[list(separators)] = True
+        # Derived from the dictionary, so it is rebuilt and not stored in checkpoints.
+        self.register_buffer("is_separator_V", is_separator_V, persistent=False)
+
+    def forward(self, tokens_BT: Tensor, unfinished: Unfinished | None = None) -> ChunkTable:
+        """The chunks of a batch of tokens: of whole texts, or what one more token each adds to ``unfinished`` ones.
+
+        Padding may stand anywhere. With ``unfinished``, which moves on, it is a token like the others: hypotheses that
+        have finished go on with anything.
+        """
+        if unfinished is not None and not unfinished.fresh:
+            return self._one_more(tokens_BT, unfinished)
+        valid_BT = tokens_BT != self.pad if unfinished is None else torch.ones_like(tokens_BT, dtype=torch.bool)
+        valid_BT[:, 0] = True
+        chunks = ChunkTable.of(tokens_BT, self.ends(tokens_BT, valid_BT), valid_BT, self.pad, self.max_length)
+        if unfinished is not None:
+            unfinished.fresh, unfinished.counts_B = False, chunks.counts_R
+            unfinished.place_B = place_B = chunks.place_P.view(tokens_BT.shape)[:, -1]
+            place_L = torch.arange(self.max_length, device=tokens_BT.device)
+            column_BL = (tokens_BT.shape[1] - place_B.unsqueeze(1) + place_L).clamp(max=tokens_BT.shape[1] - 1)
+            inside_BL = place_L < place_B.unsqueeze(1)
+            unfinished.tokens_BL = torch.where(inside_BL, tokens_BT.gather(1, column_BL), self.pad)
+        return chunks
+
+    def _one_more(self, tokens_B1: Tensor, unfinished: Unfinished) -> ChunkTable:
+        chunk_BL = unfinished.tokens_BL.scatter(1, unfinished.place_B.unsqueeze(1), tokens_B1)
+        ends_B, unfinished.place_B = self.advance(unfinished.place_B, tokens_B1[:, 0])
+        row_M = ends_B.nonzero().squeeze(1)
+        tokens_ML = chunk_BL[row_M]
+        unfinished.tokens_BL = chunk_BL.index_fill_(0, row_M, self.pad)
+        index_M = unfinished.counts_B[row_M]
+        unfinished.counts_B = unfinished.counts_B + ends_B
+        row_B, one_M = torch.arange(ends_B.numel(), device=ends_B.device), torch.ones_like(row_M)
+        return ChunkTable(tokens_ML, row_M, index_M, one_M, row_B, row_B, unfinished.place_B, more=True)
+
+    def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
+        """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
+
+        Positions that are not valid are padding: they end nothing and count for nothing, wherever they stand. What
+        ends at position t depends on positions up to t only.
+        """
+        index_BT = valid_BT.cumsum(dim=1) - 1
+        separator_BT = self.is_separator_V[tokens_BT] & valid_BT
+        # A separator restarts the count and so does reaching the greatest length: within the run after a separator the
+        # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that. The
+        # first token is at distance 0 of where counting starts, and so ends its chunk.
+        last_BT = torch.where(separator_BT, index_BT, torch.zeros_like(index_BT)).cummax(dim=1).values
+        before_BT = torch.cat([last_BT[:, :1], last_BT[:, :-1]], dim=1)
+        full_BT = (index_BT - before_BT) % self.max_length == 0
+        return separator_BT | (full_BT & valid_BT)
+
+    def advance(self, place_B: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of ``ends``: from a token and its place in its chunk to whether it ends it and the next place.
+
+        A negative place marks the first token of a sequence.
+        """
+        ends_B = self.is_separator_V[token_B] | (place_B < 0) | (place_B == self.max_length - 1)
+        return ends_B, torch.where(ends_B, torch.zeros_like(place_B), place_B + 1)
+
+
+class ChunkEncoder(nn.Module, ABC):
+    """Encode chunks of up to L tokens into D numbers each (HAED, Section 3.1, equation 1, and Appendix A).
+
+    Equal chunks have equal encodings, so a batch is encoded once per *different* chunk. An encoding with more units
+    than D keeps the first D of them, one with fewer is filled up with zeros, as in the paper.
+
+    Args:
+        vocabulary: number of symbols V.
+        pad: index of the padding symbol, whose embedding is zero.
+        embed_dim: width of a token's embedding.
+        out_dim: D.
+    """
+
+    def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.pad = pad
+        self.out_dim = out_dim
+        self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
+
+    def forward(self, tokens_ML: Tensor) -> Tensor:
+        """(M, L) tokens, padded on the right, to (M, D) encodings."""
+        if tokens_ML.shape[0] == 1:
+            return self.encode(tokens_ML)
+        distinct_UL, which_M, _ = unique_chunks(tokens_ML)
+        return self.encode(distinct_UL).index_select(0, which_M)
+
+    def encode(self, tokens_UL: Tensor) -> Tensor:
+        """The same without looking for repetitions."""
+        units_UE = self.units(tokens_UL)
+        missing = self.out_dim - units_UE.shape[1]
+        return F.pad(units_UE, (0, missing)) if missing >= 0 else units_UE[:, : self.out_dim]
+
+    @abstractmethod
+    def units(self, tokens_UL: Tensor) -> Tensor:
+        """(U, L) tokens to one vector each, as wide as the encoder has units."""
+
+
+class MLPEncoder(ChunkEncoder):
+    """The L embeddings in a row, then two layers with ReLU."""
+
+    def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int, units: int, length: int) -> None:
+        super().__init__(vocabulary, pad, embed_dim, out_dim)
+        self.first = nn.Linear(length * embed_dim, units)
+        self.second = nn.Linear(units, units)
+
+    def units(self, tokens_UL: Tensor) -> Tensor:
+        x_UE = self.embed(tokens_UL).flatten(1)
+        return self.second(self.first(x_UE).relu()).relu()
+
+
+class LSTMEncoder(ChunkEncoder):
+    """The hidden state of an LSTM after the last token of the chunk."""
+
+    def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int, units: int) -> None:
+        super().__init__(vocabulary, pad, embed_dim, out_dim)
+        self.lstm = LSTM(embed_dim, 0, units)
+
+    def units(self, tokens_UL: Tensor) -> Tensor:
+        # Finished hypotheses have padding anywhere: all up to the last real token is read, and at least one.
+        inside_UL = (tokens_UL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
+        inside_UL[:, 0] = True
+        chunk_P, place_P = inside_UL.nonzero().unbind(1)
+        slot_P = torch.arange(chunk_P.numel(), device=chunk_P.device)
+        steps = Steps(tokens_UL[inside_UL], chunk_P, place_P, slot_P, chunk_P.numel())
+        hidden_PU = self.lstm(self.embed.weight, None, steps)
+        return hidden_PU.index_select(0, inside_UL.sum(dim=1).cumsum(0) - 1)
+
+
+def unique_chunks(tokens_ML: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The different chunks among M padded ones: (U, L) tokens, (M,) the index of each chunk among them, (U,) counts.
+
+    A chunk is encoded without its context, so equal chunks have equal encodings and one computation serves them all.
+    The different chunks are in lexicographic order.
+    """
+    _, which_M, counts_U = torch.unique(_order_codes(tokens_ML), return_inverse=True, return_counts=True)
+    # Whichever of a chunk's places is written last holds the same tokens as the others.
+    place_U = torch.empty_like(counts_U).scatter_(0, which_M, torch.arange(which_M.numel(), device=which_M.device))
+    return tokens_ML[place_U], which_M, counts_U
+
+
+def _order_codes(tokens_ML: Tensor) -> Tensor:
+    """An integer (M,) for each chunk, equal for equal ones, and in lexicographic order.
+
+    Tokens are the digits of an integer; where not all of a chunk's fit into 63 bits, the codes of its parts are
+    replaced by their ranks. ``torch.unique`` by rows compares them token by token, and takes 20 times as long.
+    """
+    base = int(tokens_ML.max()) + 1 if tokens_ML.numel() else 1
+    digits = max(1, int(63 / math.log2(max(base, 2))))
+    codes_M: Tensor | None = None
+    for start in range(0, tokens_ML.shape[1], digits):
+        part_M = torch.zeros_like(tokens_ML[:, 0])
+        for column in range(start, min(start + digits, tokens_ML.shape[1])):
+            part_M = part_M * base + tokens_ML[:, column]
+        if codes_M is None:
+            codes_M = part_M
+        else:
+            codes_M = _ranks(codes_M) * part_M.numel() + _ranks(part_M)
+    assert codes_M is not None
+    return codes_M
+
+
+def _ranks(codes_M: Tensor) -> Tensor:
+    return torch.unique(codes_M, return_inverse=True)[1]

@@ -1,0 +1,97 @@
+"""The sizes of HAED and HRED."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fairseq_ms.core.layers import LayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class HAEDConfig(LayerConfig):
+    """Sizes of a ``HAED``; ``dim``, ``ffn_dim``, ``heads`` and ``head_dim`` are those of a transformer main.
+
+    Attributes:
+        vocab_size: symbols V
+        padding_idx: the symbol that is no token of a text; one more than V if not given
+        max_positions: the longest text in tokens
+        segmentation: "words" ends a chunk behind a separator and at ``max_segment_len``, "fixed" at that length only
+        max_segment_len: tokens in a chunk at most
+        separators: the symbols that end a word, for "words"
+        encoder: "mlp" or "lstm"
+        main: "transformer" or "lstm"
+        decoder: "lstm" or "transformer"
+        token_dim: width of token embeddings
+        encoder_units: of the encoder, 256 ("mlp") or 1024 ("lstm") if not given
+        position_dim: width of the position embedding of chunks, beside their encodings in the ``dim`` that the main
+            model reads; 100 (transformer) or 0 (LSTM) if not given
+        layers: of a transformer main
+        main_units: of an LSTM main
+        decoder_units: hidden units of an LSTM decoder, width of a transformer
+        local_layers, local_heads, local_ffn_dim: of a transformer decoder; four times its width if not given
+        init_std: standard deviation of the normal distribution that weights start from; if not given, 0.02 in
+            transformers, elsewhere torch's own start
+    """
+
+    vocab_size: int
+    padding_idx: int | None = None
+    max_positions: int = 512
+    segmentation: str = "words"
+    max_segment_len: int = 12
+    separators: tuple[int, ...] = ()
+    encoder: str = "mlp"
+    main: str = "transformer"
+    decoder: str = "lstm"
+    token_dim: int = 10
+    encoder_units: int | None = None
+    dim: int = 356
+    position_dim: int | None = None
+    layers: int = 6
+    ffn_dim: int = 1424
+    heads: int = 8
+    head_dim: int | None = 32
+    main_units: int = 1500
+    decoder_units: int = 1024
+    local_layers: int = 2
+    local_heads: int = 8
+    local_ffn_dim: int | None = None
+    init_std: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of all fields, as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> HAEDConfig:
+        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
+        return cls(**{**values, "separators": tuple(values.get("separators", ()))})
+
+    @property
+    def width_of_positions(self) -> int:
+        """Of the position embedding of chunks."""
+        return self.position_dim if self.position_dim is not None else 100 if self.main == "transformer" else 0
+
+    @property
+    def pad(self) -> int:
+        """The padding symbol."""
+        return self.vocab_size if self.padding_idx is None else self.padding_idx
+
+    @property
+    def symbols(self) -> int:
+        """How many symbols are embedded, padding among them."""
+        return max(self.vocab_size, self.pad + 1)
+
+    @property
+    def max_chunks(self) -> int:
+        """In the longest text: its first token is a chunk by itself, and a word may be a single token."""
+        most = self.max_positions
+        return 1 + (most if self.segmentation == "words" else -(-most // self.max_segment_len))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HREDConfig(HAEDConfig):
+    """Sizes of an ``HRED``: LSTMs for encoder and main."""
+
+    encoder: str = "lstm"
+    main: str = "lstm"

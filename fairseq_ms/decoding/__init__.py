@@ -1,1 +1,0 @@
-"""Cached decoding: token by token, prompts in one pass, one file a family of models."""

@@ -1,0 +1,328 @@
+"""``haed`` and ``hred``, and the model of their first phase, the implicit embedding matrix."""
+
+# fairseq reads the types of a configuration's fields, so its annotations must not become strings.
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Optional
+
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel, register_model
+from fairseq.tasks import FairseqTask
+from omegaconf import II
+from torch import Tensor, nn
+
+from fairseq_ms import core
+from fairseq_ms.core.iem import ImplicitEmbedding
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.config import TransformerFlags, fill_in_positions, layer_settings, require, validate_positions
+
+logger = logging.getLogger(__name__)
+
+SPACE = "▁"
+"""The symbol for a space in character data, as in sentencepiece."""
+
+IEM_CRITERION = "in_batch_sampled_softmax"
+"""The criterion of the first phase."""
+
+# Flags that need not be given: what the core calls them, and the part and its kind that they belong to, if to one only.
+_SIZES = {
+    "encoder_units": ("encoder_units", None),
+    "position_embed_dim": ("position_dim", None),
+    "decoder_layers": ("layers", ("main", "transformer")),
+    "decoder_ffn_embed_dim": ("ffn_dim", ("main", "transformer")),
+    "decoder_attention_heads": ("heads", ("main", "transformer")),
+    "attention_head_dim": ("head_dim", ("main", "transformer")),
+    "main_units": ("main_units", ("main", "lstm")),
+    "local_layers": ("local_layers", ("decoder", "transformer")),
+    "local_attention_heads": ("local_heads", ("decoder", "transformer")),
+    "local_ffn_embed_dim": ("local_ffn_dim", ("decoder", "transformer")),
+}
+
+
+def _optional(help: str) -> Any:
+    return field(default=None, metadata={"help": help})
+
+
+@dataclass
+class HAEDConfig(TransformerFlags):
+    """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
+
+    segmentation: ChoiceEnum(["words", "fixed"]) = field(  # type: ignore[valid-type]
+        default="words",
+        metadata={"help": "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"},
+    )
+    max_segment_len: int = field(default=12, metadata={"help": "greatest number of tokens in a chunk"})
+    separators: Optional[str] = _optional(
+        "symbols that end a word, separated by spaces, with --segmentation words "
+        f"(default: {SPACE}, if the dictionary has it, and the end of a line)"
+    )
+    encoder: ChoiceEnum(["mlp", "lstm"]) = field(  # type: ignore[valid-type]
+        default="mlp", metadata={"help": "how a chunk is encoded"}
+    )
+    main: ChoiceEnum(["transformer", "lstm"]) = field(  # type: ignore[valid-type]
+        default="transformer", metadata={"help": "the model over chunks"}
+    )
+    decoder: ChoiceEnum(["lstm", "transformer"]) = field(  # type: ignore[valid-type]
+        default="lstm", metadata={"help": "the model over the tokens of one chunk"}
+    )
+    token_embed_dim: int = field(default=10, metadata={"help": "width of the token embeddings"})
+    encoder_units: Optional[int] = _optional("units of the encoder (default: 256 for mlp, 1024 for lstm)")
+    decoder_embed_dim: int = field(
+        default=356, metadata={"help": "width of the main model: chunk encoding plus position embedding"}
+    )
+    position_embed_dim: Optional[int] = _optional(
+        "width of the position embedding beside the encoding (default: 100 for a transformer main, 0 for lstm)"
+    )
+    decoder_layers: Optional[int] = _optional("layers of a transformer main (default: 6)")
+    decoder_ffn_embed_dim: Optional[int] = _optional("feed-forward width of a transformer main (default: 1424)")
+    decoder_attention_heads: Optional[int] = _optional("attention heads of a transformer main (default: 8)")
+    attention_head_dim: Optional[int] = _optional("width of such a head (default: 32)")
+    main_units: Optional[int] = _optional("units of an lstm main (default: 1500)")
+    decoder_units: int = field(default=1024, metadata={"help": "units of the decoder: hidden units, or its width"})
+    local_layers: Optional[int] = _optional("layers of a transformer decoder (default: 2)")
+    local_attention_heads: Optional[int] = _optional("attention heads of a transformer decoder (default: 8)")
+    local_ffn_embed_dim: Optional[int] = _optional(
+        "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
+    )
+    query: ChoiceEnum(["none", "linear"]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={
+            "help": "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
+            "are wide (none), or behind a learned projection that the second phase drops (linear)"
+        },
+    )
+    dropout: float = field(default=0.0, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
+    init_std: Optional[float] = _optional(
+        "standard deviation of the normal distribution all weights start from (default: 0.02 in transformers, "
+        "elsewhere torch's own start)"
+    )
+    # Decides the phase: the implicit embedding matrix is trained without a decoder. `fairseq-validate` puts the whole
+    # configuration of the criterion here instead of its name.
+    criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
+
+
+@dataclass
+class HREDConfig(HAEDConfig):
+    """Flags of the hierarchical recurrent encoder-decoder: ``haed`` with LSTMs for encoder and main."""
+
+    encoder: ChoiceEnum(["mlp", "lstm"]) = field(  # type: ignore[valid-type]
+        default="lstm", metadata={"help": "how a chunk is encoded"}
+    )
+    main: ChoiceEnum(["transformer", "lstm"]) = field(  # type: ignore[valid-type]
+        default="lstm", metadata={"help": "the model over chunks"}
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
+    """The sizes that flags describe."""
+    sizes = {name: getattr(cfg, flag) for flag, (name, _) in _SIZES.items()}
+    given = {name: value for name, value in {**layer_settings(cfg), **sizes}.items() if value is not None}
+    return kind(
+        vocab_size=len(dictionary),
+        padding_idx=dictionary.pad(),
+        max_positions=int(cfg.max_target_positions or 0),
+        segmentation=str(cfg.segmentation),
+        max_segment_len=cfg.max_segment_len,
+        separators=separators(cfg, dictionary),
+        encoder=str(cfg.encoder),
+        main=str(cfg.main),
+        decoder=str(cfg.decoder),
+        token_dim=cfg.token_embed_dim,
+        decoder_units=cfg.decoder_units,
+        init_std=cfg.init_std,
+        **given,
+    )
+
+
+def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
+    """Raise ``UsageError`` where flags break a rule or do not fit together."""
+    for name in _SIZES:
+        value = getattr(cfg, name)
+        least = 0 if name == "position_embed_dim" else 1
+        require(value is None or value >= least, f"{_flag(name)} must be at least {least}: got {value}")
+    for name in ("max_segment_len", "token_embed_dim", "decoder_embed_dim", "decoder_units"):
+        require(getattr(cfg, name) >= 1, f"{_flag(name)} must be at least 1: got {getattr(cfg, name)}")
+    require(cfg.init_std is None or cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        value = getattr(cfg, name)
+        require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")
+    validate_positions(cfg)
+    require(
+        len(task.source_dictionary) == len(task.target_dictionary),
+        "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is read "
+        f"again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
+    )
+    config = core_config(cfg, task.source_dictionary, core.HAEDConfig)
+    require(
+        cfg.decoder_embed_dim > config.width_of_positions,
+        f"--decoder-embed-dim must exceed --position-embed-dim {config.width_of_positions}, so that the chunk "
+        f"encoding finds room: got {cfg.decoder_embed_dim}",
+    )
+    require(
+        config.decoder == "lstm" or cfg.decoder_units % config.local_heads == 0,
+        f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {config.local_heads}",
+    )
+
+
+def refuse_idle(cfg: HAEDConfig) -> None:
+    """Raise ``UsageError`` for a flag without effect on what is to be trained; old checkpoints load all the same."""
+    for name, (_, part) in _SIZES.items():
+        if part is not None and str(getattr(cfg, part[0])) != part[1]:
+            value, other = getattr(cfg, name), f"{_flag(part[0])} {getattr(cfg, part[0])}"
+            require(value is None, f"{_flag(name)} has no meaning with {other}: got {value}")
+    if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
+        for name in ("activation_fn", "attention_dropout", "activation_dropout", "checkpoint_activations"):
+            value, default = getattr(cfg, name), HAEDConfig.__dataclass_fields__[name].default
+            require(
+                str(value) == str(default),
+                f"{_flag(name)} has no meaning without a transformer, with --main lstm and --decoder lstm: got {value}",
+            )
+    require(
+        str(cfg.query) == "none" or is_first_phase(cfg),
+        f"--query has no effect without --criterion {IEM_CRITERION}: got {cfg.query}",
+    )
+    require(
+        str(cfg.segmentation) == "words" or cfg.separators is None,
+        f"--separators has no meaning with --segmentation fixed: got {cfg.separators!r}",
+    )
+
+
+def separators(cfg: HAEDConfig, dictionary: Dictionary) -> tuple[int, ...]:
+    """Indices of the symbols that end a word, none with ``--segmentation fixed``."""
+    if str(cfg.segmentation) == "fixed":
+        return ()
+    if cfg.separators is None:
+        space = dictionary.index(SPACE)
+        return (dictionary.eos(),) if space == dictionary.unk() else (space, dictionary.eos())
+    symbols = cfg.separators.split()
+    require(bool(symbols), "--separators must name at least one symbol: got none")
+    for symbol in symbols:
+        require(
+            dictionary.index(symbol) != dictionary.unk(),
+            f"--separators must be symbols of the dictionary: got {symbol!r}, which it does not have",
+        )
+    return tuple(dictionary.index(symbol) for symbol in symbols)
+
+
+def is_first_phase(cfg: HAEDConfig) -> bool:
+    """Whether the criterion trains the implicit embedding matrix, without a decoder."""
+    return getattr(cfg.criterion, "_name", cfg.criterion) == IEM_CRITERION
+
+
+class ImplicitEmbeddingModel(ImplicitEmbedding, BaseFairseqModel):
+    """fairseq's model of the first phase: it has no decoder and is no language model.
+
+    Args:
+        config: the sizes of the model of the second phase.
+        projected: as for ``core.iem.ImplicitEmbedding``.
+        positions: greatest number of tokens in a sequence, without the one of ``--add-bos-token``.
+    """
+
+    supported_targets: ClassVar[set[str]] = {"future"}
+
+    def __init__(self, config: core.HAEDConfig, projected: bool, positions: int) -> None:
+        super().__init__(config, projected)
+        self.positions = positions
+        self.update = 0
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq's hook before every update; negatives are drawn by it, so that a resumed run repeats them."""
+        super().set_num_updates(num_updates)
+        self.update = num_updates
+
+    def prepare_for_inference_(self, cfg: object) -> None:
+        """fairseq's hook before evaluation and generation, neither of which is possible without a decoder."""
+        raise UsageError(
+            f"--path must be a model with a decoder: this one was trained with --criterion {IEM_CRITERION} and has "
+            "none yet (train it end to end with --finetune-from-model)"
+        )
+
+    def max_positions(self) -> int:
+        """Longest sequence of tokens."""
+        return self.positions
+
+
+@register_model("haed", dataclass=HAEDConfig)
+class HAED(LanguageModel):
+    """Hierarchical attention encoder-decoder: MLP encoder, transformer main model, LSTM decoder, unless told otherwise.
+
+    With ``--finetune-from-model``, a checkpoint of the first phase gives it its encoder and main model.
+    """
+
+    core_class: ClassVar[type[core.HAED]] = core.HAED
+    config_class: ClassVar[type[core.HAEDConfig]] = core.HAEDConfig
+
+    @classmethod
+    def build_model(cls, cfg: HAEDConfig, task: FairseqTask) -> BaseFairseqModel:
+        """The model of the phase that the criterion trains.
+
+        That is this class, with an encoder, a main model and a decoder, unless the criterion is that of the implicit
+        embedding matrix: then it is an ``ImplicitEmbeddingModel``.
+        Raises ``UsageError`` on flags that do not fit together.
+        """
+        positions = fill_in_positions(cfg)
+        validate(cfg, task)
+        if not getattr(task, "from_checkpoint", False):
+            refuse_idle(cfg)
+        config = core_config(cfg, task.source_dictionary, cls.config_class)
+        if is_first_phase(cfg):
+            model: BaseFairseqModel = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", positions)
+            in_groups(model)
+            return model
+        decoder = Decoder(cls.core_class(config), task.target_dictionary, positions)
+        in_groups(decoder.core)
+        return cls(decoder)
+
+    def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """Complete a checkpoint of the first phase, in place, with this model's own new decoder."""
+        super().upgrade_state_dict(state_dict)
+        # A language model has all its parameters in fairseq's decoder.
+        loaded = [name for name in state_dict if name.startswith(("encoder.", "main."))]
+        if not loaded:
+            return
+        dropped = [name for name in state_dict if name.startswith("query.")]
+        for name in dropped:
+            del state_dict[name]
+        for name in loaded:
+            state_dict[f"decoder.core.{name}"] = state_dict.pop(name)
+        new = {name: value for name, value in self.state_dict().items() if name not in state_dict}
+        state_dict.update(new)
+        logger.info(
+            "from the first phase: %s loaded; new: %s; not needed any more: %s",
+            *(_listed(names) for names in (loaded, new, dropped)),
+        )
+
+
+@register_model("hred", dataclass=HREDConfig)
+class HRED(HAED):
+    """Hierarchical recurrent encoder-decoder: LSTMs for encoder, main model and decoder, unless told otherwise."""
+
+    core_class = core.HRED
+    config_class = core.HREDConfig
+
+
+def in_groups(model: nn.Module) -> None:
+    """Name the groups of parameters to which fairseq's composite optimizer gives settings of their own."""
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[0]
+        group = {"encoder": "encoder", "main": "main", "query": "main"}.get(part, "decoder")
+        parameter.param_group = group  # type: ignore[attr-defined]
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of parameters, by the leading parts of their names, with the number of tensors of each."""
+    parts: Counter[str] = Counter()
+    for name in names:
+        first, second, *_ = name.removeprefix("decoder.core.").split(".")
+        parts[first if first in ("encoder", "main") else f"{first}.{second}"] += 1
+    return ", ".join(f"{part} ({count} tensors)" for part, count in parts.items()) or "nothing"

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -205,7 +206,7 @@ def test_a_sliding_cache_holds_the_last_positions() -> None:
 
 def retina(dtype: torch.dtype) -> Retina:
     scales = Scale(1, near=0, far=3, heads=1), Scale(2, near=3, far=11, heads=1), Scale(4, near=11, far=24, heads=1)
-    sizes = {"vocab_size": 9, "max_positions": 200, "dim": 12, "ffn_dim": 20, "heads": 3, "layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 9, "max_positions": 200, "dim": 12, "ffn_dim": 20, "heads": 3, "layers": 2}
     return Retina(RetinaConfig(scales=scales, init_std=0.3, **sizes)).to(dtype).eval()
 
 

@@ -17,7 +17,7 @@ def updates_of_an_epoch(split: Path, tokens: int, break_mode: str, rows: int) ->
         rows: of an update, over all processes and accumulated gradients.
     """
     assert break_mode in ("none", "eos"), break_mode
-    # Named, since its lengths lie in the file that it maps, as long as it lives.
+    # Kept in a variable: the lengths are views into the file that it maps.
     sentences = data_utils.load_indexed_dataset(str(split), None)
     count = len(sentences) if break_mode == "eos" else -(-int(sentences.sizes.sum()) // tokens)
     return -(-count // rows)

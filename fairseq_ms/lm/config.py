@@ -77,7 +77,7 @@ class LanguageModelConfig(TransformerFlags):
     )
     embedding_init_std: Optional[float] = field(
         default=None,
-        metadata={"help": "the same of word and position embeddings, where --init-std should not hold for them"},
+        metadata={"help": "standard deviation that word and position embeddings start from (default: --init-std)"},
     )
     compile_layers: bool = field(
         default=False,

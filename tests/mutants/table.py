@@ -37,27 +37,22 @@ TABLE: dict[str, Stages] = {
     ),
     "fairseq_ms/core/ops/window_layout.py": _RETINA,
     "fairseq_ms/core/ops/window_attention.py": _RETINA,
-    "fairseq_ms/modules/multiscale/retina.py": _RETINA,
+    "fairseq_ms/core/retina.py": _RETINA,
     # Pooling and blocks.
-    "fairseq_ms/modules/pooling.py": (("tests/modules/test_pooling.py",), ("tests/models/test_multiscale.py",)),
-    "fairseq_ms/modules/multiscale/bottomup.py": (
+    "fairseq_ms/core/pooling.py": (("tests/modules/test_pooling.py",), ("tests/models/test_multiscale.py",)),
+    "fairseq_ms/core/bottomup.py": (
         ("tests/models/test_multiscale.py", "-k", "bottomup or length or bottom_up or shorter"),
         _invariants("multiscale_bottomup"),
     ),
-    "fairseq_ms/modules/multiscale/topdown.py": (
+    "fairseq_ms/core/topdown.py": (
         ("tests/models/test_multiscale.py", "-k", "topdown or joining or shorter"),
         _invariants("multiscale_topdown"),
     ),
-    "fairseq_ms/decoding/blocks.py": (
-        ("tests/decoding/test_blocks.py",),
-        ("tests/modules/test_retina.py", "-k", "steps or cache"),
-        _invariants("multiscale_topdown", "multiscale_bottomup", "coarse_lm"),
-    ),
     # Caches that grow, and those that slide.
-    "fairseq_ms/modules/kv_cache.py": (("tests/modules/test_kv_cache.py",), _invariants("vanilla_lm")),
-    "fairseq_ms/decoding/retina.py": (
-        ("tests/modules/test_retina.py", "-k", "steps or cache"),
-        _invariants("retina_lm"),
+    "fairseq_ms/core/cache.py": (
+        ("tests/modules/test_kv_cache.py",),
+        ("tests/modules/test_retina.py", "-k", "pieces or cache"),
+        _invariants("vanilla_lm", "retina_lm", "multiscale_topdown", "multiscale_bottomup", "coarse_lm"),
     ),
     # Relative shift and memory shifts.
     "fairseq_ms/core/ops/relative_attention.py": (

@@ -17,7 +17,7 @@ class SampledSoftmax:
         loss: sum over the N positives of -log p, in nats.
         rank_N: how many of the different candidates score no lower than the positive, which therefore is ahead of
             none when all encodings are the same.
-        negatives_N: how many negatives there were, repetitions counted, those that are the positive not.
+        negatives_N: the number of negatives: repetitions count, the positive's own chunk does not.
     """
 
     loss: Tensor

@@ -60,7 +60,7 @@ class PackedWeight:
         self.fresh = False
         if not self.supports(weight_OI):
             return False
-        # In this order: packing asks for leave to write, and gets other memory than the weight of an earlier snapshot.
+        # In this order: packing takes write access, which separates the weight from the memory of an older snapshot.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_ROWS)
         self.snapshot = torch._lazy_clone(weight_OI.detach())
         self.place = _place(weight_OI)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-# Sixteen random bits decide over one number, so four are decided by one draw of the generator.
+# A mask takes 16 random bits a number, so one 64-bit draw of the generator serves four numbers.
 _LEVELS = 2**16
 _64_BITS = 2**64 - 1
 

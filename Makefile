@@ -2,7 +2,8 @@
 #   make demo    train, evaluate and sample small models on text that every Python installation brings
 #   make demo-analysis   the papers' analyses of the demo's models, with figures
 #   make demo-haed   HAED on characters, with and without its first phase
-#   make test    run the tests
+#   make test    run the tests, those that take over ten seconds left out
+#   make test-all    run all tests
 #   make test-portable   run the numeric tests once more with the kernels of old processors
 #   make gpu     test and measure everything on a GPU, and write docs/results_gpu.md
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
@@ -25,7 +26,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test test-portable gpu faults mutants curves lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu faults mutants curves lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -81,8 +82,8 @@ demo-analysis: env
 demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py
 
-test: env $(NGRAM) $(PEER)/.installed $(HUB) $(MUTANTS)
-	@$(RUN) -m pytest -n $(JOBS) --dist worksteal
+test test-all: env $(NGRAM) $(PEER)/.installed $(HUB) $(MUTANTS)
+	@$(RUN) -m pytest -n $(JOBS) --dist worksteal $(if $(filter test,$@),-m "not slow")
 
 # Kernels for any x86 processor add sums up in another order than a new processor's: what a test knows of the one that
 # it was written on shows here.

@@ -239,7 +239,7 @@ def make(clone, *arguments, **variables):
 
 
 @needs_make
-@pytest.mark.parametrize("target", ["env", "test", "test-portable", "lint", "demo", "demo-haed"])
+@pytest.mark.parametrize("target", ["env", "test", "test-all", "test-portable", "lint", "demo", "demo-haed"])
 def test_every_target_of_the_makefile_sets_the_environment_up_by_itself(target, clone):
     done = make(clone, target, f"PYTHON={clone}/absent/python3")
     assert done.returncode != 0

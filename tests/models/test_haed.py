@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,12 +112,17 @@ def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return sequence, torch.cat([torch.arange(int(length)) for length in lengths])
 
 
+@pytest.mark.parametrize("path", ["_by_hand", "_cudnn"])
 @pytest.mark.parametrize("context_dim", [0, 5])
-def test_lstm_without_padding_equals_torch_on_padded_input(context_dim: int) -> None:
+def test_lstm_without_padding_equals_torch_on_padded_input(
+    context_dim: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths = torch.tensor([3, 1, 7, 3, 2])
     sequence, step = reading_order(lengths)
     total = int(lengths.sum())
     lstm = LSTM(4, context_dim, 6).double()
+    # The fused call runs without a GPU too.
+    monkeypatch.setattr(lstm, "_by_hand", getattr(lstm, path))
     table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
     context = torch.randn(5, context_dim, dtype=torch.double, requires_grad=True)
     symbols = torch.randint(0, 9, (total,))
@@ -126,6 +132,10 @@ def test_lstm_without_padding_equals_torch_on_padded_input(context_dim: int) -> 
     assert sum(steps.batch_sizes) == sum(count * length for count, length in steps.rectangles) == total
     state = lstm.new_state(5, table)
     hidden = lstm(table, context if context_dim else None, steps, state)
+    some = replace(steps, kept_B=torch.tensor([4, 1]))
+    lstm(table, context if context_dim else None, some, kept := lstm.new_state(2, table))
+    assert torch.equal(kept.cell_BU, state.cell_BU[[4, 1]])
+    assert torch.equal(kept.hidden_BU, state.hidden_BU[[4, 1]])
     assert torch.equal(hidden, lstm(table, context if context_dim else None, steps))
     assert not hidden[total:].any()
 

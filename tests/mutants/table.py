@@ -85,8 +85,8 @@ TABLE: dict[str, Stages] = {
         ("tests/host/test_resuming.py", "-k", "later_end and transformer_xl"),
     ),
     # Segmentation and sampled softmax.
-    "fairseq_ms/modules/hierarchical/segmentation.py": (("tests/models/test_haed.py",), _invariants("haed", "hred")),
-    "fairseq_ms/modules/hierarchical/sampled_softmax.py": _FIRST_PHASE,
+    "fairseq_ms/core/hierarchical/chunks.py": (("tests/models/test_haed.py",), _invariants("haed", "hred")),
+    "fairseq_ms/core/hierarchical/sampled_softmax.py": _FIRST_PHASE,
     "fairseq_ms/criterions/in_batch_sampled_softmax.py": (
         ("tests/criterions/test_in_batch_softmax.py",),
         *_FIRST_PHASE,

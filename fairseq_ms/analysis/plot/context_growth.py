@@ -84,7 +84,7 @@ class Step:
         task = ["--task", "streaming_language_modeling", "--share-decoder-input-output-embed"]
         model = untrained.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0]
         self.model = model.to(device, dtype).train()
-        self.context = formula.by_formula(self.model.decoder).average
+        self.context = formula.by_formula(self.model.decoder.core).average
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator).to(device)
         with torch.no_grad():

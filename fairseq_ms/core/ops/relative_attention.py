@@ -292,7 +292,7 @@ def relative_attention(
     """
     keys = k_BNSH.size(2)
     by_content = (q_BNTH + u_NH[:, None]) @ k_BNSH.transpose(-1, -2)
-    by_distance = (q_BNTH + v_NH[:, None]) @ r_PNH[-(keys + 1) :].permute(1, 2, 0)
+    by_distance = _distance_scores(q_BNTH.transpose(0, 1), r_PNH[-(keys + 1) :], v_NH).transpose(0, 1)
     scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q_BNTH.size(-1))
     weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
     return (weights.to(v_BNSH.dtype) @ v_BNSH).transpose(1, 2).flatten(2)

@@ -1,13 +1,15 @@
 """fairseq's decoder and model over a language model of the core."""
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms import core
+from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.copyable import CopyableModel
 from fairseq_ms.lm.compiling import compile_layers
@@ -15,6 +17,8 @@ from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, valida
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
+# What fairseq's generator takes for "no limit": a stream has no last position.
+_NO_LIMIT = 10**6
 
 
 class Decoder(FairseqIncrementalDecoder):
@@ -46,12 +50,20 @@ class Decoder(FairseqIncrementalDecoder):
         return self.core.project
 
     def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, dict[str, Any]]:
-        """Features (B, T, D), and for ``extra`` the "memory" after them; only streaming models have one."""
+        """Features (B, T, D), and for ``extra`` what a streaming model remembers.
+
+        That is the "memory" after the tokens, and the "auxiliary_loss" (B,) that it adds to a training loss, or None.
+        """
+        if isinstance(self.core, StreamingModel):
+            x_BTD, after, loss_B = self.core.stream(tokens_BT, memory)
+            return x_BTD, {"memory": after, "auxiliary_loss": loss_B}
         self.refuse_memory(memory)
         return self.core.features(tokens_BT), {"memory": None}
 
     def new_decoding(self, memory: Any) -> Decoding:
         """The start of a cached decoding; streaming models start from a memory."""
+        if isinstance(self.core, StreamingModel):
+            return Decoding(self.core, partial(self.core.new_state, memory=memory))
         self.refuse_memory(memory)
         return Decoding(self.core)
 
@@ -102,7 +114,7 @@ class Decoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """Longest sequence the position embedding covers; what ``--add-bos-token`` puts before it is not counted."""
-        return self.positions
+        return self.positions if self.core.max_length() is not None else _NO_LIMIT
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
         """fairseq's hook of beam search: row i becomes what row ``new_order[i]`` was."""
@@ -120,8 +132,6 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
 
     A subclass turns its flags into a model of the core and checks them; it is registered with its config dataclass.
     """
-
-    decoder_class: ClassVar[type[Decoder]] = Decoder
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
@@ -175,7 +185,7 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
             cls.refuse_idle(cfg)
             validate_compiling(cfg)
         model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
-        decoder = cls.decoder_class(model, task.target_dictionary, fill_in_positions(cfg))
+        decoder = Decoder(model, task.target_dictionary, fill_in_positions(cfg))
         if to_train and cfg.compile_layers:
             compile_layers(decoder)
         return cls(decoder)

@@ -1,22 +1,15 @@
 """The flags that models with a memory share, and fairseq's decoder over such a model of the core."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Optional
 
 from fairseq.models import MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from torch import Tensor
 
-from fairseq_ms.core.streaming import StreamingModel
-from fairseq_ms.lm.base import Decoder, LanguageModel
+from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Activation
 from fairseq_ms.lm.config import LanguageModelConfig, model_settings, refuse_given, require
-from fairseq_ms.lm.incremental import Decoding
-
-# What fairseq's generator takes for "no limit": a stream has no last position.
-_NO_LIMIT = 10**6
 
 
 @dataclass
@@ -55,24 +48,6 @@ def streaming_settings(cfg: StreamingConfig, source_dictionary: Any, target_dict
     }
 
 
-class StreamingDecoder(Decoder):
-    """fairseq's decoder protocol over a model of the core with a memory."""
-
-    core: StreamingModel
-
-    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, dict[str, Any]]:
-        """As the base's; ``auxiliary_loss`` is what the memory adds to a training loss (B,), or None."""
-        x_BTD, after, loss_B = self.core.stream(tokens_BT, memory)
-        return x_BTD, {"memory": after, "auxiliary_loss": loss_B}
-
-    def new_decoding(self, memory: Any) -> Decoding:
-        return Decoding(self.core, partial(self.core.new_state, memory=memory))
-
-    def max_positions(self) -> int:
-        """No limit: a stream is as long as it likes."""
-        return _NO_LIMIT
-
-
 def with_a_memory() -> list[str]:
     """The architectures that the streaming task is for."""
     return sorted(name for name, model in MODEL_REGISTRY.items() if issubclass(model, StreamingLanguageModel))
@@ -80,9 +55,6 @@ def with_a_memory() -> list[str]:
 
 class StreamingLanguageModel(LanguageModel):
     """A language model with a memory; ``extra["memory"]`` of a call continues the stream in the next."""
-
-    decoder_class = StreamingDecoder
-    decoder: StreamingDecoder
 
     def memory_flags(self) -> dict[str, int | str]:
         """The flags that the lengths of a memory come from, beside the segment's, and their values."""

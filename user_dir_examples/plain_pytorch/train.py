@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from fairseq_ms import core
 
+MODELS = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
 NUMBERS = {
     "steps": (500, "updates"),
     "rows": (8, "texts an update, of all processes together"),
@@ -63,7 +64,7 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="DATA")
-    parser.add_argument("--model", default="Vanilla", choices=[n[:-6] for n in core.__all__ if n.endswith("Config")])
+    parser.add_argument("--model", default="Vanilla", choices=MODELS)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
     for name, (default, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{what} (default: {default})")
@@ -105,15 +106,14 @@ def main() -> None:
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             dcp.save(state_of(model, optimizer, step + 1), checkpoint_id=args.out / "unfinished")
             if rank == 0:
-                # The checkpoint before stays until this one is complete.
-                shutil.rmtree(checkpoint, ignore_errors=True)
+                shutil.rmtree(checkpoint, ignore_errors=True)  # which stayed until this one was complete
                 (args.out / "unfinished").rename(checkpoint)
                 print(f"update {step + 1}: loss {float(mean):.7f}")
-    if ranks > 1:
-        dist.destroy_process_group()
-    elif tokens.dtype == np.uint8:
+    if ranks == 1 and tokens.dtype == np.uint8:
         text = model.generate(torch.tensor(tokens[:32].tolist(), device=device), min(200, args.length - 32), 0.8)
         print(bytes(text.tolist()).decode(errors="replace"))
+    if ranks > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What measuring and training ask of a device."""
+"""What measuring and training ask of torch and of a device."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
 def autocast_of(tensor: Tensor, enabled: bool) -> AbstractContextManager:
     """torch's autocast for the device of a tensor."""
     return torch.autocast(tensor.device.type, enabled=enabled)
+
+
+def wants_gradients() -> bool:
+    """Whether what is computed now is to be trained on."""
+    return torch.is_grad_enabled()

@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 train.py book.txt ...   # shards parameters, gradients and optimizer with fully_shard
 
 DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx).
+--set takes any field of the model's configuration as JSON, scales='[{"factor": 1, "layers": 3}]' for instance.
 Called again with the same --out, training continues from its last checkpoint, on any number of processes.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from tqdm import tqdm
@@ -31,6 +33,7 @@ NUMBERS = {
     "lr": (1e-3, "greatest learning rate"),
     "save-every": (100, "updates between checkpoints"),
 }
+MODELS = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 
 
@@ -54,6 +57,19 @@ def batch_of(tokens: np.ndarray, rows: int, length: int, step: int, rank: int, r
     return [torch.from_numpy(windows[:, :-1]), torch.from_numpy(windows[:, 1:])]
 
 
+def build(name: str, settings: dict, changes: list[str]) -> core.CausalModel:
+    """The model of this class, whose settings ``--set`` changes."""
+    for field, _, value in (change.partition("=") for change in changes):
+        try:
+            settings[field] = json.loads(value)
+        except ValueError:
+            raise SystemExit(f"--set must be FIELD=JSON, strings in quotation marks: got {field}={value}") from None
+    try:
+        return getattr(core, name)(getattr(core, f"{name}Config").from_dict(settings))
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"--set does not fit {name}: {error}") from None
+
+
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict:
     """What a checkpoint holds."""
     weights, moments = get_state_dict(model, optimizer)
@@ -63,12 +79,15 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="DATA")
-    parser.add_argument("--model", default="Vanilla", choices=[n[:-6] for n in core.__all__ if n.endswith("Config")])
+    parser.add_argument("--model", default="Vanilla", choices=MODELS)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
     for name, (default, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{what} (default: {default})")
     parser.add_argument("--out", type=Path, default=Path("runs/plain"), help="folder (default: runs/plain)")
     args = parser.parse_args()
+    for name in NUMBERS:
+        if (value := getattr(args, name.replace("-", "_"))) <= 0:
+            parser.error(f"--{name} must be above 0: got {value}")
 
     ranks, cuda = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
@@ -79,14 +98,18 @@ def main() -> None:
     if len(tokens) <= args.length or args.rows % ranks:
         raise SystemExit(f"--length must be below the {len(tokens)} tokens, and --rows a multiple of {ranks} processes")
     settings = {"vocab_size": int(tokens.max()) + 1, "max_positions": args.length}
-    settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
     torch.manual_seed(0)
-    model = getattr(core, args.model)(getattr(core, f"{args.model}Config").from_dict(settings)).to(device)
+    model = build(args.model, settings, args.set).to(device)
     if ranks > 1:
-        register_fsdp_forward_method(fully_shard(model), "loss")
+        fully_shard(model)
+        register_fsdp_forward_method(model, "loss")
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
     if (saved := state_of(model, optimizer, 0)) and checkpoint.is_dir():
-        dcp.load(saved, checkpoint_id=checkpoint)
+        try:
+            dcp.load(saved, checkpoint_id=checkpoint)
+        except CheckpointException as error:
+            why = next(iter(error.failures.values()))[0]
+            raise SystemExit(f"--out has a checkpoint that this model cannot load, {checkpoint}: {why}") from None
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     done = int(saved["step"])
     for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
@@ -112,7 +135,8 @@ def main() -> None:
     if ranks > 1:
         dist.destroy_process_group()
     elif tokens.dtype == np.uint8:
-        text = model.generate(torch.tensor(tokens[:32].tolist(), device=device), min(200, args.length - 32), 0.8)
+        prompt = torch.tensor(tokens[: min(32, (args.length + 1) // 2)].tolist(), device=device)
+        text = model.generate(prompt, min(200, args.length + 1 - len(prompt)), temperature=0.8)
         print(bytes(text.tolist()).decode(errors="replace"))
 
 

@@ -291,9 +291,9 @@ class StreamingModel(LanguageModel):
     ) -> tuple[Tensor, StreamState]:
         """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
 
-        The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go through
-        this call's tokens and no farther. Raises ValueError for tokens of another shape and a state of another
-        batch size.
+        The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go back to
+        the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of
+        another shape and a state of another batch size.
         """
         check_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0))

@@ -164,6 +164,7 @@ def test_layers_that_are_always_pre_ln_have_no_setting_for_it() -> None:
         core.VanillaConfig(vocab_size=11, normalize_before=False)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/core.md"])
 def test_the_lines_of_the_documentation_run(page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)

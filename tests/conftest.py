@@ -3,6 +3,7 @@
 import os
 import random
 import re
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_default_device(device)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On another device, tests of paths that only a CPU takes are left out; pytest counts them as deselected."""
+    """Tests that slow.txt names are slow. On another device, those of paths that only a CPU takes are left out.
+
+    pytest counts them as deselected.
+    """
+    slow = set(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").split())
+    for item in items:
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker("slow")
     if config.getoption("device") == "cpu":
         return
     left_out = [item for item in items if item.get_closest_marker("cpu")]

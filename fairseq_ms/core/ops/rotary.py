@@ -33,7 +33,11 @@ def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
 
     Nothing but the rotation is kept for backward, where gradients are turned back.
     """
-    return x if rotation_2TF is None else _Rotate.apply(x, rotation_2TF, heads)
+    if rotation_2TF is None:
+        return x
+    # Of a function with a gradient of its own, torch.compile makes a graph for every length.
+    compiling = torch.compiler.is_compiling()
+    return _turned(x, *rotation_2TF, heads) if compiling else _Rotate.apply(x, rotation_2TF, heads)
 
 
 class _Rotate(torch.autograd.Function):
@@ -54,10 +58,8 @@ def _turned(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, heads: int) -> Tensor:
     width = 2 * cos_TF.size(-1)
     # (T, F) -> (T, 1, F), the same for every head
     cos, sin = cos_TF.to(x.dtype).unsqueeze(1), sin_TF.to(x.dtype).unsqueeze(1)
-    out = x.clone(memory_format=torch.contiguous_format)
-    # (B, T, N * H) -> two of (B, T, N, F)
-    first, second = x[..., : heads * width].unflatten(-1, (heads, 2, width // 2)).unbind(-2)
-    out_first, out_second = out[..., : heads * width].unflatten(-1, (heads, 2, width // 2)).unbind(-2)
-    out_first.mul_(cos).addcmul_(second, sin, value=-1)
-    out_second.mul_(cos).addcmul_(first, sin)
-    return out
+    # (B, T, N * H) -> two of (B, T, N, F), and what is left as it is
+    turned, rest = x.split([heads * width, x.size(-1) - heads * width], dim=-1)
+    first, second = turned.unflatten(-1, (heads, 2, width // 2)).unbind(-2)
+    both = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    return torch.cat([torch.stack(both, dim=-2).flatten(-3), rest], dim=-1)

@@ -1,5 +1,7 @@
 """Rotary positions against complex numbers, and what they cost."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -59,7 +61,7 @@ def test_angles_are_exact_far_out_and_applied_in_the_type_of_the_input(dtype: to
     assert rotate(x, angles, 1).dtype == dtype
 
 
-ARCHS = {
+ARCHS: dict[str, dict[str, Any]] = {
     "vanilla_lm": {"decoder_layers": 3},
     "retina_lm": {"decoder_layers": 3, "scale_windows": "1x=0:8,4x=8:24"},
     "multiscale_topdown": {"scale_layers": "4x=2,1x=2"},

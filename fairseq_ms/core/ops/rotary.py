@@ -37,7 +37,7 @@ def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
         return x
     # Of a function with a gradient of its own, torch.compile makes a graph for every length.
     compiling = torch.compiler.is_compiling()
-    return _turned(x, *rotation_2TF, heads) if compiling else _Rotate.apply(x, rotation_2TF, heads)
+    return _turned(x, rotation_2TF, heads) if compiling else _Rotate.apply(x, rotation_2TF, heads)
 
 
 class _Rotate(torch.autograd.Function):
@@ -45,16 +45,17 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rotation_2TF: Tensor, heads: int) -> Tensor:
         ctx.heads = heads
         ctx.save_for_backward(rotation_2TF)
-        return _turned(x, *rotation_2TF, heads)
+        return _turned(x, rotation_2TF, heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos_TF, sin_TF = ctx.saved_tensors[0]
-        return _turned(grad, cos_TF, -sin_TF, ctx.heads), None, None
+        return _turned(grad, (cos_TF, -sin_TF), ctx.heads), None, None
 
 
-def _turned(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, heads: int) -> Tensor:
+def _turned(x: Tensor, rotation_2TF: Tensor | tuple[Tensor, Tensor], heads: int) -> Tensor:
+    cos_TF, sin_TF = rotation_2TF
     width = 2 * cos_TF.size(-1)
     # (T, F) -> (T, 1, F), the same for every head
     cos, sin = cos_TF.to(x.dtype).unsqueeze(1), sin_TF.to(x.dtype).unsqueeze(1)

@@ -97,7 +97,7 @@ def fairseq_lm(shape: Shape) -> FairseqLanguageModel:
 
 def copy_weights(vanilla: FairseqLanguageModel, peer: FairseqLanguageModel) -> None:
     """Give fairseq's model the weights of our ``vanilla_lm`` of the same shape."""
-    ours, theirs = vanilla.decoder, peer.decoder
+    ours, theirs = vanilla.decoder.core, peer.decoder
     offset = theirs.embed_positions.padding_idx + 1
     with torch.no_grad():
         theirs.embed_tokens.weight.copy_(ours.embed.words.weight)
@@ -121,7 +121,7 @@ def copy_weights(vanilla: FairseqLanguageModel, peer: FairseqLanguageModel) -> N
                 target.bias.copy_(source.bias)
         theirs.layer_norm.weight.copy_(ours.stack.norm.weight)
         theirs.layer_norm.bias.copy_(ours.stack.norm.bias)
-        theirs.output_projection.weight.copy_(ours.project.weight)
+        theirs.output_projection.weight.copy_(vanilla.decoder.project.weight)
 
 
 def huggingface_gpt2(shape: Shape) -> nn.Module | None:

@@ -108,10 +108,10 @@ def _against_fairseq() -> float:
     their_loss, their_grads = _loss_and_gradients(theirs)
     worst = max(worst, assert_parity("loss of vanilla and fairseq's model", our_loss, their_loss, TOLERANCE))
     pairs = {
-        "decoder.embed.words.weight": "decoder.embed_tokens.weight",
-        "decoder.stack.layers.0.ffn.up.weight": "decoder.layers.0.fc1.weight",
-        "decoder.stack.layers.0.attention.norm.weight": "decoder.layers.0.self_attn_layer_norm.weight",
-        "decoder.stack.layers.1.attention.out.weight": "decoder.layers.1.self_attn.out_proj.weight",
+        "decoder.core.embed.words.weight": "decoder.embed_tokens.weight",
+        "decoder.core.stack.layers.0.ffn.up.weight": "decoder.layers.0.fc1.weight",
+        "decoder.core.stack.layers.0.attention.norm.weight": "decoder.layers.0.self_attn_layer_norm.weight",
+        "decoder.core.stack.layers.1.attention.out.weight": "decoder.layers.1.self_attn.out_proj.weight",
     }
     for one, other in pairs.items():
         worst = max(worst, assert_parity(f"gradient of {one}", our_grads[one], their_grads[other], TOLERANCE))

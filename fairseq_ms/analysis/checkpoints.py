@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_ms.analysis.arguments import check_checkpoint, split_label
+from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.base import Decoder
 
 # Tokens that are counted at a time.
 _PIECE = 1 << 18
@@ -88,8 +88,7 @@ class Checkpoint:
 
 def is_streaming(model: BaseFairseqModel) -> bool:
     """Whether a model hands a memory from one segment to the next."""
-    own = getattr(type(model.decoder), "features_with_memory", None)
-    return own is not None and own is not Decoder.features_with_memory
+    return isinstance(getattr(model.decoder, "core", None), StreamingModel)
 
 
 def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:

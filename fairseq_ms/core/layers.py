@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import FeedForward, Linear, norm_linear
+from fairseq_ms.core.ops.linear import ACTIVATIONS, FeedForward, Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
 
@@ -38,9 +38,10 @@ class LayerConfig:
         head_dim: width H of a head, D / N if not given
         dropout, attention_dropout, activation_dropout: probabilities
         activation: a key of ``ops.linear.ACTIVATIONS``
-        normalize_before: pre-LN if True, post-LN if False (which only models with a memory offer)
         recompute: keep less for backward (see ``ops/README.md``)
         checkpoint: keep only the input of every layer and run it again in backward
+
+    Raises ValueError for an unknown activation and for a probability below 0, or 1 and above.
     """
 
     dim: int
@@ -51,20 +52,29 @@ class LayerConfig:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     activation: str = "gelu"
-    normalize_before: bool = True
     recompute: bool = True
     checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}: got {self.activation!r}")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            check_probability(name, getattr(self, name))
 
     @property
     def width_of_head(self) -> int:
         """H."""
         return self.head_dim if self.head_dim is not None else self.dim // self.heads
 
-    def feed_forward(self) -> FeedForward:
-        """The feed-forward block of one layer."""
-        return FeedForward(
-            self.dim, self.ffn_dim, self.activation, self.activation_dropout, self.normalize_before, self.recompute
-        )
+    def feed_forward(self, normalize: bool = True) -> FeedForward:
+        """The feed-forward block of one layer, with a layer norm in front unless the layer is post-LN."""
+        return FeedForward(self.dim, self.ffn_dim, self.activation, self.activation_dropout, normalize, self.recompute)
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise ValueError unless it is at least 0 and below 1."""
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be at least 0 and below 1: got {value}")
 
 
 class TokenEmbedding(nn.Module):

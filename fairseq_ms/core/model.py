@@ -152,8 +152,10 @@ class CausalModel(nn.Module, ABC):
 
         Gradients are those of whole texts: with a state, which this call moves on, there are none.
         Without one, texts begin; the state that comes back then reads them once more if it is used
-        (``new_state`` gives one that remembers them at once). Raises ValueError for a text longer than ``max_length``.
+        (``new_state`` gives one that remembers them at once). Raises ValueError for tokens of another shape and a text
+        longer than ``max_length``.
         """
+        check_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
             return self.logits(self.features(tokens_BT)), Unread(tokens_BT)
@@ -174,8 +176,10 @@ class CausalModel(nn.Module, ABC):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """The mean of -log p(target) in nats, over targets (B, T) that are not ``ignore_index``.
 
-        Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time.
+        Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time. Raises ValueError for tokens
+        and targets of other shapes and a text longer than ``max_length``.
         """
+        check_tokens(tokens_BT, targets_BT)
         self.check_length(tokens_BT.size(1))
         return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
 
@@ -291,6 +295,14 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
             nn.init.zeros_(module.weight[module.padding_idx])
     for child in module.children():
         initialise(child, std, embedding_std)
+
+
+def check_tokens(tokens_BT: Tensor, targets_BT: Tensor | None = None) -> None:
+    """Raise ValueError unless tokens are (B, T), and targets too."""
+    if tokens_BT.dim() != 2:
+        raise ValueError(f"tokens must be (B, T): got shape {tuple(tokens_BT.shape)}")
+    if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
+        raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
 
 
 def _words(config: ModelConfig) -> nn.Module:

@@ -29,11 +29,14 @@ class Downsample(nn.Module):
             of k concatenated inputs that it is)
         dim: model dimension D
         factor: k
+
+    Raises ValueError for another kind.
     """
 
     def __init__(self, kind: str, dim: int, factor: int) -> None:
         super().__init__()
-        assert kind in DOWNSAMPLERS
+        if kind not in DOWNSAMPLERS:
+            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
         self.kind = kind
         self.factor = factor
         self.conv = Linear(factor * dim, dim) if kind == "conv" and factor > 1 else None

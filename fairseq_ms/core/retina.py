@@ -31,7 +31,8 @@ class RetinaConfig(ModelConfig):
 
     Attributes:
         layers: how many
-        scales: finest first, each with its window in tokens and its heads; 1x alone is local attention
+        scales: finest first, each with its window in tokens and its heads, of which there are ``heads`` in all; 1x
+            alone is local attention
         downsampler: "avg", "max" or "conv"
     """
 
@@ -212,7 +213,14 @@ class Retina(LanguageModel):
         super().__init__(config)
         check_scales(config.scales)
         if sum(scale.heads for scale in config.scales) != config.heads:
-            raise ValueError(f"the heads of all scales must add up to heads {config.heads}: got {config.scales}")
+            found = ", ".join(str(scale.heads) for scale in config.scales)
+            raise ValueError(f"the heads of all scales must add up to heads {config.heads}: got {found}")
+        for scale in config.scales:
+            if scale.near >= scale.far:
+                raise ValueError(f"near must be below far at {scale}: got {scale.near} and {scale.far}")
+            # The newest block may be unfinished.
+            if scale.near < scale.factor - 1:
+                raise ValueError(f"near must be at least {scale.factor - 1} at {scale}: got {scale.near}")
         self.groups, self.head_dim = head_groups(config.scales), config.dim // config.heads
         check_even(config, self.head_dim)
         self.layers = TypedList(RetinaLayer(config, self.groups, config.downsampler) for _ in range(config.layers))

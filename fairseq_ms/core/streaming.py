@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.layers import LayerConfig
 from fairseq_ms.core.memory import Memory, Mems, StreamState
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.device import wants_gradients
 from fairseq_ms.core.ops.idle import keep_in_graph
@@ -41,7 +40,7 @@ class RelativeAttention(nn.Module):
         u_NH, v_NH: what queries by content and by distance have in common, shared by all layers of a model
     """
 
-    def __init__(self, config: LayerConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
+    def __init__(self, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
         super().__init__()
         dim, inner = config.dim, config.heads * config.width_of_head
         self.heads = config.heads
@@ -108,11 +107,11 @@ class TransformerXLLayer(nn.Module):
         u_NH, v_NH: Transformer-XL's u and v, shared by all layers of a model
     """
 
-    def __init__(self, name: str, config: LayerConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
+    def __init__(self, name: str, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
         super().__init__()
         self.name = name
         self.attention = RelativeAttention(config, u_NH, v_NH)
-        self.ffn = config.feed_forward()
+        self.ffn = config.feed_forward(config.normalize_before)
         self.drop = Dropout(config.dropout, config.recompute)
         self.checkpoint = config.checkpoint
         behind = nn.Identity if config.normalize_before else nn.LayerNorm
@@ -152,12 +151,14 @@ class StreamingConfig(ModelConfig):
     """Sizes that every model with a memory has.
 
     Attributes:
+        normalize_before: pre-LN if True, post-LN if False
         segment_len: tokens of a segment
         mem_len: states before the segment that every layer remembers
         proj_init_std: standard deviation that the projections of an adaptive input and softmax start from
     """
 
     activation: str = "relu"
+    normalize_before: bool = True
     segment_len: int = 16
     mem_len: int = 16
     proj_init_std: float = 0.01
@@ -291,9 +292,11 @@ class StreamingModel(LanguageModel):
     ) -> tuple[Tensor, StreamState]:
         """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
 
-        The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go through
-        this call's tokens and no farther. Raises ValueError for a state of another batch size.
+        The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go back to
+        the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of
+        another shape and a state of another batch size.
         """
+        check_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0))
         return self.logits(self.features(tokens_BT, state)), state
 
@@ -308,6 +311,7 @@ class StreamingModel(LanguageModel):
         The tokens continue the streams of the state, which this call moves on, or begin new ones. In training, what
         the memory itself is trained on is added.
         """
+        check_tokens(tokens_BT, targets_BT)
         x_BTD, auxiliary_B = self._read(tokens_BT, state)
         loss = self.loss_of(x_BTD, targets_BT, ignore_index)
         if auxiliary_B is None:

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.layers import TypedList
+from fairseq_ms.core.layers import TypedList, check_probability
 from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.recompute import draw_uniform
 from fairseq_ms.core.scales import Scale, check_scales
@@ -49,6 +49,9 @@ class TransformerQL(StreamingModel):
             raise ValueError(
                 f"segment_len must be a multiple of the coarsest scale {factors[-1]}: got {config.segment_len}"
             )
+        if config.compression not in ("max", "avg"):
+            raise ValueError(f"compression must be max or avg: got {config.compression!r}")
+        check_probability("droppath", config.droppath)
         self.droppath = config.droppath
         self.lengths = scale_lengths(self.segment_len, self.mem_len, factors)
         self.scales = TypedList(

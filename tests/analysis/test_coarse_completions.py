@@ -35,7 +35,7 @@ def test_completions_are_the_best_words_after_the_last_k_gram(seed: int) -> None
     assert min(len(words), 64) - scale < found.read <= min(len(words), 64)
     tokens = torch.tensor([case.dictionary.index(word) for word in words[-found.read :]])
     with torch.no_grad():
-        features = naive.coarse_features(tokens, case.model.decoder)[-1]
+        features = naive.coarse_features(tokens, case.model.decoder.core)[-1]
         probabilities = case.model.decoder.output_layer(features).softmax(-1)
     best = probabilities.argsort(descending=True)[:5]
     assert found.words == [case.dictionary[int(word)] for word in best]

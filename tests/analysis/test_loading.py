@@ -38,7 +38,8 @@ def test_token_counts_are_taken_in_pieces_of_the_file(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert counts.tolist() == np.bincount(tokens, minlength=SYMBOLS).tolist()
-    assert peak < tokens.nbytes, f"{peak / tokens.size:.1f} bytes a token"
+    # Holding the tokens once as int64 would take four times their bytes.
+    assert peak < 2 * tokens.nbytes, f"{peak / tokens.size:.1f} bytes a token"
     # The second half of a data set is an index over the end of the file.
     (halves / "second" / "train.bin").unlink()
     (halves / "second" / "train.bin").symlink_to(whole / "train.bin")

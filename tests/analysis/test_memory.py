@@ -242,8 +242,8 @@ def test_the_papers_table_is_printed_whole(tmp_path, capsys):
     ("flags", "sentence"),
     [
         ([], "--arch must name an architecture"),
-        (["--arch", "vanilla_lm", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
-        (["--arch", "no_such_arch"], "invalid choice: 'no_such_arch'"),
+        (["--arch", "vanilla_lm", "--no-such-flag"], "--no-such-flag is no flag of this command and model"),
+        (["--arch", "no_such_arch"], "--arch must be a name that fairseq knows"),
         (["--arch", "vanilla_lm", "--decoder-attention-heads", "7"], "--decoder-attention-heads must divide"),
         (["--arch", "vanilla_lm", "--vocabulary", "3"], "--vocabulary must be more than"),
         (["--arch", "vanilla_lm", "--fit", "0.01"], "--fit must leave room for one layer a scale"),

@@ -76,7 +76,11 @@ def test_hred_has_lstms_for_encoder_and_main() -> None:
         ({"main": "mlp"}, "main must be lstm or transformer: got 'mlp'"),
         ({"dim": 4}, "dim must exceed position_dim 4: got 4"),
         ({"decoder": "transformer", "decoder_units": 7}, "local_heads must divide decoder_units 7: got 2"),
-        ({"separators": ()}, "separators belong to words and to nothing else, got () with 'words'"),
+        ({"separators": ()}, "separators must name the symbols that end a word: got none"),
+        ({"segmentation": "fixed", "separators": (3,)}, "separators have no meaning with fixed segmentation: got (3,)"),
+        ({"separators": (3, 10)}, "separators must be symbols from 0 to 9: got (3, 10)"),
+        ({"segmentation": "chars"}, "segmentation must be words or fixed: got 'chars'"),
+        ({"max_segment_len": 0}, "max_segment_len must be at least 1: got 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_sentence(wanted: dict, sentence: str) -> None:

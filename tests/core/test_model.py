@@ -127,7 +127,24 @@ def test_a_configuration_survives_json(name: str) -> None:
         (lambda m: build("Vanilla", heads=5), "heads must divide dim 24: got 5"),
         (lambda m: build("TopDown", scales=(core.Scale(1, 1), core.Scale(3, 1), core.Scale(4, 1))), "got 1x, 3x, 4x"),
         (lambda m: build("BottomUp", scales=(core.Scale(1, 1),)), "scales must have one beside 1x: got 1"),
-        (lambda m: build("Retina", heads=6), "the heads of all scales must add up to heads 6"),
+        (lambda m: build("Retina", heads=6), "the heads of all scales must add up to heads 6: got 4, 4, 4"),
+        (lambda m: build("Retina", scales=(core.Scale(1, heads=12),)), "near must be below far at 1x: got 0 and 0"),
+        (
+            lambda m: build("Retina", scales=(core.Scale(1, far=8, heads=8), core.Scale(4, near=2, far=8, heads=4))),
+            "near must be at least 3 at 4x: got 2",
+        ),
+        (lambda m: build("Retina", downsampler="mean"), "downsampler must be avg, max or conv: got 'mean'"),
+        (lambda m: build("TransformerQL", compression="mean"), "compression must be max or avg: got 'mean'"),
+        (lambda m: build("TransformerQL", droppath=1.5), "droppath must be at least 0 and below 1: got 1.5"),
+        (lambda m: build("Vanilla", activation="silu"), "activation must be one of relu, gelu, gelu_accurate, swish,"),
+        (lambda m: build("Vanilla", dropout=1.5), "dropout must be at least 0 and below 1: got 1.5"),
+        (lambda m: build("HAED", attention_dropout=-0.1), "attention_dropout must be at least 0 and below 1: got -0.1"),
+        (lambda m: m(torch.zeros(9, dtype=torch.long)), "tokens must be (B, T): got shape (9,)"),
+        (lambda m: m.loss(*torch.zeros(2, 9, dtype=torch.long)), "tokens must be (B, T): got shape (9,)"),
+        (
+            lambda m: m.loss(torch.zeros(1, 9, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)),
+            "targets must have the shape of tokens (1, 9): got (1, 8)",
+        ),
         (lambda m: m(torch.zeros(1, 65, dtype=torch.long)), "at most max_positions 64 tokens: got 65"),
         (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 60), "at most max_positions 64 tokens: got 68"),
         (lambda m: m.generate(torch.zeros(2, 0, dtype=torch.long), 3), "prompt must be"),
@@ -142,6 +159,12 @@ def test_what_breaks_a_rule_is_one_sentence(call: Any, sentence: str) -> None:
         call(build("Vanilla", layers=1))
 
 
+def test_layers_that_are_always_pre_ln_have_no_setting_for_it() -> None:
+    with pytest.raises(TypeError, match="normalize_before"):
+        core.VanillaConfig(vocab_size=11, normalize_before=False)  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/core.md"])
 def test_the_lines_of_the_documentation_run(page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)

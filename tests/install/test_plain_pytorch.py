@@ -58,3 +58,35 @@ def test_binarised_data_are_read_and_bad_data_are_one_sentence(tmp_path: Path):
     assert refused.stderr.strip().splitlines() == [
         f"DATA must be a text file or the prefix of a .bin and an .idx file: got {tmp_path / 'none'}"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--set", "dim=wide"], "--set must be FIELD=JSON of a VanillaConfig: Expecting value"),
+        (
+            ["--set", "width=8"],
+            "--set must be FIELD=JSON of a VanillaConfig: VanillaConfig.__init__() got an unexpected",
+        ),
+        (["--set", "dim=50"], "--set must be FIELD=JSON of a VanillaConfig: heads must divide dim 50: got 12"),
+        (["--rows", "0"], "--length must be 1 to "),
+        (["--model", "Model"], "train.py: error: argument --model: invalid choice: 'Model'"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(text: str, tmp_path: Path, arguments: list[str], sentence: str):
+    refused = run(text, *arguments, "--out", str(tmp_path / "out"))
+    assert refused.returncode != 0
+    assert refused.stderr.strip().splitlines()[-1].startswith(sentence)
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+def test_short_texts_are_trained_on_and_a_checkpoint_of_other_sizes_is_refused(text: str, tmp_path: Path):
+    arguments = [text, *SMALL, "--length", "5", "--out", str(tmp_path / "out")]
+    assert list(losses(run(*arguments, "--steps", "2"))) == [2]
+    sizes = ["--set", "dim=36", "heads=3", "ffn_dim=40", "layers=1"]
+    refused = run(*arguments, *sizes, "--steps", "4")
+    assert refused.returncode == 1
+    last = refused.stderr.strip().splitlines()[-1]
+    assert last == f"--out must be a new folder: {tmp_path / 'out' / 'checkpoint'} is of another model or other sizes"

@@ -182,7 +182,7 @@ def test_an_output_that_cannot_be_trained_ends_training_before_it_starts(tmp_pat
     assert done.stderr.splitlines()[-1] == f"fairseq-train: error: {sentence}"
     assert "Traceback" not in done.stderr
     assert "num_updates" not in done.stdout
-    assert not list((tmp_path / "save").iterdir())
+    assert not (tmp_path / "save").exists()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -43,7 +43,7 @@ def test_likelihood_of_a_ragged_batch_is_that_of_the_paper(arch: str, seed: int)
     strewn = [
         torch.cat([torch.zeros(1), 1 + torch.randperm(longest - 1)[: len(row) - 1].sort().values]) for row in rows
     ]
-    weights = within(weights_of(model), "decoder.core")
+    weights = within(weights_of(model), "decoder")
     for places in (behind, [place.long() for place in strewn]):
         tokens_BT = torch.full((len(rows), longest), pad)
         for row_T, place, row in zip(tokens_BT, places, rows):

@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 train.py book.txt ...   # shards parameters, gradients and optimizer with fully_shard
 
 DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx).
+--set takes any field of the model's configuration as JSON, scales='[{"factor": 1, "layers": 3}]' for instance.
 Called again with the same --out, training continues from its last checkpoint, on any number of processes.
 """
 
@@ -18,20 +19,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from tqdm import tqdm
 
 from fairseq_ms import core
 
+NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 1e-3, "save-every": 100}
 MODELS = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
-NUMBERS = {
-    "steps": (500, "updates"),
-    "rows": (8, "texts an update, of all processes together"),
-    "length": (256, "tokens of a text"),
-    "lr": (1e-3, "greatest learning rate"),
-    "save-every": (100, "updates between checkpoints"),
-}
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 
 
@@ -56,7 +52,6 @@ def batch_of(tokens: np.ndarray, rows: int, length: int, step: int, rank: int, r
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict:
-    """What a checkpoint holds."""
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments, "step": torch.tensor(step)}
 
@@ -66,35 +61,39 @@ def main() -> None:
     parser.add_argument("data", metavar="DATA")
     parser.add_argument("--model", default="Vanilla", choices=MODELS)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
-    for name, (default, what) in NUMBERS.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{what} (default: {default})")
+    for name, default in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"(default: {default})")
     parser.add_argument("--out", type=Path, default=Path("runs/plain"), help="folder (default: runs/plain)")
     args = parser.parse_args()
-
     ranks, cuda = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
     if ranks > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
     rank = dist.get_rank() if ranks > 1 else 0
     tokens, checkpoint = read_tokens(args.data), args.out / "checkpoint"
-    if len(tokens) <= args.length or args.rows % ranks:
-        raise SystemExit(f"--length must be below the {len(tokens)} tokens, and --rows a multiple of {ranks} processes")
+    if not 0 < args.length < len(tokens) or args.rows < 1 or args.rows % ranks:
+        raise SystemExit(f"--length must be 1 to {len(tokens) - 1}, and --rows a multiple of {ranks} processes")
     settings = {"vocab_size": int(tokens.max()) + 1, "max_positions": args.length}
-    settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
     torch.manual_seed(0)
-    model = getattr(core, args.model)(getattr(core, f"{args.model}Config").from_dict(settings)).to(device)
+    try:
+        settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
+        model = getattr(core, args.model)(getattr(core, f"{args.model}Config").from_dict(settings)).to(device)
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"--set must be FIELD=JSON of a {args.model}Config: {error}") from None
     if ranks > 1:
         register_fsdp_forward_method(fully_shard(model), "loss")
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
     if (saved := state_of(model, optimizer, 0)) and checkpoint.is_dir():
-        dcp.load(saved, checkpoint_id=checkpoint)
+        try:
+            dcp.load(saved, checkpoint_id=checkpoint)
+        except CheckpointException:
+            raise SystemExit(f"--out must be a new folder: {checkpoint} is of another model or other sizes") from None
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     done = int(saved["step"])
     for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
         rate = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
         optimizer.param_groups[0]["lr"] = args.lr * rate
-        source, target = batch_of(tokens, args.rows, args.length, step, rank, ranks)
-        loss = model.loss(source.to(device), target.to(device))
+        loss = model.loss(*(part.to(device) for part in batch_of(tokens, args.rows, args.length, step, rank, ranks)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -109,11 +108,12 @@ def main() -> None:
                 shutil.rmtree(checkpoint, ignore_errors=True)  # which stayed until this one was complete
                 (args.out / "unfinished").rename(checkpoint)
                 print(f"update {step + 1}: loss {float(mean):.7f}")
-    if ranks == 1 and tokens.dtype == np.uint8:
-        text = model.generate(torch.tensor(tokens[:32].tolist(), device=device), min(200, args.length - 32), 0.8)
-        print(bytes(text.tolist()).decode(errors="replace"))
     if ranks > 1:
         dist.destroy_process_group()
+    elif tokens.dtype == np.uint8:
+        prompt = torch.tensor(tokens[: min(32, (args.length + 1) // 2)].tolist(), device=device)
+        text = model.generate(prompt, min(200, args.length + 1 - len(prompt)), temperature=0.8)
+        print(bytes(text.tolist()).decode(errors="replace"))
 
 
 if __name__ == "__main__":

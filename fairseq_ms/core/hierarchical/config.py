@@ -18,7 +18,7 @@ class HAEDConfig(LayerConfig):
         max_positions: the longest text in tokens
         segmentation: "words" ends a chunk behind a separator and at ``max_segment_len``, "fixed" at that length only
         max_segment_len: tokens in a chunk at most
-        separators: the symbols that end a word, for "words"
+        separators: the symbols that end a word, at least one for "words" and none for "fixed"
         encoder: "mlp" or "lstm"
         main: "transformer" or "lstm"
         decoder: "lstm" or "transformer"

@@ -54,19 +54,13 @@ def corpus_tokens(data: Path, subset: str, words: Any) -> torch.Tensor:
     return torch.cat([lines[index].long() for index in range(len(lines))])
 
 
-def learned_flags(arch: str, seed: int = 0) -> dict[str, Any]:
-    """``random_flags`` of a model that has a last position."""
-    flags = random_flags(arch, seed)
-    return {**flags, "positions": "learned"} if "positions" in flags else flags
-
-
 def tables(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("arch", PLAIN)
 def test_only_a_model_that_adds_bos_has_a_position_for_it(arch: str) -> None:
-    flags, words = learned_flags(arch), dictionary(9)
+    flags, words = random_flags(arch), dictionary(9)
     plain, longer = build(arch, flags, words, POSITIONS), build(arch, flags, words, POSITIONS + 1)
     adding = build(arch, {**flags, "add_bos_token": True}, words, POSITIONS)
     assert tables(adding) == tables(longer)
@@ -78,7 +72,7 @@ def test_only_a_model_that_adds_bos_has_a_position_for_it(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", PLAIN)
 def test_bos_counts_among_the_positions_that_are_given(arch: str) -> None:
-    flags = {**learned_flags(arch), "add_bos_token": True, "max_target_positions": POSITIONS}
+    flags = {**random_flags(arch), "add_bos_token": True, "max_target_positions": POSITIONS}
     with pytest.raises(UsageError, match=r"--max-target-positions 64: got 64 and --add-bos-token"):
         build(arch, flags, dictionary(9), POSITIONS)
 
@@ -157,7 +151,7 @@ def test_the_memory_command_counts_the_symbol_before_a_row(capsys: pytest.Captur
 
 @pytest.mark.parametrize("seed", range(3))
 def test_completions_are_read_behind_bos(seed: int) -> None:
-    flags = {**learned_flags("coarse_lm", seed), "init_std": 0.4}
+    flags = {**random_flags("coarse_lm", seed), "init_std": 0.4}
     words = dictionary(9)
     model = build("coarse_lm", {**flags, "add_bos_token": True}, words, 16).eval()
     task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
@@ -190,7 +184,7 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
 @pytest.mark.parametrize("arch", [arch for arch in GENERATORS if arch in PLAIN])
 def test_generation_behind_bos_goes_to_the_last_position(arch: str, beam: int) -> None:
     words = dictionary(9)
-    model = build(arch, {**learned_flags(arch), "init_std": 0.4, "add_bos_token": True}, words, 16).eval()
+    model = build(arch, {**random_flags(arch), "init_std": 0.4, "add_bos_token": True}, words, 16).eval()
     generator = SequenceGenerator([model], words, beam_size=beam, max_len_b=16, min_len=15)
     prompt = torch.tensor([[words.bos(), 5, 6, 7]])
     sample = {"net_input": {"src_tokens": prompt, "src_lengths": torch.tensor([4])}}

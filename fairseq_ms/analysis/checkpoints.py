@@ -69,7 +69,8 @@ class Checkpoint:
     @property
     def longest(self) -> int | None:
         """The most tokens that one window can hold, an extra first symbol not counted; None if there is no limit."""
-        if self.streaming:
+        core = getattr(self.model.decoder, "core", None)
+        if core is not None and core.max_length() is None:
             return None
         return int(self.model.max_positions())
 

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock, stack_caches
-from fairseq_ms.core.layers import LayerConfig, TransformerStack, TypedList
+from fairseq_ms.core.layers import TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.idle import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout
+from fairseq_ms.core.ops.rotary import rotate
 from fairseq_ms.core.pooling import Downsample, normalised
+from fairseq_ms.core.positions import check_even
 from fairseq_ms.core.scales import Scale, check_scales
 
 
@@ -49,8 +51,9 @@ class BottomUpScale(nn.Module):
         downsampler: "avg", "max" or "conv"
     """
 
-    def __init__(self, factor: int, ratio: int, layers: int, config: LayerConfig, downsampler: str) -> None:
+    def __init__(self, factor: int, ratio: int, layers: int, config: ModelConfig, downsampler: str) -> None:
         super().__init__()
+        self.config = config
         self.factor = factor
         self.ratio = ratio
         self.recompute = config.recompute
@@ -63,14 +66,22 @@ class BottomUpScale(nn.Module):
         fine_BCD: Tensor,
         unfinished: UnfinishedBlock | None = None,
         caches: Sequence[KeyValueCache] | None = None,
+        start: int = 0,
     ) -> Tensor:
-        """The finer scale's output (B, C, D) -> (B, C // ratio, D), finished blocks only."""
+        """The finer scale's output (B, C, D) behind ``start`` tokens -> (B, C // ratio, D), finished blocks only."""
         if unfinished is not None:
             fine_BCD = unfinished.join(fine_BCD)
         finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
         if finished_BCD.size(1) == 0:
             return finished_BCD
-        return self.stack(normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute), caches)
+        out_BCD = normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute)
+        return self.stack(out_BCD, caches, self.config.rotation(first_tokens(start, self.factor, out_BCD), out_BCD))
+
+
+def first_tokens(start: int, factor: int, blocks_BCD: Tensor) -> range:
+    """Where the blocks of k tokens begin that are the first to be finished behind ``start`` tokens."""
+    first = start // factor * factor
+    return range(first, first + blocks_BCD.size(1) * factor, factor)
 
 
 class AggregationAttention(nn.Module):
@@ -89,10 +100,11 @@ class AggregationAttention(nn.Module):
         heads: heads by scale, as {4: 6, 16: 6}, whose number divides D
     """
 
-    def __init__(self, config: LayerConfig, heads: dict[int, int]) -> None:
+    def __init__(self, config: ModelConfig, heads: dict[int, int]) -> None:
         super().__init__()
         dim, total = config.dim, sum(heads.values())
         assert dim % total == 0
+        self.config = config
         self.heads = dict(heads)
         self.head_dim = dim // total
         self.dropout = config.attention_dropout
@@ -104,26 +116,30 @@ class AggregationAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
-        outputs = []
-        for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD))):
+        outputs, start = [], state.length if state is not None else 0
+        for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start))):
             if state is None:
-                outputs.append(self._see_finished(q_BNTH, *self.keys_and_values(level, blocks[level]), factor))
+                outputs.append(self._see_finished(q_BNTH, *self._keys_and_values(level, blocks[level]), factor))
                 continue
             cache = state.aggregation[level]
             if blocks[level].size(1):
-                cache.append(*self.keys_and_values(level, blocks[level]))
-            outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, state.length))
+                cache.append(*self._keys_and_values(level, blocks[level], start))
+            outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, start))
         return self.out(torch.cat(outputs, dim=2).flatten(2))
 
-    def keys_and_values(self, level: int, blocks_BCD: Tensor) -> tuple[Tensor, Tensor]:
-        """What the heads of a scale, counted from the finest, see of its blocks: (B, C, D) -> (B, N, C, H) each."""
-        pair = self.coarse[level](blocks_BCD).unflatten(-1, (2, -1, self.head_dim))
+    def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""
+        factor, heads = list(self.heads.items())[level]
+        rotation_2CF = self.config.rotation(first_tokens(start, factor, blocks_BCD), blocks_BCD, self.head_dim)
+        pair = rotate(self.coarse[level](blocks_BCD), rotation_2CF, heads).unflatten(-1, (2, -1, self.head_dim))
         k, v = pair.permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
-    def _queries(self, x_BTD: Tensor) -> list[Tensor]:
+    def _queries(self, x_BTD: Tensor, start: int) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
+        rotation_2TF = self.config.rotation(range(start, start + x_BTD.size(1)), x_BTD, self.head_dim)
         queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
+        queries = rotate(queries, rotation_2TF, sum(self.heads.values()))
         # (B, T, N * H) -> (B, N, T, H)
         heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return list(heads.split(list(self.heads.values()), dim=1))
@@ -160,7 +176,7 @@ class AggregationLayer(nn.Module):
         heads: heads by scale
     """
 
-    def __init__(self, config: LayerConfig, heads: dict[int, int]) -> None:
+    def __init__(self, config: ModelConfig, heads: dict[int, int]) -> None:
         super().__init__()
         self.attention = AggregationAttention(config, heads)
         self.ffn = config.feed_forward()
@@ -212,6 +228,7 @@ class BottomUp(LanguageModel):
             for finer, scale in pairwise(config.scales)
         )
         self.aggregate = AggregationLayer(config, {scale.factor: scale.heads for scale in coarse})
+        check_even(config, self.aggregate.attention.head_dim)
         self.stack = TransformerStack(config, finest.layers)
         self.reset_parameters()
 
@@ -220,15 +237,17 @@ class BottomUp(LanguageModel):
 
     def representations(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> dict[int, Tensor]:
         """By scale k, what its layers give at finished blocks: (B, T // k, D)."""
-        x_BTD = self.embed(tokens_BT, state.length if state is not None else 0)
+        start = state.length if state is not None else 0
+        x_BTD = self.embed(tokens_BT, start)
         representations: dict[int, Tensor] = {}
         out_BCD = x_BTD
         for level, scale in enumerate(self.coarse):
-            past = (state.unfinished[level], state.coarse[level]) if state is not None else ()
+            past = (state.unfinished[level], state.coarse[level], start) if state is not None else ()
             out_BCD = scale(out_BCD, *past)
             representations[scale.factor] = out_BCD
         out_BTD = self.aggregate(x_BTD, list(representations.values()), state)
-        out_BTD = self.stack(out_BTD, state.fine if state is not None else None)
+        rotation_2TF = self.config.rotation(range(start, start + tokens_BT.size(1)), out_BTD)
+        out_BTD = self.stack(out_BTD, state.fine if state is not None else None, rotation_2TF)
         if state is not None:
             state.length += tokens_BT.size(1)
         if self.training and (idle := self._idle(representations)):
@@ -246,4 +265,4 @@ class BottomUp(LanguageModel):
         ]
 
     def new_state(self, batch_size: int, capacity: int = 0) -> BottomUpState:
-        return BottomUpState(self, batch_size, min(capacity, self.config.max_positions))
+        return BottomUpState(self, batch_size, self.room(capacity))

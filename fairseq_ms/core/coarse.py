@@ -60,4 +60,4 @@ class CoarseLM(LanguageModel):
         return {self.factor: self.block_features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:
-        return TopDownState([self.scale], batch_size, min(capacity, self.config.max_positions), self.embed.like())
+        return TopDownState([self.scale], batch_size, self.room(capacity), self.embed.like())

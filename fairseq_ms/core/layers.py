@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.ops.attention import self_attention_linear
 from fairseq_ms.core.ops.linear import ACTIVATIONS, FeedForward, Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
+from fairseq_ms.core.ops.rotary import rotate
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -77,7 +78,7 @@ def check_probability(name: str, value: float) -> None:
 
 
 class TokenEmbedding(nn.Module):
-    """Word plus learned position embedding, then dropout.
+    """Word embedding, plus that of the position where positions are learned, then dropout.
 
     Args:
         words: maps (B, T) to (B, T, D): ``nn.Embedding`` or ``AdaptiveInput``
@@ -136,12 +137,13 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim)
         self.out = Linear(self.heads * self.head_dim, config.dim)
 
-    def forward(self, x_BTD: Tensor, past: Attending | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
         """Attend from every position to itself and all before it, (B, T, D) -> (B, T, D).
 
-        With ``past``, its ``attend`` decides what lies before a position, and takes in keys and values of x.
+        With ``past``, its ``attend`` decides what lies before a position, and takes in keys and values of x. With the
+        ``rotation`` of its T positions, queries and keys are turned by them.
         """
-        qkv = norm_linear(x_BTD, self.norm, self.qkv, self.recompute)
+        qkv = rotate(norm_linear(x_BTD, self.norm, self.qkv, self.recompute), rotation_2TF, 2 * self.heads)
         dropout = self.dropout if self.training else 0.0
         if past is None:
             return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute)
@@ -157,9 +159,9 @@ class TransformerLayer(nn.Module):
         self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
 
-    def forward(self, x_BTD: Tensor, past: Attending | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D); ``past`` as in ``SelfAttention``."""
-        x_BTD = x_BTD + self.drop(self.attention(x_BTD, past))
+    def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D); ``past`` and rotation as in ``SelfAttention``."""
+        x_BTD = x_BTD + self.drop(self.attention(x_BTD, past, rotation_2TF))
         return x_BTD + self.drop(self.ffn(x_BTD))
 
 
@@ -177,9 +179,12 @@ class TransformerStack(nn.Module):
         self.layers = TypedList(TransformerLayer(config) for _ in range(layers))
         self.norm = nn.LayerNorm(config.dim)
 
-    def forward(self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D); one ``past`` a layer, as in ``SelfAttention``."""
+    def forward(
+        self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None, rotation_2TF: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, D) -> (B, T, D); one ``past`` a layer and one rotation for all, as in ``SelfAttention``."""
         nothing: Sequence[Attending | None] = [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts or nothing, strict=True):
-            x_BTD = checkpointed(layer, x_BTD, past) if self.checkpoint else layer(x_BTD, past)
+            inputs = x_BTD, past, rotation_2TF
+            x_BTD = checkpointed(layer, *inputs) if self.checkpoint else layer(*inputs)
         return self.norm(x_BTD)

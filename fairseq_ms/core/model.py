@@ -18,6 +18,8 @@ from fairseq_ms.core.layers import LayerConfig, TokenEmbedding
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.output import TiedOutput, untied_output
 from fairseq_ms.core.ops.packing import pack_weights
+from fairseq_ms.core.ops.rotary import rotation
+from fairseq_ms.core.positions import check_positions
 from fairseq_ms.core.scales import Scale
 
 
@@ -44,7 +46,10 @@ class ModelConfig(LayerConfig):
         vocab_size: symbols V
         output_vocab_size: symbols that are predicted, if they are fewer
         padding_idx: the symbol whose embedding stays zero
-        max_positions: how many positions are learned, the longest text; models with a memory learn none
+        positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
+            the causal mask and the blocks; models with a memory have positions of their own
+        max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
+        rotary_base: the slowest pair of channels turns by about 1 / rotary_base a token
         tie_embeddings: predict by the word embedding
         adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
         tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
@@ -60,7 +65,9 @@ class ModelConfig(LayerConfig):
     heads: int = 12
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    positions: str = "learned"
     max_positions: int = 512
+    rotary_base: float = 10000.0
     tie_embeddings: bool = True
     adaptive_input: Bands | None = None
     adaptive_softmax: Bands | None = None
@@ -73,6 +80,12 @@ class ModelConfig(LayerConfig):
     def word_std(self) -> float:
         """Standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std
+
+    def rotation(self, positions: range, like: Tensor, head_dim: int | None = None) -> Tensor | None:
+        """cos and sin of the angles that heads turn by at T positions, (2, T, H / 2); None unless they are rotary."""
+        if self.positions != "rotary":
+            return None
+        return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
 
     def to_dict(self) -> dict[str, Any]:
         """The values of all fields, as JSON can hold them."""
@@ -244,9 +257,9 @@ class LanguageModel(CausalModel):
         super().__init__()
         if config.head_dim is None and config.dim % config.heads:
             raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
+        check_positions(config, self.has_position_embedding)
         self.config = config
-        positions = config.max_positions if self.has_position_embedding else None
-        self.embed = TokenEmbedding(_words(config), positions, config.dim, config.dropout, config.recompute)
+        self.embed = TokenEmbedding(_words(config), self.max_length(), config.dim, config.dropout, config.recompute)
         self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and config.tie_embeddings:
@@ -260,7 +273,12 @@ class LanguageModel(CausalModel):
         initialise(self, self.config.init_std, self.config.word_std)
 
     def max_length(self) -> int | None:
-        return self.config.max_positions if self.has_position_embedding else None
+        return self.config.max_positions if self.has_position_embedding and self.config.positions == "learned" else None
+
+    def room(self, capacity: int) -> int:
+        """What to allocate for a text of about ``capacity`` tokens: no more than one can have."""
+        most = self.max_length()
+        return capacity if most is None else min(capacity, most)
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:

@@ -17,9 +17,11 @@ from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
+from fairseq_ms.core.ops.rotary import rotate
 from fairseq_ms.core.ops.window_attention import window_attention_linear
 from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
 from fairseq_ms.core.pooling import Downsample
+from fairseq_ms.core.positions import check_even
 from fairseq_ms.core.scales import Scale, check_scales
 
 
@@ -76,12 +78,24 @@ class RetinaAttention(nn.Module):
         self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim) for group in groups[1:])
         self.out = Linear(dim, dim)
 
-    def forward(self, x_BTD: Tensor, layouts: Layouts | None, past: WindowCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        layouts: Layouts | None,
+        past: WindowCache | None = None,
+        rotations: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
         """x (B, T, D) -> (B, T, D).
 
         At the beginning of texts, with the windows laid out for T tokens; behind ``past``, through its windows.
+        ``rotations`` are of the T positions and, by coarse scale, of where its new blocks begin.
         """
         fine, coarse = self.project(x_BTD, past)
+        if rotations is not None:
+            # Queries of all scales lie in front of the keys of the first.
+            heads = [sum(group.heads for group in self.groups) + self.groups[0].heads]
+            heads += [group.heads for group in self.groups[1:]]
+            fine, *coarse = map(rotate, [fine, *coarse], rotations, heads)
         if past is not None:
             past.append([fine[..., x_BTD.size(-1) :], *coarse], x_BTD.size(1))
         if layouts is None:
@@ -106,7 +120,10 @@ class RetinaAttention(nn.Module):
         return fine, coarse
 
     def keys_and_values(self, x_BTD: Tensor) -> list[Tensor]:
-        """What the heads of each scale look at, finest first: keys beside values, (B, T // k, 2 * N * H)."""
+        """What the heads of each scale look at, finest first: keys beside values, (B, T // k, 2 * N * H).
+
+        Keys are as they are before a rotation.
+        """
         fine, coarse = self.project(x_BTD)
         return [fine[..., x_BTD.size(-1) :], *coarse]
 
@@ -120,9 +137,15 @@ class RetinaLayer(nn.Module):
         self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
 
-    def forward(self, x_BTD: Tensor, layouts: Layouts | None, past: WindowCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        layouts: Layouts | None,
+        past: WindowCache | None = None,
+        rotations: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
         """x (B, T, D) -> (B, T, D), as ``RetinaAttention``."""
-        x_BTD = x_BTD + self.drop(self.attention(x_BTD, layouts, past))
+        x_BTD = x_BTD + self.drop(self.attention(x_BTD, layouts, past, rotations))
         return x_BTD + self.drop(self.ffn(x_BTD))
 
 
@@ -198,7 +221,8 @@ class Retina(LanguageModel):
             # The newest block may be unfinished.
             if scale.near < scale.factor - 1:
                 raise ValueError(f"near must be at least {scale.factor - 1} at {scale}: got {scale.near}")
-        self.groups = head_groups(config.scales)
+        self.groups, self.head_dim = head_groups(config.scales), config.dim // config.heads
+        check_even(config, self.head_dim)
         self.layers = TypedList(RetinaLayer(config, self.groups, config.downsampler) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
         self.checkpoint = config.checkpoint
@@ -212,17 +236,22 @@ class Retina(LanguageModel):
         return self._features(tokens_BT, state, self._masks(tokens_BT))
 
     def _features(self, tokens_BT: Tensor, state: RetinaState | None, attention_masks: Layouts | None) -> Tensor:
-        x_BTD = self.embed(tokens_BT, state.length if state is not None else 0)
+        start = state.length if state is not None else 0
+        x_BTD = self.embed(tokens_BT, start)
+        rotations = self._rotations(start, x_BTD)
         pasts = state.caches if state is not None else [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts):
             # Downsampled to all scales, and attended to through each scale's window.
-            if self.checkpoint:
-                x_BTD = checkpointed(layer, x_BTD, attention_masks, past)
-            else:
-                x_BTD = layer(x_BTD, attention_masks, past)
+            inputs = x_BTD, attention_masks, past, rotations
+            x_BTD = checkpointed(layer, *inputs) if self.checkpoint else layer(*inputs)
         if state is not None:
             state.length += tokens_BT.size(1)
         return self.norm(x_BTD)
+
+    def _rotations(self, start: int, x_BTD: Tensor) -> list[Tensor | None]:
+        """By scale, the rotation of where the blocks begin that the T tokens behind ``start`` others finish."""
+        end, factors = start + x_BTD.size(1), [group.factor for group in self.groups]
+        return [self.config.rotation(range(start // k * k, end // k * k, k), x_BTD, self.head_dim) for k in factors]
 
     def _masks(self, tokens_BT: Tensor) -> Layouts:
         return Layouts(self.groups, tokens_BT.size(1), tokens_BT.device)
@@ -230,9 +259,10 @@ class Retina(LanguageModel):
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
         """By scale k, the keys and values that its heads in the last layer look at, (B, T // k, 2 * N * H)."""
         x_BTD, attention_masks = self.embed(tokens_BT), self._masks(tokens_BT)
+        rotations = self._rotations(0, x_BTD)
         *first, last = list(self.layers)
         for layer in first:
-            x_BTD = layer(x_BTD, attention_masks)
+            x_BTD = layer(x_BTD, attention_masks, None, rotations)
         return dict(zip((group.factor for group in self.groups), last.attention.keys_and_values(x_BTD)))
 
     def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:

@@ -100,8 +100,9 @@ class TopDownScale(nn.Module):
         downsampler: "avg", "max" or "conv"
     """
 
-    def __init__(self, factor: int, ratio: int | None, layers: int, config: LayerConfig, downsampler: str) -> None:
+    def __init__(self, factor: int, ratio: int | None, layers: int, config: ModelConfig, downsampler: str) -> None:
         super().__init__()
+        self.config = config
         self.factor = factor
         self.pool = Downsample(downsampler, config.dim, factor)
         self.recompute = config.recompute
@@ -113,7 +114,8 @@ class TopDownScale(nn.Module):
     def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
         """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) at the blocks that end at these tokens."""
         start, before = (state.length, state.before.x) if state is not None else (0, None)
-        if first_block(start, self.factor) == first_block(start + x_BTD.size(1), self.factor):
+        first, end = first_block(start, self.factor), first_block(start + x_BTD.size(1), self.factor)
+        if first == end:
             return x_BTD[:, :0]
 
         def blocks(x: Tensor) -> Tensor:
@@ -123,7 +125,9 @@ class TopDownScale(nn.Module):
             out_BCD = normalised(blocks, x_BTD, self.pool, self.norm, self.recompute)
         else:
             out_BCD = self.join(x_BTD, blocks, self.pool, self.norm, coarse)
-        return self.stack(out_BCD, state.caches[self.factor] if state is not None else None)
+        # Block i begins at (i - 1) * k + 1. Among blocks of one scale only differences count, so i * k says as much.
+        rotation_2CF = self.config.rotation(range(first * self.factor, end * self.factor, self.factor), out_BCD)
+        return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
 
 
 class TopDownState(State):
@@ -196,5 +200,4 @@ class TopDown(LanguageModel):
         return outputs
 
     def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:
-        capacity = min(capacity, self.config.max_positions)
-        return TopDownState(list(self.scales), batch_size, capacity, self.embed.like())
+        return TopDownState(list(self.scales), batch_size, self.room(capacity), self.embed.like())

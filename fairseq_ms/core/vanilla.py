@@ -50,10 +50,12 @@ class Vanilla(LanguageModel):
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
-        if state is None:
-            return self.stack(self.embed(tokens_BT))
-        x_BTD = self.stack(self.embed(tokens_BT, state.length), state.caches)
-        state.length += tokens_BT.size(1)
+        start = state.length if state is not None else 0
+        x_BTD = self.embed(tokens_BT, start)
+        rotation_2TF = self.config.rotation(range(start, start + tokens_BT.size(1)), x_BTD)
+        x_BTD = self.stack(x_BTD, state.caches if state is not None else None, rotation_2TF)
+        if state is not None:
+            state.length += tokens_BT.size(1)
         return x_BTD
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
@@ -61,5 +63,4 @@ class Vanilla(LanguageModel):
         return {1: self.features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
-        capacity = min(capacity, self.config.max_positions)
-        return VanillaState(stack_caches(self.stack, batch_size, capacity, self.embed.like()))
+        return VanillaState(stack_caches(self.stack, batch_size, self.room(capacity), self.embed.like()))

@@ -41,7 +41,7 @@ def text(checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts, config: Mappi
     steps = {"moses": "Moses, ", "none": ""}[pipeline.tokenise] + pipeline.level
     begin = checkpoint.dictionary.symbols[config["bos_token_id"]]
     most = config["max_position_embeddings"]
-    reads = f"at most {most} tokens, the first symbol included" if most else "streams of any length"
+    reads = f"at most {most} tokens, the first symbol included" if most else "texts of any length"
     return f"""---
 license: {facts.licence}
 library_name: transformers

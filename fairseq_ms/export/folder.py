@@ -133,7 +133,7 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         "flags": flags,
         "tied": tied,
         "vocab_size": len(words),
-        "max_position_embeddings": None if checkpoint.streaming else decoder.positions + bos,
+        "max_position_embeddings": None if decoder.core.max_length() is None else decoder.positions + bos,
         "bos_token_id": words.bos() if bos else words.eos(),
         "eos_token_id": words.eos(),
         "pad_token_id": words.pad(),

@@ -53,7 +53,7 @@ _MISTAKES = (
     (
         "Exception",
         re.compile(r"Cannot load model parameters from checkpoint (?P<file>.*); please ensure"),
-        "--restore-file must hold a model of the same --arch and sizes: {file} does not fit this one",
+        "--restore-file must hold a model of the same --arch, --positions and sizes: {file} does not fit this one",
     ),
     (
         "AttributeError",

@@ -113,7 +113,7 @@ class Decoder(FairseqIncrementalDecoder):
         return features if self.project is None else self.project(features)
 
     def max_positions(self) -> int:
-        """Longest sequence the position embedding covers; what ``--add-bos-token`` puts before it is not counted."""
+        """Longest sequence that learned positions cover; what ``--add-bos-token`` puts before it is not counted."""
         return self.positions if self.core.max_length() is not None else _NO_LIMIT
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
@@ -210,5 +210,6 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
                 raise
             first = str(error).split("\n\t")[1] if "\n\t" in str(error) else str(error)
             raise UsageError(
-                f"the checkpoint does not fit this {type(self).__name__}: its --arch or sizes differ ({first.strip()})"
+                f"the checkpoint does not fit this {type(self).__name__}: its --arch, --positions or sizes differ "
+                f"({first.strip()})"
             ) from error

@@ -9,7 +9,7 @@ from omegaconf import II
 
 from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.choices import Activation, Recompute
+from fairseq_ms.lm.choices import Activation, Positions, Recompute
 from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
@@ -85,6 +85,23 @@ class LanguageModelConfig(TransformerFlags):
     )
 
 
+@dataclass
+class PositionedConfig(LanguageModelConfig):
+    """Flags of models without a memory: how they tell positions apart."""
+
+    positions: Positions = field(
+        default="learned",
+        metadata={
+            "help": "learned: added to the tokens, --max-target-positions of them; rotary: queries and keys are turned "
+            "by them; none: order comes from the causal mask and blocks alone; without learned ones any length works"
+        },
+    )
+    rotary_base: float = field(
+        default=10000.0,
+        metadata={"help": "base of --positions rotary: the slowest channels turn by about 1 / base a token"},
+    )
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ``UsageError(message)`` unless the condition holds."""
     if not condition:
@@ -103,7 +120,9 @@ def fill_in_positions(cfg: Any) -> int:
 
 
 def validate_positions(cfg: Any) -> None:
-    """Raise ``UsageError`` unless a row of ``--tokens-per-sample`` fits into ``--max-target-positions``."""
+    """Raise ``UsageError`` unless a row of ``--tokens-per-sample`` fits into learned ``--max-target-positions``."""
+    if str(getattr(cfg, "positions", "learned")) != "learned":
+        return
     positions = int(cfg.max_target_positions)
     got = f"{cfg.tokens_per_sample} and --add-bos-token" if cfg.add_bos_token else str(cfg.tokens_per_sample)
     require(
@@ -156,6 +175,15 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
     }
 
 
+def positioned_settings(cfg: PositionedConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
+    """``model_settings`` of a model without a memory."""
+    return {
+        **model_settings(cfg, source_dictionary, target_dictionary),
+        "positions": str(cfg.positions),
+        "rotary_base": float(cfg.rotary_base),
+    }
+
+
 def _bands(cfg: LanguageModelConfig, flag: str) -> Bands:
     cutoffs = tuple(parse_cutoffs(f"{flag}_cutoff", getattr(cfg, f"{flag}_cutoff")))
     return Bands(cutoffs, getattr(cfg, f"{flag}_factor"), getattr(cfg, f"{flag}_dropout", 0.0))
@@ -173,6 +201,12 @@ def validate(cfg: Any, task: Any) -> None:
         if head_dim is None
         else f"--decoder-attention-heads must be at least 1: got {heads}",
     )
+    require(
+        str(getattr(cfg, "positions", "learned")) != "rotary" or dim // heads % 2 == 0,
+        f"--positions rotary needs --decoder-embed-dim / --decoder-attention-heads to be even: got {dim} / {heads}",
+    )
+    base = getattr(cfg, "rotary_base", 10000.0)
+    require(base > 1.0, f"--rotary-base must be above 1: got {base}")
     require(cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
     spread = cfg.embedding_init_std
     require(spread is None or spread >= 0.0, f"--embedding-init-std must be at least 0: got {spread}")
@@ -231,7 +265,9 @@ def validate_compiling(cfg: Any) -> None:
 
 
 def refuse_idle(cfg: Any) -> None:
-    """Raise ``UsageError`` on adaptive settings of a model that is not adaptive."""
+    """Raise ``UsageError`` on settings of what a model does not have: adaptive matrices, rotary positions."""
+    if str(getattr(cfg, "positions", "rotary")) != "rotary":
+        refuse_given(PositionedConfig, cfg, ("rotary_base",), "without --positions rotary")
     if not cfg.adaptive_softmax_cutoff:
         names = ("adaptive_softmax_factor", "adaptive_softmax_dropout")
         refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-softmax-cutoff")

@@ -14,12 +14,12 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import LanguageModelConfig, model_settings
+from fairseq_ms.lm.config import PositionedConfig, positioned_settings
 from fairseq_ms.lm.scales import Scales, aggregated_scales
 
 
 @dataclass
-class BottomUpConfig(LanguageModelConfig):
+class BottomUpConfig(PositionedConfig):
     """Flags of ``multiscale_bottomup``."""
 
     scale_layers: str = field(
@@ -44,7 +44,7 @@ class BottomUpLanguageModel(LanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        settings = model_settings(cfg, source_dictionary, target_dictionary)
+        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
         scales = tuple(fine_to_coarse(cfg))
         return core.BottomUp(core.BottomUpConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
 

@@ -18,6 +18,7 @@ def random_flags(rng: random.Random) -> dict:
         "scale_layers": f"{rng.choice([1, 2, 3, 4, 8])}x={rng.choice([1, 2])}",
         "downsampler": rng.choice(["avg", "max", "conv"]),
         "recompute": rng.choice(["pointwise", "none"]),
+        "positions": rng.choice(["learned", "rotary", "none"]),
     }
 
 

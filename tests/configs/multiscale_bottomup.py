@@ -20,4 +20,5 @@ def random_flags(rng: random.Random) -> dict:
         "scale_heads": ",".join(f"{factor}x={count}" for factor, count in heads.items()),
         "downsampler": rng.choice(["avg", "max", "conv"]),
         "recompute": rng.choice(["pointwise", "none"]),
+        "positions": rng.choice(["learned", "rotary", "none"]),
     }

@@ -28,4 +28,5 @@ def random_flags(rng: random.Random) -> dict:
         "downsampler": rng.choice(["avg", "max", "conv"]),
         "activation_fn": rng.choice(["gelu", "relu", "swish"]),
         "recompute": rng.choice(["pointwise", "none"]),
+        "positions": rng.choice(["learned", "rotary", "none"]),
     }

@@ -11,4 +11,5 @@ def random_flags(rng: random.Random) -> dict:
         "activation_fn": rng.choice(["gelu", "relu", "swish"]),
         "share_decoder_input_output_embed": rng.random() < 0.5,
         "scale_windows": rng.choice([None, None, f"1x=0:{rng.randint(1, 9)}"]),
+        "positions": rng.choice(["learned", "rotary", "none"]),
     }

@@ -21,6 +21,7 @@ CASES = {
     "window": ["--arch", "vanilla_lm", *WIDE, *PLAIN, *LOCAL],
     "retina": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16"],
     "topdown": ["--arch", "multiscale_topdown", *WIDE, *SCALES],
+    "rotary": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16", "--positions", "rotary"],
     "bottomup": ["--arch", "multiscale_bottomup", *WIDE, *SCALES],
     "transformer_xl": ["--arch", "transformer_xl", *WIDE, *STREAM, *ADAPTIVE, "--tie-adaptive-proj"],
     "compressive": ["--arch", "compressive_transformer", *WIDE, *STREAM, "--compressed-mem-len", "3"],

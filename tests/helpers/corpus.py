@@ -46,8 +46,9 @@ def large_data(prepared: Path, targets: int, sentences: int) -> Path:
 
 
 def random_flags(arch: str, seed: int = 0) -> dict[str, Any]:
-    """The architecture's ``seed``-th random configuration."""
-    return config_module(arch).random_flags(random.Random(f"{arch} {seed}"))
+    """The architecture's ``seed``-th random configuration, with learned positions: texts have a greatest length."""
+    flags = config_module(arch).random_flags(random.Random(f"{arch} {seed}"))
+    return {**flags, "positions": "learned"} if "positions" in flags else flags
 
 
 def model_flags(arch: str, seed: int = 0) -> list[str]:

@@ -262,7 +262,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
         ),
         (
             Exception("Cannot load model parameters from checkpoint a/b.pt; please ensure that the ..."),
-            "--restore-file must hold a model of the same --arch and sizes: a/b.pt does not fit this one",
+            "--restore-file must hold a model of the same --arch, --positions and sizes: a/b.pt does not fit this one",
         ),
     ],
 )

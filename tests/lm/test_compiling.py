@@ -43,10 +43,11 @@ def logits_and_gradients(model: LanguageModel, tokens: Tensor) -> list[Tensor]:
     return [logits, *(torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, grads))]
 
 
-@pytest.mark.parametrize("arch", [pytest.param(arch, marks=pytest.mark.slow) for arch in OWN])
-def test_compiled_layers_give_what_layers_give_with_few_graphs(arch: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "flags"), [*((arch, {}) for arch in OWN), ("vanilla_lm", {"positions": "rotary"})])
+def test_compiled_layers_give_what_layers_give_with_few_graphs(arch: str, flags: dict[str, Any]) -> None:
     torch._dynamo.reset()
-    eager, compiled = seeded(arch), seeded(arch, compile_layers=True)
+    eager, compiled = seeded(arch, **flags), seeded(arch, **flags, compile_layers=True)
     assert list(eager.state_dict()) == list(compiled.state_dict())
     torch._dynamo.utils.counters.clear()
     for length in LENGTHS:

@@ -20,6 +20,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "attention_dropout": (0.0, 0.3),
     "activation_dropout": (0.0, 0.3),
     "embedding_init_std": (0.1, 0.4),
+    "positions": ("rotary", "none"),
+    "rotary_base": (10000.0, 50.0),
     "checkpoint_activations": (False, True),
     "recompute": ("pointwise", "none"),
 }

@@ -34,13 +34,23 @@ def attention_head(q_H: Tensor, keys: list[Tensor], values: list[Tensor]) -> Ten
     return sum(weight * value for weight, value in zip(weights, values))
 
 
+def rotated(x_H: Tensor, position: int, decoder: Any) -> Tensor:
+    """A query or key at a position, as a model of the core turns it: pairs of channels are complex numbers."""
+    if decoder.config.positions != "rotary":
+        return x_H
+    real, imaginary = x_H.chunk(2)
+    speeds = decoder.config.rotary_base ** (-torch.arange(len(real)).double() / len(real))
+    turned = torch.complex(real, imaginary) * torch.exp(1j * position * speeds)
+    return torch.cat([turned.real, turned.imag])
+
+
 def feed_forward(x_D: Tensor, layer: Any) -> Tensor:
     hidden = linear(layer_norm(x_D, layer.ffn.norm), layer.ffn.up)
     return x_D + linear(ACTIVATIONS[layer.ffn.activation](hidden), layer.ffn.down)
 
 
-def stack(x_CD: list[Tensor], module: Any) -> list[Tensor]:
-    """Causal pre-LN layers over a list of positions."""
+def stack(x_CD: list[Tensor], module: Any, decoder: Any, factor: int = 1) -> list[Tensor]:
+    """Causal pre-LN layers over a list of blocks of k tokens."""
     for layer in module.layers:
         heads = layer.attention.heads
         triples = [linear(layer_norm(x, layer.attention.norm), layer.attention.qkv).chunk(3) for x in x_CD]
@@ -49,7 +59,9 @@ def stack(x_CD: list[Tensor], module: Any) -> list[Tensor]:
             outputs = []
             for head in range(heads):
                 parts = [[part.chunk(heads)[head] for part in triple] for triple in triples[: position + 1]]
-                outputs.append(attention_head(parts[-1][0], [part[1] for part in parts], [part[2] for part in parts]))
+                query = rotated(parts[-1][0], position * factor, decoder)
+                keys = [rotated(part[1], place * factor, decoder) for place, part in enumerate(parts)]
+                outputs.append(attention_head(query, keys, [part[2] for part in parts]))
             attended.append(x + linear(torch.cat(outputs), layer.attention.out))
         x_CD = [feed_forward(x, layer) for x in attended]
     return [layer_norm(x, module.norm) for x in x_CD]
@@ -80,9 +92,10 @@ def right_aligned_blocks(x_TD: list[Tensor], module: Any) -> list[Tensor]:
 
 
 def embed(tokens_T: Tensor, embedding: Any) -> list[Tensor]:
-    return [
-        embedding.words.weight[token] + embedding.positions.weight[position] for position, token in enumerate(tokens_T)
-    ]
+    words = [embedding.words.weight[token] for token in tokens_T]
+    if embedding.positions is None:
+        return words
+    return [word + embedding.positions.weight[position] for position, word in enumerate(words)]
 
 
 def topdown_features(tokens_T: Tensor, decoder: Any, activation: str) -> Tensor:
@@ -102,7 +115,7 @@ def topdown_features(tokens_T: Tensor, decoder: Any, activation: str) -> Tensor:
                 seen = upsample.conv.weight[rows] @ coarse[above] + upsample.bias
                 fused.append(ACTIVATIONS[activation](linear(torch.cat([pooled, seen]), scale.join.linear)))
             blocks = fused
-        coarse, coarse_factor = stack(blocks, scale.stack), scale.factor
+        coarse, coarse_factor = stack(blocks, scale.stack, decoder, scale.factor), scale.factor
     return torch.stack(coarse)
 
 
@@ -114,7 +127,8 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     for scale in decoder.coarse:
         whole = range(0, len(fine) - scale.ratio + 1, scale.ratio)
         pooled = [layer_norm(pool(list(fine[start : start + scale.ratio]), scale.pool), scale.norm) for start in whole]
-        fine, factor = stack(pooled, scale.stack) if pooled else [], factor * scale.ratio
+        factor *= scale.ratio
+        fine = stack(pooled, scale.stack, decoder, factor) if pooled else []
         by_factor[factor] = fine
     attention, layer = decoder.aggregate.attention, decoder.aggregate
     joined = []
@@ -126,17 +140,19 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
             finished = [block for i, block in enumerate(by_factor[factor]) if (i + 1) * factor - 1 <= t]
             pairs = [linear(block, attention.coarse[level]).split(attention.head_dim) for block in finished]
             for head in range(heads):
-                keys, values = [pair[head] for pair in pairs], [pair[heads + head] for pair in pairs]
-                outputs.append(attention_head(queries.pop(0), keys, values))
+                keys = [rotated(pair[head], i * factor, decoder) for i, pair in enumerate(pairs)]
+                values = [pair[heads + head] for pair in pairs]
+                outputs.append(attention_head(rotated(queries.pop(0), t, decoder), keys, values))
         joined.append(feed_forward(x + linear(torch.cat(outputs), attention.out), layer))
-    return torch.stack(stack(joined, decoder.stack))
+    return torch.stack(stack(joined, decoder.stack, decoder))
 
 
 def coarse_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     """(T,) -> (C, D), one for each k-gram."""
     blocks = right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.scale.pool)
     scale = decoder.scale
-    return torch.stack(stack([layer_norm(block, scale.norm) for block in blocks], scale.stack))
+    normed = [layer_norm(block, scale.norm) for block in blocks]
+    return torch.stack(stack(normed, scale.stack, decoder, decoder.factor))
 
 
 def bag_of_words_loss(log_probs_CV: Tensor, targets_T: Tensor, factor: int) -> Tensor:

@@ -6,6 +6,7 @@ each position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,14 +30,38 @@ Flags = dict[str, Any]
 Seen = Callable[[int], Sequence[int]]
 
 
+def turned(flags: Flags, state: Vector, position: int) -> Vector:
+    """A head's query or key, by ``--positions``: rotary ones turn channels (c, c + H/2) by position * base^(-2c/H)."""
+    if flags.get("positions") != "rotary":
+        return state
+    half = len(state) // 2
+    out = np.empty_like(state)
+    for c in range(half):
+        angle = position * flags.get("rotary_base", 10000.0) ** (-c / half)
+        out[c] = state[c] * math.cos(angle) - state[c + half] * math.sin(angle)
+        out[c + half] = state[c] * math.sin(angle) + state[c + half] * math.cos(angle)
+    return out
+
+
 def of_a_scale(
-    query: Vector, keys: Sequence[Vector], values: Sequence[Vector], first: int, count: int, total: int
+    flags: Flags,
+    t: int,
+    query: Vector,
+    starts: Sequence[int],
+    keys: Sequence[Vector],
+    values: Sequence[Vector],
+    first: int,
+    count: int,
+    total: int,
 ) -> list[Vector]:
-    """What a scale's ``count`` heads, the first of which is number ``first`` of all ``total``, answer to a query."""
+    """What a scale's ``count`` heads, the first of which is number ``first`` of all ``total``, answer to a query at t.
+
+    The keys are those of blocks that begin at ``starts``.
+    """
     return [
         attend(
-            head(query, first + n, total),
-            [head(key, n, count) for key in keys],
+            turned(flags, head(query, first + n, total), t),
+            [turned(flags, head(key, n, count), start) for start, key in zip(starts, keys)],
             [head(value, n, count) for value in values],
         )
         for n in range(count)
@@ -57,9 +82,9 @@ def heads_at(flags: Flags, factors: Sequence[int]) -> dict[int, int]:
 
 
 def embed(weights: Weights, tokens: Sequence[int]) -> list[Vector]:
-    """x_t: the embedding of the word plus that of its position."""
-    words, places = weights["decoder.embed.words.weight"], weights["decoder.embed.positions.weight"]
-    return [words[token] + places[t] for t, token in enumerate(tokens)]
+    """x_t: the embedding of the word, plus that of its position where positions are learned."""
+    words, places = weights["decoder.embed.words.weight"], weights.get("decoder.embed.positions.weight")
+    return [words[token] + (places[t] if places is not None else 0.0) for t, token in enumerate(tokens)]
 
 
 def predict(weights: Weights, state: Vector) -> Vector:
@@ -80,9 +105,15 @@ def everything_before(t: int) -> Sequence[int]:
 
 
 def self_attention(
-    weights: Weights, projection: str, states: Sequence[Vector], heads: int, seen: Seen = everything_before
+    weights: Weights,
+    projection: str,
+    states: Sequence[Vector],
+    flags: Flags,
+    seen: Seen = everything_before,
+    k: int = 1,
 ) -> list[Vector]:
-    """x + W_o [head_1, ..., head_N], where position t attends to the positions ``seen(t)``."""
+    """x + W_o [head_1, ..., head_N], where block t of k tokens attends to the blocks ``seen(t)``."""
+    heads = flags["decoder_attention_heads"]
     normed = [layer_norm(within(weights, "norm"), state) for state in states]
     width = len(weights["out.weight"][0])
     queries, keys, values = (
@@ -93,8 +124,8 @@ def self_attention(
     for t, state in enumerate(states):
         answers = [
             attend(
-                head(queries[t], n, heads),
-                [head(keys[s], n, heads) for s in seen(t)],
+                turned(flags, head(queries[t], n, heads), t * k),
+                [turned(flags, head(keys[s], n, heads), s * k) for s in seen(t)],
                 [head(values[s], n, heads) for s in seen(t)],
             )
             for n in range(heads)
@@ -103,12 +134,12 @@ def self_attention(
     return out
 
 
-def transformer(stack: Weights, states: Sequence[Vector], count: int, flags: Flags) -> list[Vector]:
-    """``count`` autoregressive pre-LN layers, and the layer norm behind the last one."""
+def transformer(stack: Weights, states: Sequence[Vector], count: int, flags: Flags, k: int = 1) -> list[Vector]:
+    """``count`` autoregressive pre-LN layers over blocks of k tokens, and the layer norm behind the last one."""
     states = list(states)
     for number in range(count):
         layer = within(stack, f"layers.{number}")
-        states = self_attention(within(layer, "attention"), "qkv", states, flags["decoder_attention_heads"])
+        states = self_attention(within(layer, "attention"), "qkv", states, flags, k=k)
         states = [residual_feed_forward(layer, state, flags) for state in states]
     return [layer_norm(within(stack, "norm"), state) for state in states]
 
@@ -126,8 +157,7 @@ def vanilla_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Ve
 
     for number in range(flags["decoder_layers"]):
         layer = within(weights, f"decoder.layers.{number}")
-        heads = flags["decoder_attention_heads"]
-        states = self_attention(within(layer, "attention"), "fine", states, heads, in_window)
+        states = self_attention(within(layer, "attention"), "fine", states, flags, in_window)
         states = [residual_feed_forward(layer, state, flags) for state in states]
     return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
 
@@ -147,7 +177,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
             answers: list[Vector] = []
             for place, (k, (near, far)) in enumerate(windows.items()):
                 width = heads[k] * len(state) // sum(heads.values())
-                keys, values = [], []
+                starts, keys, values = [], [], []
                 for start in range(0, len(tokens), k):
                     # A block is visible once it is finished, and while its first position lies in the window.
                     if start + k - 1 > t or not near <= t - start < far:
@@ -160,9 +190,11 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                         }
                         block = pool(flags["downsampler"], pool_weights, normed[start : start + k])
                         offset, projection = 0, within(attention, f"coarse.{place - 1}")
+                    starts.append(start)
                     keys.append(linear(rows(projection, offset, offset + width), block))
                     values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
-                answers += of_a_scale(query, keys, values, len(answers), heads[k], sum(heads.values()))
+                seen = starts, keys, values
+                answers += of_a_scale(flags, t, query, *seen, len(answers), heads[k], sum(heads.values()))
             out.append(state + linear(within(attention, "out"), np.concatenate(answers)))
         states = [residual_feed_forward(layer, state, flags) for state in out]
     return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
@@ -199,7 +231,7 @@ def multiscale_topdown(weights: Weights, flags: Flags, tokens: Sequence[int]) ->
                 from_above = matrix @ coarse[j // ratio] + join["upsample.bias"]
                 both = linear(within(join, "linear"), np.concatenate([state, from_above]))
                 states[j] = activation(flags.get("activation_fn", "gelu"), both)
-        coarse, coarse_k = transformer(within(scale, "stack"), states, counts[k], flags), k
+        coarse, coarse_k = transformer(within(scale, "stack"), states, counts[k], flags, k), k
     return [predict(weights, state) for state in coarse]
 
 
@@ -214,7 +246,7 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
     for place, k in enumerate(factors):
         scale, ratio = within(weights, f"decoder.coarse.{place}"), k // finer_k
         whole = [finer[i * ratio : (i + 1) * ratio] for i in range(len(finer) // ratio)]
-        h[k] = transformer(within(scale, "stack"), pooled(scale, flags["downsampler"], whole), counts[k], flags)
+        h[k] = transformer(within(scale, "stack"), pooled(scale, flags["downsampler"], whole), counts[k], flags, k)
         finer, finer_k = h[k], k
 
     aggregate = within(weights, "decoder.aggregate")
@@ -229,7 +261,8 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             finished = [block for i, block in enumerate(h[k]) if (i + 1) * k - 1 <= t]
             keys = [linear(rows(projection, 0, width), block) for block in finished]
             values = [linear(rows(projection, width, 2 * width), block) for block in finished]
-            answers += of_a_scale(query, keys, values, len(answers), heads[k], sum(heads.values()))
+            seen = range(0, len(finished) * k, k), keys, values
+            answers += of_a_scale(flags, t, query, *seen, len(answers), heads[k], sum(heads.values()))
         state = state + linear(within(attention, "out"), np.concatenate(answers))
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]
@@ -239,5 +272,5 @@ def coarse_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
     """Section 6.2: block i gives one distribution for all the k tokens behind it, outputs ik .. (i+1)k-1."""
     ((k, count),) = by_scale(flags["scale_layers"]).items()
     states = pooled(within(weights, "decoder.scale"), flags["downsampler"], newest_blocks(embed(weights, tokens), k))
-    states = transformer(within(weights, "decoder.scale.stack"), states, int(count), flags)
+    states = transformer(within(weights, "decoder.scale.stack"), states, int(count), flags, k)
     return [predict(weights, states[t // k]) for t in range(len(tokens))]

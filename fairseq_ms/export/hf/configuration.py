@@ -16,8 +16,7 @@ class FairseqMsConfig(PretrainedConfig):
         flags: the flags that it was trained with, by name, with underscores
         tied: every further name of a parameter that has several, and its first
         vocab_size: number of symbols, fairseq's four special ones included
-        max_position_embeddings: the longest input in tokens, the first symbol included; None for a stream, which has
-            no end
+        max_position_embeddings: the longest input in tokens, the first symbol included; None where there is no limit
     """
 
     model_type = "fairseq_ms"

@@ -1,0 +1,66 @@
+"""Rotary positions: queries and keys are turned by their positions, so that scores depend on distances alone.
+
+Channel i of a head and channel i + H / 2 are a pair, the two coordinates of a point. At position p it is turned by the
+angle p * base ** (-2 i / H); a query and a key that are both turned have the product of a query at distance p_q - p_k
+from a key that is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def rotation(positions: range, head_dim: int, base: float, like: Tensor) -> Tensor:
+    """cos and sin of the angles at T positions, for heads of H channels: (2, T, H / 2), on the device of ``like``.
+
+    Angles have double precision: at position 10 ** 6, those in float32 would be off by 0.04. What comes back is
+    float32, or what ``like`` has if that is more.
+    """
+    pairs_F, positions_T = (
+        torch.arange(numbers.start, numbers.stop, numbers.step, dtype=torch.float64, device=like.device)
+        for numbers in (range(0, head_dim, 2), positions)
+    )
+    angles_TF = torch.outer(positions_T, base ** (-pairs_F / head_dim))
+    return torch.stack([angles_TF.cos(), angles_TF.sin()]).to(torch.promote_types(like.dtype, torch.float32))
+
+
+def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
+    """x (B, T, C) whose first ``heads`` heads are turned by a ``rotation`` of its T positions; x itself without one.
+
+    Nothing but the rotation is kept for backward, where gradients are turned back.
+    """
+    if rotation_2TF is None:
+        return x
+    # Of a function with a gradient of its own, torch.compile makes a graph for every length.
+    compiling = torch.compiler.is_compiling()
+    return _turned(x, rotation_2TF, heads) if compiling else _Rotate.apply(x, rotation_2TF, heads)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rotation_2TF: Tensor, heads: int) -> Tensor:
+        ctx.heads = heads
+        ctx.save_for_backward(rotation_2TF)
+        return _turned(x, rotation_2TF, heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos_TF, sin_TF = ctx.saved_tensors[0]
+        return _turned(grad, (cos_TF, -sin_TF), ctx.heads), None, None
+
+
+def _turned(x: Tensor, rotation_2TF: Tensor | tuple[Tensor, Tensor], heads: int) -> Tensor:
+    cos_TF, sin_TF = rotation_2TF
+    width = 2 * cos_TF.size(-1)
+    # (T, F) -> (T, 1, F), the same for every head
+    cos, sin = cos_TF.to(x.dtype).unsqueeze(1), sin_TF.to(x.dtype).unsqueeze(1)
+    # (B, T, N * H) -> two of (B, T, N, F), and what is left as it is
+    turned, rest = x.split([heads * width, x.size(-1) - heads * width], dim=-1)
+    first, second = turned.unflatten(-1, (heads, 2, width // 2)).unbind(-2)
+    both = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    return torch.cat([torch.stack(both, dim=-2).flatten(-3), rest], dim=-1)

@@ -1,0 +1,135 @@
+"""Rotary positions and none: the same properties as with learned ones, at any length."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_ms import core
+
+MODELS = ["Vanilla", "TopDown", "BottomUp", "CoarseLM", "Retina"]
+WITH_A_MEMORY = ["TransformerXL", "CompressiveTransformer", "TransformerQL"]
+# Positions that were learned would end at 16.
+SIZES: dict[str, Any] = {"vocab_size": 11, "dim": 24, "ffn_dim": 32, "heads": 6, "max_positions": 16, "init_std": 0.3}
+LAYERS: dict[str, dict[str, Any]] = {
+    "Vanilla": {"layers": 2},
+    "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},
+    # The heads of the aggregation are of another width than those of the layers.
+    "BottomUp": {"scales": (core.Scale(1, 1), core.Scale(2, 1, heads=2), core.Scale(6, 1, heads=1))},
+    "CoarseLM": {"scale": core.Scale(3, 2)},
+    "Retina": {"layers": 2, "scales": (core.Scale(1, far=5, heads=4), core.Scale(3, near=5, far=20, heads=2))},
+}
+
+every_model = pytest.mark.parametrize("name", MODELS)
+either = pytest.mark.parametrize("positions", ["rotary", "none"])
+
+
+def build(name: str, positions: str = "rotary", **changes: Any) -> core.LanguageModel:
+    torch.manual_seed(1)
+    config = getattr(core, f"{name}Config")(positions=positions, **{**SIZES, **LAYERS.get(name, {}), **changes})
+    return getattr(core, name)(config).double().eval()
+
+
+@either
+@every_model
+def test_a_text_far_longer_than_max_positions_has_the_same_logits_in_any_pieces(name: str, positions: str) -> None:
+    model, tokens = build(name, positions), torch.randint(11, (2, 83))
+    assert model.max_length() is None
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        for pieces in ([1] * 83, [7, 1, 20, 55], [82, 1]):
+            state, parts = model.new_state(2), []
+            for piece in tokens.split(pieces, dim=1):
+                logits, state = model(piece, state)
+                parts.append(logits)
+            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+
+
+@either
+@every_model
+def test_generation_goes_on_past_max_positions(name: str, positions: str) -> None:
+    model, prompt = build(name, positions), torch.randint(11, (2, 5))
+    text = model.generate(prompt, 70, temperature=0.0)
+    with torch.no_grad():
+        assert model(text)[0][:, 4:-1].argmax(-1).equal(text[:, 5:])
+
+
+@every_model
+def test_rotary_positions_change_what_the_model_says_and_their_base_does(name: str) -> None:
+    tokens = torch.randint(11, (1, 16))
+    with torch.no_grad():
+        said = [build(name, "none")(tokens)[0], build(name)(tokens)[0], build(name, rotary_base=50.0)(tokens)[0]]
+    for one, other in ((0, 1), (1, 2)):
+        assert (said[one] - said[other]).abs().max() > 1e-6
+
+
+def shifted(model: core.LanguageModel, tokens: Tensor, start: int) -> Tensor:
+    """The last logits of a text that begins at another position, as far as the rotation knows."""
+    state: Any = model.new_state(1)
+    state.length = start
+    return model(tokens, state)[0][:, -1]
+
+
+def test_only_distances_count_however_far_out() -> None:
+    model, tokens = build("Vanilla"), torch.randint(11, (1, 9))
+    with torch.no_grad():
+        at_once = model(tokens)[0][:, -1]
+        for start in (1, 13, 10**6):
+            torch.testing.assert_close(shifted(model, tokens, start), at_once, rtol=0.0, atol=1e-9)
+
+
+def stored(state: Any) -> int:
+    """Bytes of the windows and of a full unfinished block."""
+    return sum(window.buffer.nbytes for cache in state.caches for window in cache.windows)
+
+
+@either
+def test_the_state_of_a_retina_does_not_grow(positions: str) -> None:
+    model, sizes = build("Retina", positions), set()
+    state: Any = model.new_state(1)
+    with torch.no_grad():
+        for _ in range(60):
+            model(torch.randint(11, (1, 50)), state)
+            sizes.add(stored(state))
+    assert state.length == 3000
+    assert len(sizes) == 1
+
+
+def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() -> None:
+    learned, rotary = build("Vanilla", "learned"), build("Vanilla")
+    assert learned.max_length() == 16
+    with pytest.raises(ValueError, match="at most max_positions 16 tokens: got 17"):
+        learned(torch.zeros(1, 17, dtype=torch.long))
+    assert set(learned.state_dict()) - set(rotary.state_dict()) == {"embed.positions.weight"}
+    assert rotary.state_dict().keys() == build("Vanilla", "none").state_dict().keys()
+
+
+@every_model
+def test_the_fields_survive_json(name: str) -> None:
+    config = build(name, rotary_base=77.0).config
+    again = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert (again.positions, again.rotary_base) == ("rotary", 77.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        *((name, {"dim": 18}, "rotary positions need heads of an even width: got 3") for name in MODELS),
+        # Heads of the layers are 4 wide, those of the aggregation 3.
+        (
+            "BottomUp",
+            {"dim": 12, "heads": 3, "scales": (core.Scale(1, 1), core.Scale(4, 1, heads=4))},
+            "of an even width: got 3",
+        ),
+        ("Vanilla", {"positions": "sinusoidal"}, "positions must be one of learned, rotary, none: got sinusoidal"),
+        ("Vanilla", {"rotary_base": 1.0}, "rotary_base must be above 1: got 1.0"),
+        *((name, {}, "a model with a memory has its own: got rotary") for name in WITH_A_MEMORY),
+    ],
+)
+def test_what_breaks_a_rule_is_one_sentence(name: str, changes: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        build(name, **changes)

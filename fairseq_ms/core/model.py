@@ -20,6 +20,7 @@ from fairseq_ms.core.ops.output import TiedOutput, untied_output
 from fairseq_ms.core.ops.packing import pack_weights
 from fairseq_ms.core.ops.rotary import rotation
 from fairseq_ms.core.positions import check_positions
+from fairseq_ms.core.sampling import check_sampling, draw
 from fairseq_ms.core.scales import Scale
 
 
@@ -220,7 +221,7 @@ class CausalModel(nn.Module, ABC):
         Raises ValueError for a prompt without tokens, numbers outside their ranges, and a text that would grow longer
         than ``max_length``.
         """
-        _check_sampling(prompt, n, temperature, top_k, top_p)
+        check_sampling(prompt, n, temperature, top_k, top_p)
         texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
@@ -231,7 +232,7 @@ class CausalModel(nn.Module, ABC):
             state = state if state is not None else self.new_state(texts[0].size(0), length)
             for _ in range(n):
                 x_B1D = self.features(texts[-1], state)[:, -1:]
-                texts.append(_draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator))
+                texts.append(draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator))
         finally:
             self.train(was_training)
         whole = torch.cat(texts, dim=1)
@@ -325,32 +326,3 @@ def _adaptive_softmax(config: ModelConfig, words: nn.Module) -> AdaptiveSoftmax 
         words if config.tie_adaptive_weights else None,  # type: ignore[arg-type]
         config.tie_adaptive_projections,
     )
-
-
-def _check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p: float) -> None:
-    if prompt.dim() not in (1, 2) or prompt.size(-1) == 0:
-        raise ValueError(f"prompt must be (T,) or (B, T) with at least one token: got shape {tuple(prompt.shape)}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1: got {n}")
-    if temperature < 0.0:
-        raise ValueError(f"temperature must be at least 0: got {temperature}")
-    if top_k < 0:
-        raise ValueError(f"top_k must be at least 0: got {top_k}")
-    if not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p must be above 0 and at most 1: got {top_p}")
-
-
-def _draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
-    """One token a row, (B, 1)."""
-    if temperature == 0.0:
-        return logits_BV.argmax(-1, keepdim=True)
-    probs_BV = (logits_BV.float() / temperature).softmax(-1)
-    if top_k:
-        least_B1 = probs_BV.topk(min(top_k, probs_BV.size(-1))).values[:, -1:]
-        probs_BV = probs_BV.masked_fill(probs_BV < least_B1, 0.0)
-    if top_p < 1.0:
-        sorted_BV, order_BV = (probs_BV / probs_BV.sum(-1, keepdim=True)).sort(-1, descending=True)
-        # A token counts if those before it do not yet have the probability.
-        sorted_BV = sorted_BV.masked_fill(sorted_BV.cumsum(-1) - sorted_BV >= top_p, 0.0)
-        probs_BV = torch.zeros_like(probs_BV).scatter_(1, order_BV, sorted_BV)
-    return torch.multinomial(probs_BV, 1, generator=generator)

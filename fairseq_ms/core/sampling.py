@@ -1,0 +1,36 @@
+"""How the next token is drawn from logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p: float) -> None:
+    """Raise ValueError for a prompt without tokens and for numbers outside their ranges."""
+    if prompt.dim() not in (1, 2) or prompt.size(-1) == 0:
+        raise ValueError(f"prompt must be (T,) or (B, T) with at least one token: got shape {tuple(prompt.shape)}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1: got {n}")
+    if temperature < 0.0:
+        raise ValueError(f"temperature must be at least 0: got {temperature}")
+    if top_k < 0:
+        raise ValueError(f"top_k must be at least 0: got {top_k}")
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be above 0 and at most 1: got {top_p}")
+
+
+def draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
+    """One token a row, (B, V) -> (B, 1), drawn as ``CausalModel.generate`` says."""
+    if temperature == 0.0:
+        return logits_BV.argmax(-1, keepdim=True)
+    probs_BV = (logits_BV.float() / temperature).softmax(-1)
+    if top_k:
+        least_B1 = probs_BV.topk(min(top_k, probs_BV.size(-1))).values[:, -1:]
+        probs_BV = probs_BV.masked_fill(probs_BV < least_B1, 0.0)
+    if top_p < 1.0:
+        sorted_BV, order_BV = (probs_BV / probs_BV.sum(-1, keepdim=True)).sort(-1, descending=True)
+        # A token counts if those before it do not yet have the probability.
+        sorted_BV = sorted_BV.masked_fill(sorted_BV.cumsum(-1) - sorted_BV >= top_p, 0.0)
+        probs_BV = torch.zeros_like(probs_BV).scatter_(1, order_BV, sorted_BV)
+    return torch.multinomial(probs_BV, 1, generator=generator)

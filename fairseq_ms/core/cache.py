@@ -65,7 +65,9 @@ class KeyValueCache:
     """Keys and values of one attention layer, (B, N, length, H) each, in buffers that are filled in place.
 
     Args:
-        batch_size, heads, head_dim: B, N, H
+        batch_size: B
+        heads: N
+        head_dim: H
         capacity: positions to allocate; the buffers double when they are full
         like: a tensor of the wanted type and device
     """

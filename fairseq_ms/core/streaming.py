@@ -24,12 +24,7 @@ from fairseq_ms.core.ops.device import wants_gradients
 from fairseq_ms.core.ops.idle import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
-from fairseq_ms.core.ops.relative_attention import (
-    Sinusoids,
-    keys_and_values,
-    relative_attention,
-    segment_attention,
-)
+from fairseq_ms.core.ops.relative_attention import Sinusoids, keys_and_values, relative_attention, segment_attention
 
 
 class RelativeAttention(nn.Module):
@@ -37,7 +32,8 @@ class RelativeAttention(nn.Module):
 
     Args:
         config: sizes and probabilities; pre-LN layers normalise segment and memory
-        u_NH, v_NH: what queries by content and by distance have in common, shared by all layers of a model
+        u_NH: what queries by content have in common, shared by all layers of a model
+        v_NH: the same of queries by distance
     """
 
     def __init__(self, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
@@ -104,7 +100,8 @@ class TransformerXLLayer(nn.Module):
     Args:
         name: of its memory
         config: sizes and probabilities
-        u_NH, v_NH: Transformer-XL's u and v, shared by all layers of a model
+        u_NH: Transformer-XL's u, shared by all layers of a model
+        v_NH: Transformer-XL's v
     """
 
     def __init__(self, name: str, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:

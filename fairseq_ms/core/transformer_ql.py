@@ -211,7 +211,8 @@ def accumulate(states: Sequence[Tensor], scales: Sequence[ScaleLengths], count: 
     Args:
         states: of every scale, the outputs (B, trail + T, D) before the segment and of it, as far as it has come
         scales: their lengths
-        count, start: the tokens
+        count: how many tokens
+        start: the first of them
     """
     total = at_tokens(states[0], scales[0], count, start)
     for of_scale, lengths in zip(states[1:], scales[1:]):

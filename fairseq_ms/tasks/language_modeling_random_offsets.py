@@ -11,10 +11,8 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from fairseq_ms.data.random_offsets import at_random_offset
 from fairseq_ms.errors import UsageError
 
-NAME = "language_modeling_random_offsets"
 
-
-@register_task(NAME, dataclass=LanguageModelingConfig)
+@register_task("language_modeling_random_offsets", dataclass=LanguageModelingConfig)
 class RandomOffsetsTask(LanguageModelingTask):
     """Train on every token once an epoch, in blocks whose boundaries are drawn anew for every epoch.
 
@@ -32,7 +30,10 @@ class RandomOffsetsTask(LanguageModelingTask):
             return super().get_batch_iterator(dataset, *args, **settings)
         mode = str(self.args.sample_break_mode or "none")
         if mode != "none":
-            raise UsageError(f"--sample-break-mode must be none with --task {NAME}, which moves blocks: got {mode}")
+            raise UsageError(
+                "--sample-break-mode must be none with --task language_modeling_random_offsets, which moves blocks: "
+                f"got {mode}"
+            )
         blocks = at_random_offset(dataset, self.args.tokens_per_sample, (self.args.seed, settings.get("epoch", 1)))
         iterator = super().get_batch_iterator(blocks, *args, **{**settings, "disable_iterator_cache": True})
         # Its workers end with it.

@@ -18,7 +18,8 @@ LISTED = UNLISTED.replace("no time today", "needs a CUDA device")
     [(UNLISTED, "true", 1), (UNLISTED, "", 0), (LISTED, "true", 0), (WHOLE_FILE, "true", 1)],
 )
 def test_a_skip_without_a_listed_reason_fails_the_run_where_ci_is_set(source, ci, code, tmp_path):
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "conftest.py")
+    for name in ("conftest.py", "slow.txt"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / name)
     (tmp_path / "test_one.py").write_text(source, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],

@@ -89,7 +89,7 @@ test test-all: env $(NGRAM) $(PEER)/.installed $(HUB) $(MUTANTS)
 # it was written on shows here.
 test-portable: env
 	@MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default $(RUN) -m pytest -n $(JOBS) --dist worksteal \
-	tests/ops tests/modules tests/decoding tests/references tests/curves tests/models/test_invariants.py
+	-m "not slow" tests/ops tests/modules tests/core tests/references tests/curves tests/models/test_invariants.py
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
 # where rows of the first have failed.

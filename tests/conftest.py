@@ -1,8 +1,10 @@
 """What every test stands on: one seed, one thread, a device, and no test that skips without anybody noticing."""
 
+import logging
 import os
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,15 @@ def _seeded() -> None:
     random.seed(SEED)
     torch.manual_seed(SEED)
     np.random.seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_loggers() -> Iterator[None]:
+    """A command that quietens fairseq in this process does so for its own test alone."""
+    levels = {name: logging.getLogger(name).level for name in ("fairseq", "fairseq_cli")}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -159,11 +159,6 @@ def test_what_breaks_a_rule_is_one_sentence(call: Any, sentence: str) -> None:
         call(build("Vanilla", layers=1))
 
 
-def test_layers_that_are_always_pre_ln_have_no_setting_for_it() -> None:
-    with pytest.raises(TypeError, match="normalize_before"):
-        core.VanillaConfig(vocab_size=11, normalize_before=False)  # type: ignore[call-arg]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/core.md"])
 def test_the_lines_of_the_documentation_run(page: str) -> None:

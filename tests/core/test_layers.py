@@ -1,4 +1,4 @@
-"""Rotary positions and none: the same properties as with learned ones, at any length."""
+"""What layers may be made of: the same properties with rotary positions and none, at any length, and with any part."""
 
 import json
 import re
@@ -14,6 +14,17 @@ MODELS = ["Vanilla", "TopDown", "BottomUp", "CoarseLM", "Retina"]
 WITH_A_MEMORY = ["TransformerXL", "CompressiveTransformer", "TransformerQL"]
 # Positions that were learned would end at 16.
 SIZES: dict[str, Any] = {"vocab_size": 11, "dim": 24, "ffn_dim": 32, "heads": 6, "max_positions": 16, "init_std": 0.3}
+# Each of them by itself, and all at once.
+PARTS: dict[str, dict[str, Any]] = {
+    "rms": {"norm": "rms"},
+    "post": {"normalize_before": False},
+    "qk": {"qk_norm": True},
+    "no_bias": {"bias": False},
+    "swiglu": {"activation": "swiglu"},
+    "relu_squared": {"activation": "relu_squared"},
+    "scaled": {"scale_embedding": True, "init_residual": "scaled"},
+}
+PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.items()}
 LAYERS: dict[str, dict[str, Any]] = {
     "Vanilla": {"layers": 2},
     "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},
@@ -107,9 +118,76 @@ def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() ->
     assert rotary.state_dict().keys() == build("Vanilla", "none").state_dict().keys()
 
 
+@pytest.mark.parametrize("part", PARTS)
+@every_model
+def test_a_text_in_pieces_has_the_logits_of_the_whole_with_every_part(name: str, part: str) -> None:
+    model, tokens = build(name, **PARTS[part]), torch.randint(11, (2, 41))
+    plain = build(name)
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        state, parts = model.new_state(2), []
+        for piece in tokens.split([7, 1, 20, 1, 12], dim=1):
+            logits, state = model(piece, state)
+            parts.append(logits)
+        assert (whole - plain(tokens)[0]).abs().max() > 1e-3
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@every_model
+def test_what_is_computed_again_in_backward_changes_no_gradient(name: str, part: str) -> None:
+    tokens, results = torch.randint(11, (2, 23)), []
+    for recompute in (True, False):
+        model = build(name, recompute=recompute, dropout=0.0, attention_dropout=0.0, **PARTS[part]).train()
+        loss = model(tokens)[0].logsumexp(-1).sum()
+        results.append(torch.autograd.grad(loss, list(model.parameters())))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def numbers(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@every_model
+def test_swiglu_has_as_many_weights(name: str) -> None:
+    gelu, swiglu = (build(name, activation=activation, ffn_dim=96, bias=False) for activation in ("gelu", "swiglu"))
+    assert numbers(gelu) == numbers(swiglu)
+
+
+def test_no_projection_of_a_layer_has_a_bias_without_them() -> None:
+    names = {name for each in MODELS for name in build(each, bias=False).state_dict() if name.endswith("bias")}
+    # Norms keep theirs, and so do what pools and what joins two scales.
+    assert all(re.search(r"norm\.bias$|join\.", name) for name in names), names
+    assert any("attention.out.bias" in name for name in build("Retina").state_dict())
+
+
+@pytest.mark.parametrize(("start", "factor"), [("normal", 1.0), ("scaled", 6**-0.5), ("zero", 0.0)])
+def test_projections_into_the_residual_stream_start_smaller_by_its_depth(start: str, factor: float) -> None:
+    # Each of these streams runs through three layers, one of them the aggregation.
+    three = {"BottomUp": {"scales": (core.Scale(1, 2), core.Scale(2, 1, heads=2))}}
+    three |= {"TopDown": {"scales": (core.Scale(1, 3),)}, "CoarseLM": {"scale": core.Scale(3, 3)}}
+    for name in MODELS:
+        sizes = {"dim": 96, "ffn_dim": 384, "init_std": 0.02, **three.get(name, {"layers": 3})}
+        weights = build(name, init_residual=start, **sizes).state_dict().items()
+        stream = [w for n, w in weights if re.search(r"(out|down)\.weight", n) and not n.startswith("coarse")]
+        assert len(stream) == 6
+        for weight in stream:
+            assert weight.std().item() == pytest.approx(0.02 * factor, rel=0.05)
+        others = [w for n, w in weights if re.search(r"(qkv|fine|query|up)\.weight", n) and not n.startswith("coarse")]
+        for weight in others:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_words_are_scaled_and_positions_are_not() -> None:
+    plain, scaled = (build("Vanilla", "learned", scale_embedding=scale).embed for scale in (False, True))
+    tokens = torch.randint(11, (1, 9))
+    torch.testing.assert_close(scaled(tokens) - plain(tokens), plain.words(tokens) * (24**0.5 - 1.0))
+
+
 @every_model
 def test_the_fields_survive_json(name: str) -> None:
-    config = build(name, rotary_base=77.0).config
+    config = build(name, rotary_base=77.0, **PARTS["all"]).config
     again = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config
     assert (again.positions, again.rotary_base) == ("rotary", 77.0)
@@ -127,7 +205,10 @@ def test_the_fields_survive_json(name: str) -> None:
         ),
         ("Vanilla", {"positions": "sinusoidal"}, "positions must be one of learned, rotary, none: got sinusoidal"),
         ("Vanilla", {"rotary_base": 1.0}, "rotary_base must be above 1: got 1.0"),
-        *((name, {}, "a model with a memory has its own: got rotary") for name in WITH_A_MEMORY),
+        ("Vanilla", {"norm": "batch"}, "norm must be one of layer, rms: got batch"),
+        ("Vanilla", {"init_residual": "one"}, "init_residual must be one of normal, scaled, zero: got one"),
+        *((name, {}, "positions must be left out, since a model with a memory ") for name in WITH_A_MEMORY),
+        *((name, {"positions": "learned", "qk_norm": True}, "qk_norm must be left out") for name in WITH_A_MEMORY),
     ],
 )
 def test_what_breaks_a_rule_is_one_sentence(name: str, changes: dict, sentence: str) -> None:

@@ -31,10 +31,21 @@ class BottomUpConfig(ModelConfig):
     Attributes:
         scales: finest first, each with its number of layers, the coarse ones with heads of the aggregation layer
         downsampler: "avg", "max" or "conv"
+        aggregation_gate: multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on
+
+    Raises ValueError for a gate of what is zero itself before training, since neither would ever move.
     """
 
     scales: tuple[Scale, ...] = (Scale(1, 9), Scale(4, 9, heads=6), Scale(16, 8, heads=6))
     downsampler: str = "avg"
+    aggregation_gate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregation_gate and self.init_residual == "zero":
+            raise ValueError(
+                "init_residual must not be zero with aggregation_gate, which is zero too: neither would move"
+            )
 
 
 class BottomUpScale(nn.Module):
@@ -97,7 +108,7 @@ class AggregationAttention(nn.Module):
         heads: heads by scale, as {4: 6, 16: 6}, whose number divides D
     """
 
-    def __init__(self, config: ModelConfig, heads: dict[int, int]) -> None:
+    def __init__(self, config: BottomUpConfig, heads: dict[int, int]) -> None:
         super().__init__()
         dim, total = config.dim, sum(heads.values())
         assert dim % total == 0
@@ -111,6 +122,7 @@ class AggregationAttention(nn.Module):
         self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(dim, dim, config.bias)
+        self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None
 
     def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
@@ -123,7 +135,8 @@ class AggregationAttention(nn.Module):
             if blocks[level].size(1):
                 cache.append(*self._keys_and_values(level, blocks[level], start))
             outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, start))
-        return self.out(torch.cat(outputs, dim=2).flatten(2))
+        y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
+        return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
     def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""

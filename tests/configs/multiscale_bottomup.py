@@ -22,4 +22,5 @@ def random_flags(rng: random.Random) -> dict:
         "downsampler": rng.choice(["avg", "max", "conv"]),
         "recompute": rng.choice(["pointwise", "none"]),
         **random_parts(rng),
+        "aggregation_gate": rng.random() < 0.5,
     }

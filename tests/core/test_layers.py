@@ -179,6 +179,29 @@ def test_projections_into_the_residual_stream_start_smaller_by_its_depth(start: 
             assert weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
+def test_the_gate_of_the_aggregation_starts_closed_and_opens() -> None:
+    gated, tokens = build("BottomUp", aggregation_gate=True), torch.randint(11, (2, 41))
+    gate = gated.aggregate.attention.gate
+    said = []
+    for opening in (0.0, 1.0):
+        torch.nn.init.constant_(gate, opening)
+        with torch.no_grad():
+            said.append(gated(tokens)[0])
+            state, parts = gated.new_state(2), []
+            for piece in tokens.split([7, 1, 20, 13], dim=1):
+                logits, state = gated(piece, state)
+                parts.append(logits)
+        torch.testing.assert_close(torch.cat(parts, dim=1), said[-1], rtol=0.0, atol=1e-9)
+    assert (said[0] - said[1]).abs().max() > 1e-3
+    torch.nn.init.zeros_(gate)
+    gated.loss(tokens, tokens.roll(-1, 1)).backward()
+    assert gate.grad.abs() > 1e-6
+    # What is closed adds nothing, whatever it says.
+    torch.nn.init.normal_(gated.aggregate.attention.out.weight)
+    with torch.no_grad():
+        torch.testing.assert_close(gated(tokens)[0], said[0])
+
+
 def test_words_are_scaled_and_positions_are_not() -> None:
     plain, scaled = (build("Vanilla", "learned", scale_embedding=scale).embed for scale in (False, True))
     tokens = torch.randint(11, (1, 9))
@@ -205,6 +228,7 @@ def test_the_fields_survive_json(name: str) -> None:
         ),
         ("Vanilla", {"positions": "sinusoidal"}, "positions must be one of learned, rotary, none: got sinusoidal"),
         ("Vanilla", {"rotary_base": 1.0}, "rotary_base must be above 1: got 1.0"),
+        ("BottomUp", {"aggregation_gate": True, "init_residual": "zero"}, "init_residual must not be zero with aggreg"),
         ("Vanilla", {"norm": "batch"}, "norm must be one of layer, rms: got batch"),
         ("Vanilla", {"init_residual": "one"}, "init_residual must be one of normal, scaled, zero: got one"),
         *((name, {}, "positions must be left out, since a model with a memory ") for name in WITH_A_MEMORY),

@@ -158,7 +158,8 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
                 values = [pair[heads + head] for pair in pairs]
                 query = rotated(queries.pop(0), attention.qk.query, t, decoder)
                 outputs.append(attention_head(query, keys, values))
-        x = normalised(x + linear(torch.cat(outputs), attention.out), layer.after_attention)
+        gate = 1.0 if attention.gate is None else attention.gate.tanh()
+        x = normalised(x + gate * linear(torch.cat(outputs), attention.out), layer.after_attention)
         joined.append(feed_forward(x, layer))
     return torch.stack(stack(joined, decoder.stack, decoder))
 

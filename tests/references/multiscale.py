@@ -284,7 +284,8 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             values = [linear(rows(projection, width, 2 * width), block) for block in finished]
             seen = range(0, len(finished) * k, k), keys, values
             answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-        state = state + linear(within(attention, "out"), np.concatenate(answers))
+        gate = np.tanh(attention["gate"]) if flags.get("aggregation_gate") else 1.0
+        state = state + gate * linear(within(attention, "out"), np.concatenate(answers))
         state = behind(aggregate, "after_attention", state, flags)
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]

@@ -72,7 +72,7 @@ class TransformerMain(MainModel):
 
     def new_state(self, rows: int, chunks: int) -> RowCaches:
         """What it knows of a batch before any chunk, with room for some."""
-        return RowCaches(self.stack, rows, chunks, self.stack.norm.weight)
+        return RowCaches(self.stack, rows, chunks, next(self.stack.parameters()))
 
 
 class LSTMMain(MainModel):

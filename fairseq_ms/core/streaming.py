@@ -108,7 +108,7 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.name = name
         self.attention = RelativeAttention(config, u_NH, v_NH)
-        self.ffn = config.feed_forward(config.normalize_before)
+        self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
         self.checkpoint = config.checkpoint
         behind = nn.Identity if config.normalize_before else nn.LayerNorm
@@ -148,17 +148,21 @@ class StreamingConfig(ModelConfig):
     """Sizes that every model with a memory has.
 
     Attributes:
-        normalize_before: pre-LN if True, post-LN if False
         segment_len: tokens of a segment
         mem_len: states before the segment that every layer remembers
         proj_init_std: standard deviation that the projections of an adaptive input and softmax start from
     """
 
     activation: str = "relu"
-    normalize_before: bool = True
     segment_len: int = 16
     mem_len: int = 16
     proj_init_std: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, own in (("positions", "learned"), ("qk_norm", False), ("scale_embedding", False)):
+            if (got := getattr(self, name)) != own:
+                raise ValueError(f"{name} must be left out, since a model with a memory has its own: got {got}")
 
 
 class StreamingModel(LanguageModel):

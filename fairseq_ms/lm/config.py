@@ -9,7 +9,7 @@ from omegaconf import II
 
 from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.choices import Activation, Positions, Recompute
+from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart
 from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
@@ -18,7 +18,11 @@ class TransformerFlags(FairseqDataclass):
     """Flags of every model; names and meanings are fairseq's where fairseq has them."""
 
     activation_fn: Activation = field(
-        default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
+        default="gelu",
+        metadata={
+            "help": "activation function of the feed-forward blocks; swiglu's have two thirds of their width, to the "
+            "nearest multiple of 8, since it reads two numbers where others read one: as many parameters"
+        },
     )
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
     checkpoint_activations: bool = field(
@@ -87,7 +91,7 @@ class LanguageModelConfig(TransformerFlags):
 
 @dataclass
 class PositionedConfig(LanguageModelConfig):
-    """Flags of models without a memory: how they tell positions apart."""
+    """Flags of models without a memory: how they tell positions apart, and what their layers are made of."""
 
     positions: Positions = field(
         default="learned",
@@ -99,6 +103,27 @@ class PositionedConfig(LanguageModelConfig):
     rotary_base: float = field(
         default=10000.0,
         metadata={"help": "base of --positions rotary: the slowest channels turn by about 1 / base a token"},
+    )
+    norm: Norm = field(default="layer", metadata={"help": "layer norm, or RMS norm without mean and shift"})
+    decoder_normalize_after: bool = field(
+        default=False,
+        metadata={"help": "norms behind the residual connections (post-LN) instead of in front of each decoder block"},
+    )
+    qk_norm: bool = field(
+        default=False, metadata={"help": "RMS norm of every head's queries and keys, before --positions rotary"}
+    )
+    no_bias: bool = field(
+        default=False, metadata={"help": "no biases in the projections of attention and feed-forward blocks"}
+    )
+    scale_embedding: bool = field(
+        default=False, metadata={"help": "multiply embedded words by the square root of --decoder-embed-dim"}
+    )
+    init_residual: ResidualStart = field(
+        default="normal",
+        metadata={
+            "help": "what projections into a residual stream of L layers start from: --init-std (normal), "
+            "--init-std / sqrt(2 L) (scaled), or zero"
+        },
     )
 
 
@@ -181,6 +206,12 @@ def positioned_settings(cfg: PositionedConfig, source_dictionary: Any, target_di
         **model_settings(cfg, source_dictionary, target_dictionary),
         "positions": str(cfg.positions),
         "rotary_base": float(cfg.rotary_base),
+        "norm": str(cfg.norm),
+        "normalize_before": not cfg.decoder_normalize_after,
+        "qk_norm": cfg.qk_norm,
+        "bias": not cfg.no_bias,
+        "scale_embedding": cfg.scale_embedding,
+        "init_residual": str(cfg.init_residual),
     }
 
 

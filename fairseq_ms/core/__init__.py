@@ -14,6 +14,7 @@ V vocabulary; ``x_BTD`` is a tensor of shape (B, T, D).
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
+from fairseq_ms.core.groups import matrices_and_others
 from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
 from fairseq_ms.core.memory import Memory
 from fairseq_ms.core.model import Bands, CausalModel, LanguageModel, ModelConfig
@@ -51,4 +52,5 @@ __all__ = [
     "TransformerXLConfig",
     "Vanilla",
     "VanillaConfig",
+    "matrices_and_others",
 ]

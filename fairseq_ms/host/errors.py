@@ -119,6 +119,20 @@ _MISTAKES = (
         "--sample-break-mode, --tokens-per-sample, --batch-size and --max-tokens, or use --reset-dataloader to begin "
         "a new epoch",
     ),
+    *(
+        (
+            kind,
+            re.compile(r"^(Optimizer does not match; please reset|loaded state dict .* parameter group)"),
+            "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one",
+        )
+        for kind in ("AssertionError", "ValueError")
+    ),
+    (
+        "ValueError",
+        re.compile(r"^Unsupported optimizer: (Fairseq)?(?P<name>\w+)"),
+        "--memory-efficient-fp16 and --memory-efficient-bf16 must be left out with this --optimizer: {name} keeps its "
+        "state in float32",
+    ),
     (
         "AssertionError",
         re.compile(r"Either --max_update or --lr-period-updates must be set"),

@@ -17,6 +17,7 @@ PATCHES = (
     "context_window",
     "resuming",
     "writing",
+    "optimizers",
     "refusals",
     "damage",
     "best",
@@ -28,7 +29,7 @@ PATCHES = (
     "training_checks",
     "interactive",
 )
-REGISTERING = ("criterions", "tasks", "models", "presets")
+REGISTERING = ("criterions", "optim", "tasks", "models", "presets")
 
 
 def register_all() -> None:

@@ -244,6 +244,7 @@ def test_installing_twice_is_installing_once() -> None:
     assert before == (Trainer.get_train_iterator, Trainer.load_checkpoint)
 
 
+MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.002", "--lr-scheduler", "inverse_sqrt")
 KILLED = {
     # flags, parts of the corpus, processes
     "retina_lm, two data workers": (("--arch", "retina_lm", *RETINA, "--num-workers", "2"), 1, 1),
@@ -255,6 +256,7 @@ KILLED = {
     ),
     "haed": (("--arch", "haed", *HAED, "--max-segment-len", "3", "--update-freq", "2"), 1, 1),
     "fairseq's transformer_lm, a data worker": (("--arch", "transformer_lm", *TINY, "--num-workers", "1"), 1, 1),
+    "retina_lm, Muon, two processes": (("--arch", "retina_lm", *RETINA, *MUON), 1, 2),
     "retina_lm, two processes": (("--arch", "retina_lm", *RETINA), 1, 2),
     "transformer_xl, two processes": ((*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5"), 1, 2),
 }
@@ -266,7 +268,9 @@ def command(case: str, folders: list[Path], save_dir: Path, *more: str) -> list[
     return tiny_training(folders[:parts], save_dir, *flags, *more)
 
 
-@pytest.mark.parametrize("case", ["retina_lm, two data workers", "transformer_xl, two processes"])
+@pytest.mark.parametrize(
+    "case", ["retina_lm, two data workers", "transformer_xl, two processes", "retina_lm, Muon, two processes"]
+)
 def test_the_same_command_with_a_later_end_prints_the_same_losses(
     case: str, folders: list[Path], tmp_path: Path
 ) -> None:

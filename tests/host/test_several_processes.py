@@ -98,6 +98,13 @@ def test_two_processes_that_accumulate_train_as_one(backend: str, together: Toge
     assert_same(several, together(1, {"optimization.update_freq": [4]}, streaming=streaming))
 
 
+def test_two_processes_train_as_one_with_muon(together: Together) -> None:
+    """Each rank makes the matrices' updates orthogonal itself, from the same gradient."""
+    changes = {"optimizer._name": "muon", "optimizer.adam_lr": 0.003, "optimization.lr": [0.01]}
+    several = together(2, changes, cases=["vanilla_lm", "haed"])
+    assert_same(several, together(1, {**changes, "optimization.update_freq": [2]}, cases=["vanilla_lm", "haed"]))
+
+
 def test_two_processes_train_as_one_with_twice_the_batch(together: Together) -> None:
     """Where batches are not shuffled; the candidates of a first phase are those of all processes if asked for."""
     ordered: dict = {"dataset.curriculum": 9}

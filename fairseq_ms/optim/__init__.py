@@ -1,0 +1,1 @@
+"""Optimizers that `--optimizer` knows beside fairseq's own."""

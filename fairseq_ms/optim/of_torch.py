@@ -1,0 +1,168 @@
+"""torch's own optimizers: `--optimizer adamw`, and `--optimizer muon`, which is Muon and AdamW side by side."""
+
+import ast
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, List, Optional  # noqa: UP035  (fairseq reads the types of its dataclasses)
+
+import torch
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.fused_adam import get_fused_adam_class
+from omegaconf import II
+from torch import nn
+
+from fairseq_ms.core.groups import matrices_and_others
+from fairseq_ms.errors import UsageError
+
+_MATRICES = "matrices"
+
+
+@dataclass
+class AdamWConfig(FairseqDataclass):
+    """Flags of `--optimizer adamw`; they are those of fairseq's adam."""
+
+    adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of AdamW"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of AdamW"})
+    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay, times the learning rate"})
+    lr: List[float] = field(default=II("optimization.lr"))  # noqa: UP006
+
+
+@dataclass
+class MuonConfig(AdamWConfig):
+    """Flags of `--optimizer muon`."""
+
+    adam_lr: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "learning rate of AdamW, which trains all but the layers' matrices; it follows the schedule of "
+            "--lr, Muon's, in proportion (required)"
+        },
+    )
+    muon_momentum: float = field(default=0.95, metadata={"help": "momentum of Muon"})
+    no_nesterov: bool = field(default=False, metadata={"help": "plain momentum in place of Nesterov's for Muon"})
+    adjust_lr_fn: ChoiceEnum(["original", "match_rms_adamw"]) = field(  # type: ignore[valid-type]
+        default="original",
+        metadata={
+            "help": "how Muon's rate depends on a matrix (O, I): times sqrt(max(1, O / I)), or 0.2 sqrt(max(O, I)), "
+            "with which a rate for AdamW suits it"
+        },
+    )
+
+
+def _adamw(parameters: Iterable[nn.Parameter], cfg: AdamWConfig, lr: float) -> torch.optim.Optimizer:
+    """torch's AdamW of these flags, in one kernel where the device has one."""
+    parameters = list(parameters)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    return torch.optim.AdamW(parameters, fused=fused, lr=lr, **_settings(cfg))
+
+
+def _settings(cfg: AdamWConfig) -> dict[str, Any]:
+    return {"betas": _betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
+
+
+def _betas(given: Any) -> tuple[float, float]:
+    """Two numbers, which a command line gives as text; raises ``UsageError`` for anything else."""
+    try:
+        first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
+    except (SyntaxError, TypeError, ValueError):
+        first = second = math.nan
+    if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
+        raise UsageError(f'--adam-betas must be two numbers from 0 to below 1, such as "(0.9, 0.98)": got {given}')
+    return first, second
+
+
+def _rate(cfg: AdamWConfig) -> float:
+    """The first of the rates that `--lr` gives."""
+    return float(cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr)
+
+
+@register_optimizer("adamw", dataclass=AdamWConfig)
+class FairseqAdamW(FairseqOptimizer):
+    """torch's AdamW, or NVIDIA Apex's where that is installed and there is a GPU."""
+
+    def __init__(self, cfg: AdamWConfig, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(cfg)
+        apex = get_fused_adam_class() if torch.cuda.is_available() else None
+        self._optimizer = apex(params, lr=_rate(cfg), **_settings(cfg)) if apex else _adamw(params, cfg, _rate(cfg))
+
+    @property
+    def supports_flat_params(self) -> bool:
+        """fairseq may give it all parameters as one vector, as it does under `--fp16`."""
+        return True
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for a first group of parameters and AdamW for a second one, with one state: one optimizer to fairseq."""
+
+    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> None:
+        self._parts = muon, adamw
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters; what ``closure`` computes, if it is given."""
+        loss = None if closure is None else closure()
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state
+            part.step()
+        return loss
+
+
+@register_optimizer("muon", dataclass=MuonConfig)
+class FairseqMuon(FairseqOptimizer):
+    """torch's Muon for the matrices that ``prepare_muon`` has named, and AdamW for all other parameters."""
+
+    def __init__(self, cfg: MuonConfig, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(cfg)
+        groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
+        for parameter in params:
+            groups[getattr(parameter, "param_group", None) != _MATRICES].append(parameter)
+        muon = torch.optim.Muon(
+            groups[0],
+            lr=_rate(cfg),
+            weight_decay=cfg.weight_decay,
+            momentum=cfg.muon_momentum,
+            nesterov=not cfg.no_nesterov,
+            adjust_lr_fn=str(cfg.adjust_lr_fn),
+        )
+        self._optimizer = MuonAndAdamW(muon, _adamw(groups[1], cfg, float(cfg.adam_lr)))  # type: ignore[arg-type]
+
+    def set_lr(self, lr: float) -> None:
+        """The schedule's rate for the matrices, and as large a part of its own for all others."""
+        matrices, others = self.param_groups
+        matrices["lr"], others["lr"] = lr, lr / _rate(self.cfg) * self.cfg.adam_lr
+
+
+def prepare_muon(cfg: Any, model: nn.Module) -> None:
+    """Name the groups of a model's parameters, and have fairseq keep their shapes in half precision.
+
+    Raises ``UsageError`` for settings that Muon cannot have; ``cfg`` are those of a whole training.
+    """
+    own = cfg.optimizer
+    if not hasattr(torch.optim, "Muon"):
+        raise UsageError(f"--optimizer muon needs torch 2.9 or newer: this is torch {torch.__version__}")
+    if not type(model).__module__.startswith("fairseq_ms."):
+        raise UsageError(
+            f"--optimizer muon knows the matrices of fairseq_ms's models alone: got {type(model).__name__}"
+        )
+    for flag, given in (
+        ("--memory-efficient-fp16", cfg.common.memory_efficient_fp16),
+        ("--memory-efficient-bf16", cfg.common.memory_efficient_bf16),
+        ("--zero-sharding os", cfg.distributed_training.zero_sharding == "os"),
+    ):
+        if given:
+            raise UsageError(f"{flag} must be left out with --optimizer muon, which needs whole matrices in float32")
+    if own.adam_lr is None:
+        raise UsageError("--adam-lr must be given with --optimizer muon: the rate of embeddings, norms and biases")
+    for flag, value in (("--lr", _rate(own)), ("--adam-lr", own.adam_lr)):
+        if not 0.0 < value < math.inf:
+            raise UsageError(f"{flag} must be above 0 with --optimizer muon: got {value}")
+    if not 0.0 <= own.muon_momentum < 1.0:
+        raise UsageError(f"--muon-momentum must be at least 0 and below 1: got {own.muon_momentum}")
+    _betas(own.adam_betas)
+    cfg.common.fp16_no_flatten_grads = True
+    matrices, others = matrices_and_others(model)
+    for name, group in ((_MATRICES, matrices), ("others", others)):
+        for parameter in group:
+            parameter.param_group = name  # type: ignore[attr-defined]

@@ -1,0 +1,233 @@
+"""torch's optimizers under fairseq's trainer: equal to a plain loop, in every precision, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import optim, tasks
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+from torch.nn import functional as F
+
+from fairseq_ms import core
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host.errors import sentence_of
+from fairseq_ms.optim import of_torch
+from tests.helpers.hydra import composed
+from tests.helpers.resumed import RETINA, TINY
+from tests.helpers.together import configuration
+from tests.helpers.trained import random_lines, write_corpus
+
+SYMBOLS, ROWS, LENGTH = 16, 4, 8
+ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-7}
+MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.005", "--muon-momentum", "0.9", "--no-nesterov")
+OWN = ("--weight-decay", "0.1", "--adam-betas", "(0.9, 0.95)", "--adam-eps", "1e-7")
+MODEL = core.Vanilla(core.VanillaConfig(vocab_size=9, dim=8, ffn_dim=8, heads=2, layers=1))
+VANILLA = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("muon") / "data", {"train": random_lines(1, 30, words=SYMBOLS - 4)})
+
+
+@functools.cache
+def parsed(*given: str) -> Any:
+    """What ``fairseq-train`` makes of its arguments, which takes it longer than a tiny training."""
+    flags = ["--tokens-per-sample", str(LENGTH), "--dropout", "0", "--attention-dropout", "0", "--init-std", "0.2"]
+    flags += ["--cpu", "--batch-size", str(ROWS), "--max-update", "10", "--save-dir", "none"]
+    return configuration("language_modeling", [*given, *flags])
+
+
+def trainer_of(data: Path, *flags: str, **changes: Any) -> Trainer:
+    """fairseq's, of a tiny model without dropout on a CPU; ``changes`` are of ``common``."""
+    cfg = copy.deepcopy(parsed(str(data), *flags))
+    cfg.common.update(changes)
+    torch.manual_seed(1)
+    task = tasks.setup_task(cfg.task)
+    return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+
+
+def settings() -> Any:
+    """As fairseq-hydra-train reads them."""
+    cfg = composed(OmegaConf.create({"optimizer": {"_name": "muon", "adam_lr": 0.005}, "optimization": {"lr": [0.02]}}))
+    OmegaConf.resolve(cfg)
+    return cfg
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    """Tokens (ROWS, LENGTH + 1), each with the one behind the last; as many targets as a power of two divides well."""
+    generator = torch.Generator().manual_seed(2)
+    return list(torch.randint(4, SYMBOLS, (count, ROWS, LENGTH + 1), generator=generator))
+
+
+def trained(trainer: Trainer, tokens: list[torch.Tensor]) -> list[float]:
+    """The losses of an update each, or of half of one with ``--update-freq 2``, in nats."""
+    found = []
+    for start in range(0, len(tokens), trainer.cfg.optimization.update_freq[0]):
+        samples = [
+            {
+                "id": torch.arange(ROWS),
+                "nsentences": ROWS,
+                "ntokens": ROWS * LENGTH,
+                "net_input": {"src_tokens": part[:, :-1], "src_lengths": torch.full((ROWS,), LENGTH)},
+                "target": part[:, 1:].contiguous(),
+            }
+            for part in tokens[start : start + trainer.cfg.optimization.update_freq[0]]
+        ]
+        with metrics.aggregate(new_root=True) as meters:
+            trainer.train_step(samples)
+        found.append(float(meters["loss"].avg) * math.log(2))
+    return found
+
+
+@pytest.mark.parametrize("flags", [VANILLA, ("--arch", "retina_lm", *RETINA)], ids=["vanilla_lm", "retina_lm"])
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_muon_trains_as_a_plain_loop_with_torchs_two_optimizers(
+    flags: tuple[str, ...], adjust: str, data: Path
+) -> None:
+    trainer = trainer_of(data, *flags, *MUON, *OWN, "--adjust-lr-fn", adjust, "--update-freq", "2", "--clip-norm", "1")
+    model = copy.deepcopy(trainer.get_model().decoder.core).train()
+    tokens = batches(12)
+    found = trained(trainer, tokens)
+    matrices, others = core.matrices_and_others(model)
+    settings: dict[str, Any] = {"momentum": 0.9, "nesterov": False, "adjust_lr_fn": adjust}
+    optimizers = [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, **settings),
+        torch.optim.AdamW(others, lr=0.005, **ADAMW),
+    ]
+    expected = []
+    for one, other in zip(tokens[::2], tokens[1::2]):
+        losses = [
+            F.cross_entropy(model(part[:, :-1])[0].flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+            for part in (one, other)
+        ]
+        loss = sum(losses) / (2 * ROWS * LENGTH)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        expected.append(float(loss.detach()))
+    # Single precision; a last bit may tip a rounding to eight bits within Muon, of an update of 0.02.
+    assert found == pytest.approx(expected, rel=2e-5)
+    for mine, theirs in zip(trainer.get_model().decoder.core.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["adamw", "apex"])
+def test_adamw_trains_as_torchs_and_takes_apex_where_it_is_installed(
+    name: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(data, *VANILLA, "--optimizer", "adamw", "--lr", "0.005", *OWN)
+    model = copy.deepcopy(trainer.get_model().decoder.core).train()
+    if name == "apex":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(of_torch, "get_fused_adam_class", lambda: torch.optim.NAdam)
+        assert isinstance(
+            optim.build_optimizer(trainer.cfg.optimizer, list(model.parameters())).optimizer, torch.optim.NAdam
+        )
+        return
+    tokens, expected = batches(5), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, **ADAMW)
+    for part in tokens:
+        loss = F.cross_entropy(model(part[:, :-1])[0].flatten(0, 1), part[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(float(loss.detach()))
+    assert trained(trainer, tokens) == pytest.approx(expected, rel=1e-5)
+    assert trainer.optimizer.optimizer.param_groups[0]["fused"]
+    assert trainer.optimizer.supports_flat_params
+
+
+def test_both_rates_follow_the_schedule_in_proportion(data: Path) -> None:
+    schedule = ("--lr-scheduler", "cosine", "--warmup-updates", "3", "--max-update", "9")
+    trainer = trainer_of(data, *VANILLA, *MUON, *schedule)
+    rates = []
+    for part in batches(9):
+        trained(trainer, [part])
+        matrices, others = trainer.optimizer.optimizer.param_groups
+        assert trainer.get_lr() == matrices["lr"]
+        rates.append(matrices["lr"])
+        assert others["lr"] == pytest.approx(matrices["lr"] / 4)
+    assert rates[2] == 0.02
+    assert len({*rates}) == 9
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "amp"])
+def test_half_precision_trains_masters_in_single_precision(name: str, precision: str, data: Path) -> None:
+    flags = (*(MUON if name == "muon" else ("--optimizer", "adamw", "--lr", "0.005")), *VANILLA)
+    losses = [trained(trainer_of(data, *flags), [batches(1)[0]] * 6)]
+    # fairseq's one vector of all parameters is made for GPUs alone; Muon has it keep their shapes.
+    flat = {"fp16_no_flatten_grads": True} if name == "adamw" else {}
+    trainer = trainer_of(data, *flags, **{precision: True}, **flat)
+    losses.append(trained(trainer, [batches(1)[0]] * 6))
+    # Eight bits of 2.9.
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
+    assert losses[1][-1] < losses[1][0] - 0.2
+    masters = list(trainer.optimizer.params)
+    assert all(master.dtype == torch.float32 for master in masters)
+    assert sum(master.numel() for master in masters) == sum(p.numel() for p in trainer.get_model().parameters())
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16, "amp": torch.float32}[precision]
+    assert {parameter.dtype for parameter in trainer.get_model().parameters()} == {half}
+
+
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=str)
+@pytest.mark.parametrize("first", ["adam", "muon"])
+def test_a_checkpoint_of_another_optimizer_is_one_sentence(
+    first: str, precision: dict[str, bool], data: Path, tmp_path: Path
+) -> None:
+    flags = {"muon": MUON, "adam": ("--optimizer", "adam", "--lr", "0.02")}
+    one = trainer_of(data, *VANILLA, *flags.pop(first), **precision)
+    trained(one, batches(1))
+    one.consolidate_optimizer()
+    one.save_checkpoint(str(tmp_path / "last.pt"), {"epoch": 1})
+    (others,) = flags.values()
+    other = trainer_of(data, *VANILLA, *others, **precision)
+    with pytest.raises((AssertionError, ValueError)) as raised:
+        other.load_checkpoint(str(tmp_path / "last.pt"))
+    assert sentence_of(raised.value) == (
+        "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one"
+    )
+    other.load_checkpoint(str(tmp_path / "last.pt"), reset_optimizer=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"optimizer.adam_lr": None}, "--adam-lr must be given with --optimizer muon"),
+        ({"optimizer.adam_lr": 0.0}, "--adam-lr must be above 0 with --optimizer muon: got 0.0"),
+        ({"optimizer.lr": [0.0]}, "--lr must be above 0 with --optimizer muon: got 0.0"),
+        ({"optimizer.muon_momentum": 1.0}, "--muon-momentum must be at least 0 and below 1: got 1.0"),
+        ({"optimizer.adam_betas": "(0.9, 1)"}, r'--adam-betas must be two numbers .* "\(0.9, 0.98\)": got \(0.9, 1\)'),
+        ({"optimizer.adam_betas": "high"}, "--adam-betas must be two numbers .*: got high"),
+        ({"common.memory_efficient_fp16": True}, "--memory-efficient-fp16 must be left out with --optimizer muon"),
+        ({"distributed_training.zero_sharding": "os"}, "--zero-sharding os must be left out with --optimizer muon"),
+    ],
+)
+def test_settings_that_muon_cannot_have_are_one_sentence(changes: dict[str, Any], sentence: str, data: Path) -> None:
+    cfg = settings()
+    of_torch.prepare_muon(cfg, MODEL)
+    for name, value in changes.items():
+        OmegaConf.update(cfg, name, value)
+    with pytest.raises(UsageError, match=sentence):
+        of_torch.prepare_muon(cfg, MODEL)
+
+
+def test_muon_is_for_models_of_this_package_and_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UsageError, match="--optimizer muon knows the matrices of fairseq_ms's models alone: got Linear"
+    ):
+        of_torch.prepare_muon(settings(), torch.nn.Linear(2, 2))
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(UsageError, match=r"--optimizer muon needs torch 2.9 or newer: this is torch \d"):
+        of_torch.prepare_muon(settings(), MODEL)

@@ -92,4 +92,8 @@ def random_case(arch: str, seed: int, symbols: int = 9, std: float = 0.4) -> Cas
     flags = config_module(arch).random_flags(rng)
     torch.manual_seed(seed)
     model = build(arch, {"init_std": std, **flags}, words).eval()
+    for name, parameter in model.named_parameters():
+        # Gates start closed, with nothing behind them to be seen.
+        if name.endswith(".gate"):
+            torch.nn.init.constant_(parameter, 0.7)
     return Case(arch, flags, model, words, rng)

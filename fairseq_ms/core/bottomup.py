@@ -15,15 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock, stack_caches
-from fairseq_ms.core.layers import TransformerStack, TypedList
+from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.idle import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
-from fairseq_ms.core.ops.recompute import Dropout
-from fairseq_ms.core.ops.rotary import rotate
 from fairseq_ms.core.pooling import Downsample, normalised
-from fairseq_ms.core.positions import check_even
 from fairseq_ms.core.scales import Scale, check_scales
 
 
@@ -34,14 +31,25 @@ class BottomUpConfig(ModelConfig):
     Attributes:
         scales: finest first, each with its number of layers, the coarse ones with heads of the aggregation layer
         downsampler: "avg", "max" or "conv"
+        aggregation_gate: multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on
+
+    Raises ValueError for a gate of what is zero itself before training, since neither would ever move.
     """
 
     scales: tuple[Scale, ...] = (Scale(1, 9), Scale(4, 9, heads=6), Scale(16, 8, heads=6))
     downsampler: str = "avg"
+    aggregation_gate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregation_gate and self.init_residual == "zero":
+            raise ValueError(
+                "init_residual must not be zero with aggregation_gate, which is zero too: neither would move"
+            )
 
 
 class BottomUpScale(nn.Module):
-    """One coarse scale: pooling the finer scale's output, a layer norm, layers over blocks.
+    """One coarse scale: pooling the finer scale's output, a norm, layers over blocks.
 
     Args:
         factor: tokens a block, k
@@ -58,7 +66,7 @@ class BottomUpScale(nn.Module):
         self.ratio = ratio
         self.recompute = config.recompute
         self.pool = Downsample(downsampler, config.dim, ratio)
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = config.make_norm()
         self.stack = TransformerStack(config, layers)
 
     def forward(
@@ -100,7 +108,7 @@ class AggregationAttention(nn.Module):
         heads: heads by scale, as {4: 6, 16: 6}, whose number divides D
     """
 
-    def __init__(self, config: ModelConfig, heads: dict[int, int]) -> None:
+    def __init__(self, config: BottomUpConfig, heads: dict[int, int]) -> None:
         super().__init__()
         dim, total = config.dim, sum(heads.values())
         assert dim % total == 0
@@ -109,10 +117,12 @@ class AggregationAttention(nn.Module):
         self.head_dim = dim // total
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = nn.LayerNorm(dim)
-        self.query = Linear(dim, dim)
-        self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim) for count in heads.values())
-        self.out = Linear(dim, dim)
+        self.norm = config.norm_before()
+        self.query = Linear(dim, dim, config.bias)
+        self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
+        self.qk = QueryKey(config, self.head_dim)
+        self.out = Linear(dim, dim, config.bias)
+        self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None
 
     def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
@@ -125,21 +135,22 @@ class AggregationAttention(nn.Module):
             if blocks[level].size(1):
                 cache.append(*self._keys_and_values(level, blocks[level], start))
             outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, start))
-        return self.out(torch.cat(outputs, dim=2).flatten(2))
+        y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
+        return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
     def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""
         factor, heads = list(self.heads.items())[level]
         rotation_2CF = self.config.rotation(first_tokens(start, factor, blocks_BCD), blocks_BCD, self.head_dim)
-        pair = rotate(self.coarse[level](blocks_BCD), rotation_2CF, heads).unflatten(-1, (2, -1, self.head_dim))
-        k, v = pair.permute(2, 0, 3, 1, 4).unbind(0)
+        pair = self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF)
+        k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
     def _queries(self, x_BTD: Tensor, start: int) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
         rotation_2TF = self.config.rotation(range(start, start + x_BTD.size(1)), x_BTD, self.head_dim)
         queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
-        queries = rotate(queries, rotation_2TF, sum(self.heads.values()))
+        queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
         # (B, T, N * H) -> (B, N, T, H)
         heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return list(heads.split(list(self.heads.values()), dim=1))
@@ -168,24 +179,10 @@ class AggregationAttention(nn.Module):
         return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
 
 
-class AggregationLayer(nn.Module):
-    """A transformer layer that reads the blocks of all coarse scales (Multi-scale Transformer LMs, Section 3.3).
+class AggregationLayer(ResidualLayer):
+    """A transformer layer that reads the blocks of all coarse scales (Multi-scale Transformer LMs, Section 3.3)."""
 
-    Args:
-        config: what it has in common with the other layers
-        heads: heads by scale
-    """
-
-    def __init__(self, config: ModelConfig, heads: dict[int, int]) -> None:
-        super().__init__()
-        self.attention = AggregationAttention(config, heads)
-        self.ffn = config.feed_forward()
-        self.drop = Dropout(config.dropout, config.recompute)
-
-    def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
-        """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
-        x_BTD = x_BTD + self.drop(self.attention(x_BTD, blocks, state))
-        return x_BTD + self.drop(self.ffn(x_BTD))
+    attention: AggregationAttention
 
 
 class BottomUpState(State):
@@ -227,9 +224,12 @@ class BottomUp(LanguageModel):
             BottomUpScale(scale.factor, scale.factor // finer.factor, scale.layers, config, config.downsampler)
             for finer, scale in pairwise(config.scales)
         )
-        self.aggregate = AggregationLayer(config, {scale.factor: scale.heads for scale in coarse})
-        check_even(config, self.aggregate.attention.head_dim)
-        self.stack = TransformerStack(config, finest.layers)
+        attention, depth = (
+            AggregationAttention(config, {scale.factor: scale.heads for scale in coarse}),
+            finest.layers + 1,
+        )
+        self.aggregate = AggregationLayer(config, attention, depth)
+        self.stack = TransformerStack(config, finest.layers, depth)
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> Tensor:  # type: ignore[override]
@@ -256,11 +256,12 @@ class BottomUp(LanguageModel):
 
     def _idle(self, representations: dict[int, Tensor]) -> list[nn.Parameter]:
         """The parameters that too short a batch leaves without work."""
+        attention = self.aggregate.attention
         return [
             parameter
-            for blocks, *modules in zip(representations.values(), self.coarse, self.aggregate.attention.coarse)
+            for blocks, *modules in zip(representations.values(), self.coarse, attention.coarse)
             if blocks.size(1) == 0
-            for module in modules
+            for module in [*modules, attention.qk]
             for parameter in module.parameters()
         ]
 

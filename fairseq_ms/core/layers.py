@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import ACTIVATIONS, FeedForward, Linear, norm_linear
-from fairseq_ms.core.ops.recompute import Dropout, checkpointed
-from fairseq_ms.core.ops.rotary import rotate
+from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear
+from fairseq_ms.core.ops.recompute import Dropout, checkpointed, recomputed
+from fairseq_ms.core.ops.rotary import rotate, rotation
+
+POSITIONS = ("learned", "rotary", "none")
+RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
+    "normal": lambda depth: 1.0,
+    "scaled": lambda depth: (2 * depth) ** -0.5,
+    "zero": lambda depth: 0.0,
+}
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,11 +45,21 @@ class LayerConfig:
         heads: attention heads N
         head_dim: width H of a head, D / N if not given
         dropout, attention_dropout, activation_dropout: probabilities
-        activation: a key of ``ops.linear.ACTIVATIONS``
+        activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (see ``ops.linear.FeedForward``)
+        norm: "layer" or "rms"
+        normalize_before: norms stand in front of attention and feed-forward (pre-LN), or behind the residual
+            connections (post-LN)
+        qk_norm: an RMS norm of every head's queries and keys, before they are turned
+        bias: whether the projections of attention and feed-forward have one
+        positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
+            the causal mask and the blocks
+        rotary_base: the slowest pair of channels turns by about 1 / rotary_base a token
+        init_residual: what the weights of projections into the residual stream of L layers are multiplied by before
+            training: 1 ("normal"), 1 / sqrt(2 L) ("scaled") or 0 ("zero")
         recompute: keep less for backward (see ``ops/README.md``)
         checkpoint: keep only the input of every layer and run it again in backward
 
-    Raises ValueError for an unknown activation and for a probability below 0, or 1 and above.
+    Raises ValueError for a word that is none of these and for numbers outside their ranges.
     """
 
     dim: int
@@ -52,12 +70,23 @@ class LayerConfig:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     activation: str = "gelu"
+    norm: str = "layer"
+    normalize_before: bool = True
+    qk_norm: bool = False
+    bias: bool = True
+    positions: str = "learned"
+    rotary_base: float = 10000.0
+    init_residual: str = "normal"
     recompute: bool = True
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}: got {self.activation!r}")
+        words: dict[str, Collection[str]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
+        for name, known in {**words, "init_residual": RESIDUAL_STARTS}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}: got {getattr(self, name)}")
+        if self.rotary_base <= 1.0:
+            raise ValueError(f"rotary_base must be above 1: got {self.rotary_base}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             check_probability(name, getattr(self, name))
 
@@ -66,9 +95,32 @@ class LayerConfig:
         """H."""
         return self.head_dim if self.head_dim is not None else self.dim // self.heads
 
-    def feed_forward(self, normalize: bool = True) -> FeedForward:
-        """The feed-forward block of one layer, with a layer norm in front unless the layer is post-LN."""
-        return FeedForward(self.dim, self.ffn_dim, self.activation, self.activation_dropout, normalize, self.recompute)
+    def feed_forward(self) -> FeedForward:
+        """The feed-forward block of one layer."""
+        norm = self.norm if self.normalize_before else None
+        rest = norm, self.recompute, self.bias
+        return FeedForward(self.dim, self.ffn_dim, self.activation, self.activation_dropout, *rest)
+
+    def make_norm(self) -> Norm:
+        """A norm over D."""
+        return NORMS[self.norm](self.dim)
+
+    def norm_before(self) -> Norm | None:
+        """The norm in front of a layer's attention: none in post-LN layers."""
+        return self.make_norm() if self.normalize_before else None
+
+    def norm_behind(self, before: bool) -> nn.Module:
+        """The norm behind what has norms in front, if ``before``, or behind what has none; else nothing."""
+        return self.make_norm() if self.normalize_before == before else nn.Identity()
+
+    def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
+        """cos and sin of the angles that heads turn by at T positions, (2, T, H / 2); None unless they are rotary.
+
+        Of positions (B, T), the angles are (2, B, T, H / 2).
+        """
+        if self.positions != "rotary":
+            return None
+        return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
 
 
 def check_probability(name: str, value: float) -> None:
@@ -86,14 +138,22 @@ class TokenEmbedding(nn.Module):
         dim: model dimension D
         dropout: probability
         recompute: keep the dropout mask as a seed
+        scale: what words are multiplied by
     """
 
     def __init__(
-        self, words: nn.Module, positions: int | None, dim: int, dropout: float = 0.0, recompute: bool = True
+        self,
+        words: nn.Module,
+        positions: int | None,
+        dim: int,
+        dropout: float = 0.0,
+        recompute: bool = True,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.words = words
         self.dim = dim
+        self.scale = scale
         self.drop = Dropout(dropout, recompute)
         self.positions = nn.Embedding(positions, dim) if positions is not None else None
 
@@ -103,6 +163,8 @@ class TokenEmbedding(nn.Module):
         Padding has to be on the right: it then never lies in the past of a token that counts.
         """
         x_BTD = self.words(tokens_BT)
+        if self.scale != 1.0:
+            x_BTD = x_BTD * self.scale
         if self.positions is not None:
             positions_T = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
             x_BTD = x_BTD + self.positions(positions_T)
@@ -120,8 +182,41 @@ class Attending(Protocol):
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
 
 
+class QueryKey(nn.Module):
+    """What becomes of projected queries and keys before they meet: an RMS norm of every head, and their rotation.
+
+    Args:
+        config: which of the two there are
+        head_dim: H
+
+    Raises ValueError for heads that rotary positions cannot turn by pairs of channels.
+    """
+
+    def __init__(self, config: LayerConfig, head_dim: int) -> None:
+        super().__init__()
+        if config.positions == "rotary" and head_dim % 2:
+            raise ValueError(f"rotary positions need heads of an even width: got {head_dim}")
+        self.recompute = config.recompute
+        self.query = NORMS["rms"](head_dim) if config.qk_norm else None
+        self.key = NORMS["rms"](head_dim) if config.qk_norm else None
+
+    def forward(self, x_BTC: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
+        """x (B, T, C), of which so many heads of queries come first, then so many of keys; the rest stays as it is."""
+        if self.query is not None and self.key is not None:
+            gains = self.query.weight.expand(queries, -1), self.key.weight.expand(keys, -1)
+            x_BTC = recomputed(_normalised_heads, x_BTC, torch.cat(gains), enabled=self.recompute)
+        return x_BTC if rotation_2TF is None else rotate(x_BTC, rotation_2TF, queries + keys)
+
+
+def _normalised_heads(x_BTC: Tensor, gain_NH: Tensor) -> Tensor:
+    """x (B, T, C) whose first N heads have a mean square of 1, times their gains."""
+    heads, rest = x_BTC.split([gain_NH.numel(), x_BTC.size(-1) - gain_NH.numel()], dim=-1)
+    heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=1e-5) * gain_NH
+    return torch.cat([heads_BTNH.flatten(-2).to(x_BTC.dtype), rest], dim=-1)
+
+
 class SelfAttention(nn.Module):
-    """Causal: layer norm, one projection to queries, keys and values, attention to the past, projection back.
+    """Causal: norm, one projection to queries, keys and values, attention to the past, projection back.
 
     Args:
         config: sizes and probabilities; N heads of H each, where N * H need not be D
@@ -133,9 +228,10 @@ class SelfAttention(nn.Module):
         self.head_dim = config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = nn.LayerNorm(config.dim)
-        self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim)
-        self.out = Linear(self.heads * self.head_dim, config.dim)
+        self.norm = config.norm_before()
+        self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim, config.bias)
+        self.qk = QueryKey(config, self.head_dim)
+        self.out = Linear(self.heads * self.head_dim, config.dim, config.bias)
 
     def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
         """Attend from every position to itself and all before it, (B, T, D) -> (B, T, D).
@@ -143,41 +239,75 @@ class SelfAttention(nn.Module):
         With ``past``, its ``attend`` decides what lies before a position, and takes in keys and values of x. With the
         ``rotation`` of its T positions, queries and keys are turned by them.
         """
-        qkv = rotate(norm_linear(x_BTD, self.norm, self.qkv, self.recompute), rotation_2TF, 2 * self.heads)
+        projected = norm_linear(x_BTD, self.norm, self.qkv, self.recompute)
+        qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
         if past is None:
             return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute)
         return self.out(past.attend(qkv, self.heads, dropout, self.recompute))
 
 
-class TransformerLayer(nn.Module):
-    """Causal self-attention and feed-forward, each behind its layer norm and beside a residual connection."""
+class ResidualLayer(nn.Module):
+    """Attention and feed-forward, each beside a residual connection.
 
-    def __init__(self, config: LayerConfig) -> None:
+    A pre-LN layer normalises in front of attention and feed-forward, which own those norms; a post-LN layer behind the
+    residual connections.
+
+    Args:
+        config: what it has in common with other layers
+        attention: from (B, T, D) and whatever else it reads to (B, T, D), by a projection ``out`` at its end
+        depth: how many layers its residual stream runs through
+    """
+
+    attention: Any
+
+    def __init__(self, config: LayerConfig, attention: nn.Module, depth: int = 1) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
+        self.attention = attention
         self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
+        self.after_attention = config.norm_behind(before=False)
+        self.after_ffn = config.norm_behind(before=False)
+        self.residual_start = RESIDUAL_STARTS[config.init_residual](depth)
 
-    def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D); ``past`` and rotation as in ``SelfAttention``."""
-        x_BTD = x_BTD + self.drop(self.attention(x_BTD, past, rotation_2TF))
-        return x_BTD + self.drop(self.ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
+        """x (B, T, D) -> (B, T, D); the other inputs are the attention's."""
+        x_BTD = self.after_attention(x_BTD + self.drop(self.attention(x_BTD, *inputs)))
+        return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))
+
+
+@torch.no_grad()
+def start_residuals(module: nn.Module) -> None:
+    """Shrink what has been drawn for the projections into residual streams, as ``init_residual`` says."""
+    for layer in module.modules():
+        if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
+            for projection in (layer.attention.out, layer.ffn.down):
+                projection.weight.mul_(layer.residual_start)
+
+
+class TransformerLayer(ResidualLayer):
+    """Causal self-attention and feed-forward; ``past`` and rotation as in ``SelfAttention``."""
+
+    attention: SelfAttention
+
+    def __init__(self, config: LayerConfig, depth: int = 1) -> None:
+        super().__init__(config, SelfAttention(config), depth)
 
 
 class TransformerStack(nn.Module):
-    """Layers one after the other, and a layer norm behind the last.
+    """Layers one after the other, and a norm behind the last, unless post-LN layers end in one.
 
     Args:
         config: what the layers have in common
         layers: how many
+        depth: how many layers the residual stream runs through, if there are others before
     """
 
-    def __init__(self, config: LayerConfig, layers: int) -> None:
+    def __init__(self, config: LayerConfig, layers: int, depth: int | None = None) -> None:
         super().__init__()
         self.checkpoint = config.checkpoint
-        self.layers = TypedList(TransformerLayer(config) for _ in range(layers))
-        self.norm = nn.LayerNorm(config.dim)
+        self.layers = TypedList(TransformerLayer(config, depth or layers) for _ in range(layers))
+        self.norm = config.norm_behind(before=True)
 
     def forward(
         self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None, rotation_2TF: Tensor | None = None

@@ -14,12 +14,10 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import State
-from fairseq_ms.core.layers import LayerConfig, TokenEmbedding
+from fairseq_ms.core.layers import LayerConfig, TokenEmbedding, start_residuals
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.output import TiedOutput, untied_output
 from fairseq_ms.core.ops.packing import pack_weights
-from fairseq_ms.core.ops.rotary import rotation
-from fairseq_ms.core.positions import check_positions
 from fairseq_ms.core.sampling import check_sampling, draw
 from fairseq_ms.core.scales import Scale
 
@@ -47,10 +45,8 @@ class ModelConfig(LayerConfig):
         vocab_size: symbols V
         output_vocab_size: symbols that are predicted, if they are fewer
         padding_idx: the symbol whose embedding stays zero
-        positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
-            the causal mask and the blocks; models with a memory have positions of their own
         max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
-        rotary_base: the slowest pair of channels turns by about 1 / rotary_base a token
+        scale_embedding: multiply embedded words by sqrt(D)
         tie_embeddings: predict by the word embedding
         adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
         tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
@@ -66,9 +62,8 @@ class ModelConfig(LayerConfig):
     heads: int = 12
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    positions: str = "learned"
     max_positions: int = 512
-    rotary_base: float = 10000.0
+    scale_embedding: bool = False
     tie_embeddings: bool = True
     adaptive_input: Bands | None = None
     adaptive_softmax: Bands | None = None
@@ -81,12 +76,6 @@ class ModelConfig(LayerConfig):
     def word_std(self) -> float:
         """Standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std
-
-    def rotation(self, positions: range, like: Tensor, head_dim: int | None = None) -> Tensor | None:
-        """cos and sin of the angles that heads turn by at T positions, (2, T, H / 2); None unless they are rotary."""
-        if self.positions != "rotary":
-            return None
-        return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
 
     def to_dict(self) -> dict[str, Any]:
         """The values of all fields, as JSON can hold them."""
@@ -258,9 +247,10 @@ class LanguageModel(CausalModel):
         super().__init__()
         if config.head_dim is None and config.dim % config.heads:
             raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
-        check_positions(config, self.has_position_embedding)
         self.config = config
-        self.embed = TokenEmbedding(_words(config), self.max_length(), config.dim, config.dropout, config.recompute)
+        scale = config.dim**0.5 if config.scale_embedding else 1.0
+        rest = config.dim, config.dropout, config.recompute, scale
+        self.embed = TokenEmbedding(_words(config), self.max_length(), *rest)
         self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and config.tie_embeddings:
@@ -272,6 +262,7 @@ class LanguageModel(CausalModel):
     def reset_parameters(self) -> None:
         """Draw all weights anew; the last line of a subclass's constructor."""
         initialise(self, self.config.init_std, self.config.word_std)
+        start_residuals(self)
 
     def max_length(self) -> int | None:
         return self.config.max_positions if self.has_position_embedding and self.config.positions == "learned" else None

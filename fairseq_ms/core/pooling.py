@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.linear import Linear, Norm, normalise
 from fairseq_ms.core.ops.recompute import recomputed
 
 DOWNSAMPLERS = ("avg", "max", "conv")
@@ -113,7 +113,7 @@ def first_block(position: int, factor: int) -> int:
 
 
 def normalised(
-    blocks: Callable[[Tensor], Tensor], x_BTD: Tensor, pool: Downsample, norm: nn.LayerNorm, recompute: bool
+    blocks: Callable[[Tensor], Tensor], x_BTD: Tensor, pool: Downsample, norm: Norm, recompute: bool
 ) -> Tensor:
     """``norm(blocks(x))``, where ``blocks`` pools with ``pool``: (B, T, D) -> (B, C, D).
 
@@ -122,10 +122,10 @@ def normalised(
     if pool.conv is not None:
         return norm(blocks(x_BTD))
 
-    def pooled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(blocks(x), norm.normalized_shape, weight, bias, norm.eps)
+    def pooled(x: Tensor, *own_D: Tensor) -> Tensor:
+        return normalise(norm, blocks(x), *own_D)
 
-    return recomputed(pooled, x_BTD, norm.weight, norm.bias, enabled=recompute)
+    return recomputed(pooled, x_BTD, *norm.parameters(), enabled=recompute)
 
 
 def left_pad(x_BTD: Tensor, count: int, value: float = 0.0) -> Tensor:

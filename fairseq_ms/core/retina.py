@@ -12,16 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import Reorderable, SlidingCache, State, UnfinishedBlock
-from fairseq_ms.core.layers import LayerConfig, TypedList
+from fairseq_ms.core.layers import LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
-from fairseq_ms.core.ops.recompute import Dropout, checkpointed
-from fairseq_ms.core.ops.rotary import rotate
+from fairseq_ms.core.ops.recompute import checkpointed
 from fairseq_ms.core.ops.window_attention import window_attention_linear
 from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
 from fairseq_ms.core.pooling import Downsample
-from fairseq_ms.core.positions import check_even
 from fairseq_ms.core.scales import Scale, check_scales
 
 
@@ -72,11 +70,12 @@ class RetinaAttention(nn.Module):
         self.head_dim = dim // heads
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = nn.LayerNorm(dim)
-        self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim)
+        self.norm = config.norm_before()
+        self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim, config.bias)
         self.pools = TypedList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
-        self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim) for group in groups[1:])
-        self.out = Linear(dim, dim)
+        self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim, config.bias) for group in groups[1:])
+        self.qk = QueryKey(config, self.head_dim)
+        self.out = Linear(dim, dim, config.bias)
 
     def forward(
         self,
@@ -91,11 +90,10 @@ class RetinaAttention(nn.Module):
         ``rotations`` are of the T positions and, by coarse scale, of where its new blocks begin.
         """
         fine, coarse = self.project(x_BTD, past)
-        if rotations is not None:
-            # Queries of all scales lie in front of the keys of the first.
-            heads = [sum(group.heads for group in self.groups) + self.groups[0].heads]
-            heads += [group.heads for group in self.groups[1:]]
-            fine, *coarse = map(rotate, [fine, *coarse], rotations, heads)
+        # Queries of all scales lie in front of the keys of the first.
+        queries = [sum(group.heads for group in self.groups), *[0] * len(coarse)]
+        keys = [group.heads for group in self.groups]
+        fine, *coarse = map(self.qk, [fine, *coarse], queries, keys, rotations or [None] * len(keys))
         if past is not None:
             past.append([fine[..., x_BTD.size(-1) :], *coarse], x_BTD.size(1))
         if layouts is None:
@@ -128,25 +126,13 @@ class RetinaAttention(nn.Module):
         return [fine[..., x_BTD.size(-1) :], *coarse]
 
 
-class RetinaLayer(nn.Module):
-    """``RetinaAttention`` and feed-forward, each beside a residual connection."""
+class RetinaLayer(ResidualLayer):
+    """``RetinaAttention`` and feed-forward."""
 
-    def __init__(self, config: LayerConfig, groups: Sequence[HeadGroup], downsampler: str = "avg") -> None:
-        super().__init__()
-        self.attention = RetinaAttention(config, groups, downsampler)
-        self.ffn = config.feed_forward()
-        self.drop = Dropout(config.dropout, config.recompute)
+    attention: RetinaAttention
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        layouts: Layouts | None,
-        past: WindowCache | None = None,
-        rotations: Sequence[Tensor | None] | None = None,
-    ) -> Tensor:
-        """x (B, T, D) -> (B, T, D), as ``RetinaAttention``."""
-        x_BTD = x_BTD + self.drop(self.attention(x_BTD, layouts, past, rotations))
-        return x_BTD + self.drop(self.ffn(x_BTD))
+    def __init__(self, config: RetinaConfig, groups: Sequence[HeadGroup]) -> None:
+        super().__init__(config, RetinaAttention(config, groups, config.downsampler), config.layers)
 
 
 class WindowCache:
@@ -222,9 +208,8 @@ class Retina(LanguageModel):
             if scale.near < scale.factor - 1:
                 raise ValueError(f"near must be at least {scale.factor - 1} at {scale}: got {scale.near}")
         self.groups, self.head_dim = head_groups(config.scales), config.dim // config.heads
-        check_even(config, self.head_dim)
-        self.layers = TypedList(RetinaLayer(config, self.groups, config.downsampler) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.dim)
+        self.layers = TypedList(RetinaLayer(config, self.groups) for _ in range(config.layers))
+        self.norm = config.norm_behind(before=True)
         self.checkpoint = config.checkpoint
         self.reset_parameters()
 

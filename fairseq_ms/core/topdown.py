@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fairseq_ms.core.cache import Reorderable, Rows, State, stack_caches
 from fairseq_ms.core.layers import LayerConfig, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
-from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear
+from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear, Norm, normalise
 from fairseq_ms.core.ops.recompute import recomputed
 from fairseq_ms.core.pooling import Downsample, Upsample, first_block, normalised, right_aligned, unfold_positions
 from fairseq_ms.core.scales import Scale, check_scales
@@ -39,8 +39,9 @@ class TopDownConfig(ModelConfig):
 class Join(nn.Module):
     """Pooled tokens beside the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
 
-    The two are concatenated, projected to half their width and passed through the activation. Both have a layer norm
-    behind them: pooled token embeddings are small, and what the coarser scale gives would drown them.
+    The two are concatenated, projected to half their width and passed through the activation (swish for "swiglu", which
+    is swish times a second projection). Both have a norm behind them: pooled token embeddings are small, and what the
+    coarser scale gives would drown them.
 
     Args:
         config: width D and activation
@@ -51,11 +52,11 @@ class Join(nn.Module):
         super().__init__()
         self.upsample = Upsample(config.dim, ratio)
         self.linear = Linear(2 * config.dim, config.dim)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS["swish" if config.activation == "swiglu" else config.activation]
         self.recompute = config.recompute
 
     def forward(
-        self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: nn.LayerNorm, coarse: Coarser
+        self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
     ) -> Tensor:
         """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
         # What has no parameters is computed again in backward: x is kept once for all scales, and no pooled tokens.
@@ -64,16 +65,15 @@ class Join(nn.Module):
             x_BTD = blocks(x_BTD)
         ratio, activation, offset = self.upsample.factor, self.activation, coarse.offset
 
-        def join(x: Tensor, coarse: Tensor, gain: Tensor, shift: Tensor, *parameters: Tensor) -> Tensor:
-            unfold, unfold_bias, mix, mix_bias = parameters
-            pooled = blocks(x) if pooled_again else x
-            pooled = F.layer_norm(pooled, norm.normalized_shape, gain, shift, norm.eps)
+        def join(x: Tensor, coarse: Tensor, *parameters: Tensor) -> Tensor:
+            unfold, unfold_bias, mix, mix_bias, *own_D = parameters
+            pooled = normalise(norm, blocks(x) if pooled_again else x, *own_D)
             fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
             fine = fine[:, offset : offset + pooled.size(1)]
             return activation(F.linear(torch.cat([pooled, fine], dim=-1), mix, mix_bias))
 
-        parameters = (self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias)
-        return recomputed(join, x_BTD, coarse.x_BCD, norm.weight, norm.bias, *parameters, enabled=self.recompute)
+        own = self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias
+        return recomputed(join, x_BTD, coarse.x_BCD, *own, *norm.parameters(), enabled=self.recompute)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Coarser:
 
 
 class TopDownScale(nn.Module):
-    """Pooling to blocks, a layer norm, joining with the coarser scale where there is one, and layers over blocks.
+    """Pooling to blocks, a norm, joining with the coarser scale where there is one, and layers over blocks.
 
     Args:
         factor: tokens a block, k
@@ -106,7 +106,7 @@ class TopDownScale(nn.Module):
         self.factor = factor
         self.pool = Downsample(downsampler, config.dim, factor)
         self.recompute = config.recompute
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = config.make_norm()
         if ratio is not None:
             self.join = Join(config, ratio)
         self.stack = TransformerStack(config, layers)

@@ -18,7 +18,7 @@ from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
 # What fairseq's generator takes for "no limit": a stream has no last position.
-_NO_LIMIT = 10**6
+NO_LIMIT = 10**6
 
 
 class Decoder(FairseqIncrementalDecoder):
@@ -114,7 +114,7 @@ class Decoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """Longest sequence that learned positions cover; what ``--add-bos-token`` puts before it is not counted."""
-        return self.positions if self.core.max_length() is not None else _NO_LIMIT
+        return self.positions if self.core.max_length() is not None else NO_LIMIT
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
         """fairseq's hook of beam search: row i becomes what row ``new_order[i]`` was."""

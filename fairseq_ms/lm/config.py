@@ -9,7 +9,7 @@ from omegaconf import II
 
 from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.choices import Activation, Positions, Recompute
+from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart
 from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
@@ -18,9 +18,24 @@ class TransformerFlags(FairseqDataclass):
     """Flags of every model; names and meanings are fairseq's where fairseq has them."""
 
     activation_fn: Activation = field(
-        default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
+        default="gelu",
+        metadata={
+            "help": "activation function of the feed-forward blocks; swiglu's have two thirds of their width, to the "
+            "nearest multiple of 8, since it reads two numbers where others read one: as many parameters"
+        },
     )
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
+    norm: Norm = field(default="layer", metadata={"help": "layer norm, or RMS norm without mean and shift"})
+    no_bias: bool = field(
+        default=False, metadata={"help": "no biases in the projections of attention and feed-forward blocks"}
+    )
+    init_residual: ResidualStart = field(
+        default="normal",
+        metadata={
+            "help": "what projections into a residual stream of L layers start from: --init-std (normal), "
+            "--init-std / sqrt(2 L) (scaled), or zero"
+        },
+    )
     checkpoint_activations: bool = field(
         default=False,
         metadata={"help": "keep only the input of every transformer layer, and run the layer again in backward"},
@@ -86,8 +101,8 @@ class LanguageModelConfig(TransformerFlags):
 
 
 @dataclass
-class PositionedConfig(LanguageModelConfig):
-    """Flags of models without a memory: how they tell positions apart."""
+class PositionFlags(TransformerFlags):
+    """Flags of models without a memory: how they tell positions apart, and what their attention is made of."""
 
     positions: Positions = field(
         default="learned",
@@ -99,6 +114,22 @@ class PositionedConfig(LanguageModelConfig):
     rotary_base: float = field(
         default=10000.0,
         metadata={"help": "base of --positions rotary: the slowest channels turn by about 1 / base a token"},
+    )
+    decoder_normalize_after: bool = field(
+        default=False,
+        metadata={"help": "norms behind the residual connections (post-LN) instead of in front of each decoder block"},
+    )
+    qk_norm: bool = field(
+        default=False, metadata={"help": "RMS norm of every head's queries and keys, before --positions rotary"}
+    )
+
+
+@dataclass
+class PositionedConfig(LanguageModelConfig, PositionFlags):
+    """Flags of models without a memory but the hierarchical ones."""
+
+    scale_embedding: bool = field(
+        default=False, metadata={"help": "multiply embedded words by the square root of --decoder-embed-dim"}
     )
 
 
@@ -144,7 +175,18 @@ def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
 
 def layer_settings(cfg: Any) -> dict[str, Any]:
     """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
+    own = (
+        {}
+        if not hasattr(cfg, "positions")
+        else {
+            "positions": str(cfg.positions),
+            "rotary_base": float(cfg.rotary_base),
+            "normalize_before": not cfg.decoder_normalize_after,
+            "qk_norm": cfg.qk_norm,
+        }
+    )
     return {
+        **own,
         "dim": cfg.decoder_embed_dim,
         "ffn_dim": cfg.decoder_ffn_embed_dim,
         "heads": cfg.decoder_attention_heads,
@@ -152,6 +194,9 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
         "attention_dropout": cfg.attention_dropout,
         "activation_dropout": cfg.activation_dropout,
         "activation": str(cfg.activation_fn),
+        "norm": str(cfg.norm),
+        "bias": not cfg.no_bias,
+        "init_residual": str(cfg.init_residual),
         "recompute": str(cfg.recompute) == "pointwise",
         "checkpoint": cfg.checkpoint_activations,
     }
@@ -172,15 +217,7 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
         "tie_adaptive_projections": cfg.tie_adaptive_proj,
         "init_std": cfg.init_std,
         "embedding_init_std": cfg.embedding_init_std,
-    }
-
-
-def positioned_settings(cfg: PositionedConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
-    """``model_settings`` of a model without a memory."""
-    return {
-        **model_settings(cfg, source_dictionary, target_dictionary),
-        "positions": str(cfg.positions),
-        "rotary_base": float(cfg.rotary_base),
+        "scale_embedding": getattr(cfg, "scale_embedding", False),
     }
 
 

@@ -14,7 +14,7 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import PositionedConfig, positioned_settings
+from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import Scales, aggregated_scales
 
 
@@ -31,6 +31,10 @@ class BottomUpConfig(PositionedConfig):
         metadata={"help": "heads of the aggregation layer for each coarse scale as SCALEx=HEADS (default: evenly)"},
     )
     downsampler: Downsampler = field(default="avg", metadata={"help": "how positions are pooled into blocks"})
+    aggregation_gate: bool = field(
+        default=False,
+        metadata={"help": "multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on"},
+    )
 
 
 def fine_to_coarse(cfg: Any) -> Scales:
@@ -44,11 +48,16 @@ class BottomUpLanguageModel(LanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
-        scales = tuple(fine_to_coarse(cfg))
-        return core.BottomUp(core.BottomUpConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
+        own = {"downsampler": str(cfg.downsampler), "aggregation_gate": cfg.aggregation_gate}
+        return core.BottomUp(core.BottomUpConfig(scales=tuple(fine_to_coarse(cfg)), **own, **settings))
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         fine_to_coarse(cfg)
+        require(
+            not cfg.aggregation_gate or str(cfg.init_residual) != "zero",
+            "--init-residual must not be zero with --aggregation-gate, which is zero too: neither would ever move: "
+            f"got {cfg.init_residual}",
+        )

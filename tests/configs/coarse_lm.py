@@ -1,6 +1,8 @@
 import math
 import random
 
+from tests.configs import random_parts
+
 CRITERION = "bag_of_words"
 # The words of a bag score the same in any order, so beams tie.
 BEAM = 1
@@ -18,7 +20,7 @@ def random_flags(rng: random.Random) -> dict:
         "scale_layers": f"{rng.choice([1, 2, 3, 4, 8])}x={rng.choice([1, 2])}",
         "downsampler": rng.choice(["avg", "max", "conv"]),
         "recompute": rng.choice(["pointwise", "none"]),
-        "positions": rng.choice(["learned", "rotary", "none"]),
+        **random_parts(rng),
     }
 
 

@@ -1,5 +1,6 @@
 import random
 
+from tests.configs import random_parts
 from tests.configs.multiscale_topdown import random_factors, random_layers
 
 
@@ -20,5 +21,6 @@ def random_flags(rng: random.Random) -> dict:
         "scale_heads": ",".join(f"{factor}x={count}" for factor, count in heads.items()),
         "downsampler": rng.choice(["avg", "max", "conv"]),
         "recompute": rng.choice(["pointwise", "none"]),
-        "positions": rng.choice(["learned", "rotary", "none"]),
+        **random_parts(rng),
+        "aggregation_gate": rng.random() < 0.5,
     }

@@ -1,5 +1,7 @@
 import random
 
+from tests.configs import random_parts
+
 
 def random_factors(rng: random.Random, coarse: int) -> list[int]:
     """1 and up to ``coarse`` coarser scales, each a multiple of the one before."""
@@ -26,7 +28,6 @@ def random_flags(rng: random.Random) -> dict:
         "share_decoder_input_output_embed": rng.random() < 0.5,
         "scale_layers": random_layers(rng, random_factors(rng, 3)),
         "downsampler": rng.choice(["avg", "max", "conv"]),
-        "activation_fn": rng.choice(["gelu", "relu", "swish"]),
         "recompute": rng.choice(["pointwise", "none"]),
-        "positions": rng.choice(["learned", "rotary", "none"]),
+        **random_parts(rng),
     }

@@ -1,5 +1,7 @@
 import random
 
+from tests.configs import random_parts
+
 
 def random_flags(rng: random.Random) -> dict:
     factors = [1]
@@ -25,5 +27,5 @@ def random_flags(rng: random.Random) -> dict:
         "scale_heads": ",".join(f"{factor}x={count}" for factor, count in heads.items()),
         "window_overlap": "allow" if overlap else "forbid",
         "downsampler": rng.choice(["avg", "max", "conv"]),
-        "positions": rng.choice(["learned", "rotary", "none"]),
+        **random_parts(rng),
     }

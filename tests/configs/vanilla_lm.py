@@ -1,5 +1,7 @@
 import random
 
+from tests.configs import random_parts
+
 
 def random_flags(rng: random.Random) -> dict:
     heads = rng.choice([1, 2, 3])
@@ -8,8 +10,7 @@ def random_flags(rng: random.Random) -> dict:
         "decoder_ffn_embed_dim": rng.choice([5, 12]),
         "decoder_attention_heads": heads,
         "decoder_layers": rng.choice([1, 2, 3]),
-        "activation_fn": rng.choice(["gelu", "relu", "swish"]),
         "share_decoder_input_output_embed": rng.random() < 0.5,
         "scale_windows": rng.choice([None, None, f"1x=0:{rng.randint(1, 9)}"]),
-        "positions": rng.choice(["learned", "rotary", "none"]),
+        **random_parts(rng),
     }

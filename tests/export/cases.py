@@ -13,6 +13,8 @@ PLAIN = ["--decoder-layers", "2", "--tokens-per-sample", "40"]
 LOCAL = ["--add-bos-token", "--scale-windows", "1x=0:7", "--share-decoder-input-output-embed"]
 QL = ["--mem-len", "6", "--tokens-per-sample", "6", "--scale-layers", "1x=1,2x=1", "--output-layers", "1"]
 QL += ["--decoder-normalize-before"]
+PARTS = ["--positions", "rotary", "--norm", "rms", "--activation-fn", "swiglu", "--qk-norm", "--no-bias"]
+PARTS += ["--scale-embedding", "--decoder-normalize-after"]
 WIDE = [*trained.NARROW, "--init-std", "0.4"]
 
 # name -> flags; weights are large enough for every path to matter.
@@ -21,12 +23,12 @@ CASES = {
     "window": ["--arch", "vanilla_lm", *WIDE, *PLAIN, *LOCAL],
     "retina": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16"],
     "topdown": ["--arch", "multiscale_topdown", *WIDE, *SCALES],
-    "rotary": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16", "--positions", "rotary"],
+    "parts": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16", *PARTS],
     "bottomup": ["--arch", "multiscale_bottomup", *WIDE, *SCALES],
     "transformer_xl": ["--arch", "transformer_xl", *WIDE, *STREAM, *ADAPTIVE, "--tie-adaptive-proj"],
     "compressive": ["--arch", "compressive_transformer", *WIDE, *STREAM, "--compressed-mem-len", "3"],
     "transformer_ql": ["--arch", "transformer_ql", *WIDE, *QL],
-    "haed": ["--arch", "haed", *HAED, *MAIN, "--separators", "w0 w5"],
+    "haed": ["--arch", "haed", *HAED, *MAIN, "--separators", "w0 w5", "--norm", "rms", "--qk-norm"],
     "hred": ["--arch", "hred", *HAED, "--main-units", "5", "--segmentation", "fixed"],
 }
 STREAMING = ("transformer_xl", "compressive", "transformer_ql")

@@ -65,6 +65,13 @@ def test_what_is_between_scales_is_refused_with_one_scale(flag: str, value: Any)
     build("transformer_ql", {**NARROW, "scale_layers": "1x=2,2x=1", flag: value}, dictionary(9))
 
 
+def test_a_closed_gate_in_front_of_nothing_is_refused() -> None:
+    gated = {**NARROW, "scale_layers": "4x=1,1x=1", "aggregation_gate": True}
+    with pytest.raises(ValueError, match=r"^--init-residual must not be zero with --aggregation-gate, .*: got zero"):
+        build("multiscale_bottomup", {**gated, "init_residual": "zero"}, dictionary(9))
+    build("multiscale_bottomup", {**gated, "init_residual": "scaled"}, dictionary(9))
+
+
 def test_blocks_in_which_nothing_is_counted_are_refused() -> None:
     task = SimpleNamespace(target_dictionary=dictionary(5))
     with pytest.raises(ValueError, match=r"^--log-q-blocks has no effect with --log-q-correction none: got 7"):

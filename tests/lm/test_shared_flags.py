@@ -22,6 +22,11 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "embedding_init_std": (0.1, 0.4),
     "positions": ("rotary", "none"),
     "rotary_base": (10000.0, 50.0),
+    "norm": ("layer", "rms"),
+    "decoder_normalize_after": (False, True),
+    "qk_norm": (False, True),
+    "scale_embedding": (False, True),
+    "init_residual": ("scaled", "zero"),
     "checkpoint_activations": (False, True),
     "recompute": ("pointwise", "none"),
 }

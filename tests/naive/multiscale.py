@@ -14,10 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x) ** 2,
+    "swish": F.silu,
+    "swiglu": lambda x: F.silu(x[: len(x) // 2]) * x[len(x) // 2 :],
+}
 
 
-def layer_norm(x_D: Tensor, norm: nn.LayerNorm) -> Tensor:
+def normalised(x_D: Tensor, norm: Any) -> Tensor:
+    """Layer norm, RMS norm, or none where a layer has its norms elsewhere."""
+    if norm is None or isinstance(norm, nn.Identity):
+        return x_D
+    if isinstance(norm, nn.RMSNorm):
+        return x_D / (x_D.pow(2).mean() + 1e-5).sqrt() * norm.weight
     centred = x_D - x_D.mean()
     return centred / (centred.pow(2).mean() + norm.eps).sqrt() * norm.weight + norm.bias
 
@@ -34,8 +45,9 @@ def attention_head(q_H: Tensor, keys: list[Tensor], values: list[Tensor]) -> Ten
     return sum(weight * value for weight, value in zip(weights, values))
 
 
-def rotated(x_H: Tensor, position: int, decoder: Any) -> Tensor:
+def rotated(x_H: Tensor, norm: nn.Module | None, position: int, decoder: Any) -> Tensor:
     """A query or key at a position, as a model of the core turns it: pairs of channels are complex numbers."""
+    x_H = normalised(x_H, norm)
     if decoder.config.positions != "rotary":
         return x_H
     real, imaginary = x_H.chunk(2)
@@ -45,26 +57,27 @@ def rotated(x_H: Tensor, position: int, decoder: Any) -> Tensor:
 
 
 def feed_forward(x_D: Tensor, layer: Any) -> Tensor:
-    hidden = linear(layer_norm(x_D, layer.ffn.norm), layer.ffn.up)
-    return x_D + linear(ACTIVATIONS[layer.ffn.activation](hidden), layer.ffn.down)
+    hidden = linear(normalised(x_D, layer.ffn.norm), layer.ffn.up)
+    return normalised(x_D + linear(ACTIVATIONS[layer.ffn.activation](hidden), layer.ffn.down), layer.after_ffn)
 
 
 def stack(x_CD: list[Tensor], module: Any, decoder: Any, factor: int = 1) -> list[Tensor]:
-    """Causal pre-LN layers over a list of blocks of k tokens."""
+    """Causal layers over a list of blocks of k tokens."""
     for layer in module.layers:
         heads = layer.attention.heads
-        triples = [linear(layer_norm(x, layer.attention.norm), layer.attention.qkv).chunk(3) for x in x_CD]
+        triples = [linear(normalised(x, layer.attention.norm), layer.attention.qkv).chunk(3) for x in x_CD]
         attended = []
         for position, x in enumerate(x_CD):
             outputs = []
             for head in range(heads):
                 parts = [[part.chunk(heads)[head] for part in triple] for triple in triples[: position + 1]]
-                query = rotated(parts[-1][0], position * factor, decoder)
-                keys = [rotated(part[1], place * factor, decoder) for place, part in enumerate(parts)]
+                qk = layer.attention.qk
+                query = rotated(parts[-1][0], qk.query, position * factor, decoder)
+                keys = [rotated(part[1], qk.key, place * factor, decoder) for place, part in enumerate(parts)]
                 outputs.append(attention_head(query, keys, [part[2] for part in parts]))
-            attended.append(x + linear(torch.cat(outputs), layer.attention.out))
+            attended.append(normalised(x + linear(torch.cat(outputs), layer.attention.out), layer.after_attention))
         x_CD = [feed_forward(x, layer) for x in attended]
-    return [layer_norm(x, module.norm) for x in x_CD]
+    return [normalised(x, module.norm) for x in x_CD]
 
 
 def pool(members: list[Tensor | None], module: Any) -> Tensor:
@@ -92,7 +105,7 @@ def right_aligned_blocks(x_TD: list[Tensor], module: Any) -> list[Tensor]:
 
 
 def embed(tokens_T: Tensor, embedding: Any) -> list[Tensor]:
-    words = [embedding.words.weight[token] for token in tokens_T]
+    words = [embedding.words.weight[token] * embedding.scale for token in tokens_T]
     if embedding.positions is None:
         return words
     return [word + embedding.positions.weight[position] for position, word in enumerate(words)]
@@ -104,7 +117,7 @@ def topdown_features(tokens_T: Tensor, decoder: Any, activation: str) -> Tensor:
     coarse: list[Tensor] = []
     coarse_factor = 0
     for scale in decoder.scales:
-        blocks = [layer_norm(block, scale.norm) for block in right_aligned_blocks(x_TD, scale.pool)]
+        blocks = [normalised(block, scale.norm) for block in right_aligned_blocks(x_TD, scale.pool)]
         if coarse:
             fused = []
             for i, pooled in enumerate(blocks):
@@ -113,7 +126,8 @@ def topdown_features(tokens_T: Tensor, decoder: Any, activation: str) -> Tensor:
                 upsample = scale.join.upsample
                 rows = slice(place // scale.factor * dim, (place // scale.factor + 1) * dim)
                 seen = upsample.conv.weight[rows] @ coarse[above] + upsample.bias
-                fused.append(ACTIVATIONS[activation](linear(torch.cat([pooled, seen]), scale.join.linear)))
+                function = ACTIVATIONS["swish" if activation == "swiglu" else activation]
+                fused.append(function(linear(torch.cat([pooled, seen]), scale.join.linear)))
             blocks = fused
         coarse, coarse_factor = stack(blocks, scale.stack, decoder, scale.factor), scale.factor
     return torch.stack(coarse)
@@ -126,24 +140,27 @@ def bottomup_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     fine, factor = x_TD, 1
     for scale in decoder.coarse:
         whole = range(0, len(fine) - scale.ratio + 1, scale.ratio)
-        pooled = [layer_norm(pool(list(fine[start : start + scale.ratio]), scale.pool), scale.norm) for start in whole]
+        pooled = [normalised(pool(list(fine[start : start + scale.ratio]), scale.pool), scale.norm) for start in whole]
         factor *= scale.ratio
         fine = stack(pooled, scale.stack, decoder, factor) if pooled else []
         by_factor[factor] = fine
     attention, layer = decoder.aggregate.attention, decoder.aggregate
     joined = []
     for t, x in enumerate(x_TD):
-        query = linear(layer_norm(x, attention.norm), attention.query)
+        query = linear(normalised(x, attention.norm), attention.query)
         queries = list(query.split(attention.head_dim))
         outputs = []
         for level, (factor, heads) in enumerate(attention.heads.items()):
             finished = [block for i, block in enumerate(by_factor[factor]) if (i + 1) * factor - 1 <= t]
             pairs = [linear(block, attention.coarse[level]).split(attention.head_dim) for block in finished]
             for head in range(heads):
-                keys = [rotated(pair[head], i * factor, decoder) for i, pair in enumerate(pairs)]
+                keys = [rotated(pair[head], attention.qk.key, i * factor, decoder) for i, pair in enumerate(pairs)]
                 values = [pair[heads + head] for pair in pairs]
-                outputs.append(attention_head(rotated(queries.pop(0), t, decoder), keys, values))
-        joined.append(feed_forward(x + linear(torch.cat(outputs), attention.out), layer))
+                query = rotated(queries.pop(0), attention.qk.query, t, decoder)
+                outputs.append(attention_head(query, keys, values))
+        gate = 1.0 if attention.gate is None else attention.gate.tanh()
+        x = normalised(x + gate * linear(torch.cat(outputs), attention.out), layer.after_attention)
+        joined.append(feed_forward(x, layer))
     return torch.stack(stack(joined, decoder.stack, decoder))
 
 
@@ -151,7 +168,7 @@ def coarse_features(tokens_T: Tensor, decoder: Any) -> Tensor:
     """(T,) -> (C, D), one for each k-gram."""
     blocks = right_aligned_blocks(embed(tokens_T, decoder.embed), decoder.scale.pool)
     scale = decoder.scale
-    normed = [layer_norm(block, scale.norm) for block in blocks]
+    normed = [normalised(block, scale.norm) for block in blocks]
     return torch.stack(stack(normed, scale.stack, decoder, decoder.factor))
 
 

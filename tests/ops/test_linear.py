@@ -7,8 +7,10 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import (
     ACTIVATIONS,
+    NORMS,
     FeedForward,
     Linear,
+    Norm,
     activation_linear,
     norm_linear,
     norm_linear_and_normed,
@@ -21,10 +23,10 @@ def parameters(*modules: nn.Module) -> list[Tensor]:
     return [parameter for module in modules for parameter in module.parameters()]
 
 
-def random_norm(dim: int) -> nn.LayerNorm:
-    norm = nn.LayerNorm(dim).double()
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
+def random_norm(dim: int, kind: str = "layer") -> Norm:
+    norm = NORMS[kind](dim).double()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
     return norm
 
 
@@ -35,8 +37,8 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
     activation: str, p: float, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
-    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    linear = Linear(7, 4, bias).double()
+    x = torch.randn(3, 5, 14, dtype=torch.float64, requires_grad=True)
+    linear = Linear(ACTIVATIONS[activation](x).size(-1), 4, bias).double()
     inputs = [x, *linear.parameters()]
     ours = activation_linear(x, activation, p, linear, recompute=True)
     hidden = ACTIVATIONS[activation](x)
@@ -44,17 +46,19 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
     assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
 
 
+@pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_layer_norm_before_a_projection_equals_autograd(bias: bool) -> None:
-    norm, linear = random_norm(7), Linear(7, 4, bias).double()
+def test_a_norm_before_a_projection_equals_autograd(bias: bool, kind: str) -> None:
+    norm, linear = random_norm(7, kind), Linear(7, 4, bias).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
     inputs = [x, *parameters(norm, linear)]
     ours, plain = (norm_linear(x, norm, linear, recompute) for recompute in (True, False))
     assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
 
 
-def test_a_normalised_input_that_others_use_too_passes_both_gradients_on() -> None:
-    norm, linear = random_norm(7), Linear(7, 4).double()
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_normalised_input_that_others_use_too_passes_both_gradients_on(kind: str) -> None:
+    norm, linear = random_norm(7, kind), Linear(7, 4).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
     inputs, both = [x, *parameters(norm, linear)], []
     for recompute in (True, False):
@@ -64,9 +68,10 @@ def test_a_normalised_input_that_others_use_too_passes_both_gradients_on() -> No
     assert_same(*both)
 
 
+@pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_input_under_autocast_is_normalised_again_in_the_type_that_it_was(dtype: torch.dtype) -> None:
-    block = FeedForward(24, 48, "gelu", 0.0)
+def test_an_input_under_autocast_is_normalised_again_in_the_type_that_it_was(dtype: torch.dtype, kind: str) -> None:
+    block = FeedForward(24, 48, "gelu", 0.0, kind)
     x = torch.randn(2, 9, 24).to(dtype).requires_grad_()
     inputs, both = [x, *block.parameters()], []
     for block.recompute in (True, False):

@@ -19,8 +19,8 @@ from tests.references.parts import (
     attend,
     feed_forward,
     head,
-    layer_norm,
     linear,
+    norm,
     pool,
     rows,
     within,
@@ -30,8 +30,13 @@ Flags = dict[str, Any]
 Seen = Callable[[int], Sequence[int]]
 
 
-def turned(flags: Flags, state: Vector, position: int) -> Vector:
-    """A head's query or key, by ``--positions``: rotary ones turn channels (c, c + H/2) by position * base^(-2c/H)."""
+def turned(flags: Flags, attention: Weights, kind: str, state: Vector, position: int) -> Vector:
+    """A head's "query" or "key", with ``--qk-norm`` of mean square 1, times its gain.
+
+    By ``--positions``: rotary ones turn channels (c, c + H/2) by position * base^(-2c/H).
+    """
+    if flags.get("qk_norm"):
+        state = norm(within(attention, f"qk.{kind}"), state)
     if flags.get("positions") != "rotary":
         return state
     half = len(state) // 2
@@ -45,6 +50,7 @@ def turned(flags: Flags, state: Vector, position: int) -> Vector:
 
 def of_a_scale(
     flags: Flags,
+    attention: Weights,
     t: int,
     query: Vector,
     starts: Sequence[int],
@@ -60,8 +66,8 @@ def of_a_scale(
     """
     return [
         attend(
-            turned(flags, head(query, first + n, total), t),
-            [turned(flags, head(key, n, count), start) for start, key in zip(starts, keys)],
+            turned(flags, attention, "query", head(query, first + n, total), t),
+            [turned(flags, attention, "key", head(key, n, count), start) for start, key in zip(starts, keys)],
             [head(value, n, count) for value in values],
         )
         for n in range(count)
@@ -81,10 +87,11 @@ def heads_at(flags: Flags, factors: Sequence[int]) -> dict[int, int]:
     return {factor: flags["decoder_attention_heads"] // len(factors) for factor in factors}
 
 
-def embed(weights: Weights, tokens: Sequence[int]) -> list[Vector]:
-    """x_t: the embedding of the word, plus that of its position where positions are learned."""
+def embed(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
+    """x_t: the embedding of the word, times sqrt(D) if told so, plus that of its position where these are learned."""
     words, places = weights["decoder.embed.words.weight"], weights.get("decoder.embed.positions.weight")
-    return [words[token] + (places[t] if places is not None else 0.0) for t, token in enumerate(tokens)]
+    scale = math.sqrt(len(words[0])) if flags.get("scale_embedding") else 1.0
+    return [words[token] * scale + (places[t] if places is not None else 0.0) for t, token in enumerate(tokens)]
 
 
 def predict(weights: Weights, state: Vector) -> Vector:
@@ -92,11 +99,21 @@ def predict(weights: Weights, state: Vector) -> Vector:
     return weights.get("decoder.project.weight", weights["decoder.embed.words.weight"]) @ state
 
 
+def in_front(part: Weights, state: Vector, flags: Flags) -> Vector:
+    """What attention and feed-forward read: LN(x), or with ``--decoder-normalize-after`` x."""
+    return state if flags.get("decoder_normalize_after") else norm(within(part, "norm"), state)
+
+
+def behind(layer: Weights, name: str, state: Vector, flags: Flags) -> Vector:
+    """The sum of a residual connection, or with ``--decoder-normalize-after`` LN of it."""
+    return norm(within(layer, name), state) if flags.get("decoder_normalize_after") else state
+
+
 def residual_feed_forward(layer: Weights, state: Vector, flags: Flags) -> Vector:
     """x + W2 f(W1 LN(x))."""
     ffn = within(layer, "ffn")
-    normed = layer_norm(within(ffn, "norm"), state)
-    return state + feed_forward(ffn, normed, flags.get("activation_fn", "gelu"))
+    out = state + feed_forward(ffn, in_front(ffn, state, flags), flags.get("activation_fn", "gelu"))
+    return behind(layer, "after_ffn", out, flags)
 
 
 def everything_before(t: int) -> Sequence[int]:
@@ -105,7 +122,7 @@ def everything_before(t: int) -> Sequence[int]:
 
 
 def self_attention(
-    weights: Weights,
+    layer: Weights,
     projection: str,
     states: Sequence[Vector],
     flags: Flags,
@@ -113,8 +130,8 @@ def self_attention(
     k: int = 1,
 ) -> list[Vector]:
     """x + W_o [head_1, ..., head_N], where block t of k tokens attends to the blocks ``seen(t)``."""
-    heads = flags["decoder_attention_heads"]
-    normed = [layer_norm(within(weights, "norm"), state) for state in states]
+    heads, weights = flags["decoder_attention_heads"], within(layer, "attention")
+    normed = [in_front(weights, state, flags) for state in states]
     width = len(weights["out.weight"][0])
     queries, keys, values = (
         [linear(rows(within(weights, projection), i * width, (i + 1) * width), state) for state in normed]
@@ -124,29 +141,30 @@ def self_attention(
     for t, state in enumerate(states):
         answers = [
             attend(
-                turned(flags, head(queries[t], n, heads), t * k),
-                [turned(flags, head(keys[s], n, heads), s * k) for s in seen(t)],
+                turned(flags, weights, "query", head(queries[t], n, heads), t * k),
+                [turned(flags, weights, "key", head(keys[s], n, heads), s * k) for s in seen(t)],
                 [head(values[s], n, heads) for s in seen(t)],
             )
             for n in range(heads)
         ]
-        out.append(state + linear(within(weights, "out"), np.concatenate(answers)))
+        summed = state + linear(within(weights, "out"), np.concatenate(answers))
+        out.append(behind(layer, "after_attention", summed, flags))
     return out
 
 
 def transformer(stack: Weights, states: Sequence[Vector], count: int, flags: Flags, k: int = 1) -> list[Vector]:
-    """``count`` autoregressive pre-LN layers over blocks of k tokens, and the layer norm behind the last one."""
+    """``count`` autoregressive layers over blocks of k tokens, and behind the last of pre-LN ones a norm."""
     states = list(states)
     for number in range(count):
         layer = within(stack, f"layers.{number}")
-        states = self_attention(within(layer, "attention"), "qkv", states, flags, k=k)
+        states = self_attention(layer, "qkv", states, flags, k=k)
         states = [residual_feed_forward(layer, state, flags) for state in states]
-    return [layer_norm(within(stack, "norm"), state) for state in states]
+    return [in_front(stack, state, flags) for state in states]
 
 
 def vanilla_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Section 3.1; with ``--scale-windows 1x=near:far`` t sees s iff near <= t - s < far (Figure 1d)."""
-    states = embed(weights, tokens)
+    states = embed(weights, flags, tokens)
     if not flags.get("scale_windows"):
         out = transformer(within(weights, "decoder.stack"), states, flags["decoder_layers"], flags)
         return [predict(weights, state) for state in out]
@@ -157,20 +175,20 @@ def vanilla_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Ve
 
     for number in range(flags["decoder_layers"]):
         layer = within(weights, f"decoder.layers.{number}")
-        states = self_attention(within(layer, "attention"), "fine", states, flags, in_window)
+        states = self_attention(layer, "fine", states, flags, in_window)
         states = [residual_feed_forward(layer, state, flags) for state in states]
-    return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
+    return [predict(weights, in_front(within(weights, "decoder"), state, flags)) for state in states]
 
 
 def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Section 3.4 and Listing 3: keys and values of a head come from the layer's input, pooled at the head's scale."""
     windows = {k: [int(bound) for bound in text.split(":")] for k, text in by_scale(flags["scale_windows"]).items()}
     heads = heads_at(flags, list(windows))
-    states = embed(weights, tokens)
+    states = embed(weights, flags, tokens)
     for number in range(flags["decoder_layers"]):
         layer = within(weights, f"decoder.layers.{number}")
         attention = within(layer, "attention")
-        normed = [layer_norm(within(attention, "norm"), state) for state in states]
+        normed = [in_front(attention, state, flags) for state in states]
         out = []
         for t, state in enumerate(states):
             query = linear(rows(within(attention, "fine"), 0, len(state)), normed[t])
@@ -194,10 +212,11 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                     keys.append(linear(rows(projection, offset, offset + width), block))
                     values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
                 seen = starts, keys, values
-                answers += of_a_scale(flags, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-            out.append(state + linear(within(attention, "out"), np.concatenate(answers)))
+                answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
+            summed = state + linear(within(attention, "out"), np.concatenate(answers))
+            out.append(behind(layer, "after_attention", summed, flags))
         states = [residual_feed_forward(layer, state, flags) for state in out]
-    return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
+    return [predict(weights, in_front(within(weights, "decoder"), state, flags)) for state in states]
 
 
 def newest_blocks(states: Sequence[Vector], k: int) -> list[list[Vector | None]]:
@@ -210,13 +229,13 @@ def pooled(part: Weights, kind: str, blocks: Sequence[Sequence[Vector | None]]) 
     """d(x, k), and the layer norm behind it."""
     conv = {name.removeprefix("pool.conv."): value for name, value in part.items()}
     states = [block[0] if len(block) == 1 else pool(kind, conv, block) for block in blocks]
-    return [layer_norm(within(part, "norm"), state) for state in states if state is not None]
+    return [norm(within(part, "norm"), state) for state in states if state is not None]
 
 
 def multiscale_topdown(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Section 3.2 and Listing 1: from the coarsest scale to the finest."""
     counts = {k: int(count) for k, count in by_scale(flags["scale_layers"]).items()}
-    x = embed(weights, tokens)
+    x = embed(weights, flags, tokens)
     coarse: list[Vector] = []
     coarse_k = 0
     for place, k in enumerate(sorted(counts, reverse=True)):
@@ -230,7 +249,9 @@ def multiscale_topdown(weights: Weights, flags: Flags, tokens: Sequence[int]) ->
                 matrix = join["upsample.conv.weight"][child * dim : (child + 1) * dim]
                 from_above = matrix @ coarse[j // ratio] + join["upsample.bias"]
                 both = linear(within(join, "linear"), np.concatenate([state, from_above]))
-                states[j] = activation(flags.get("activation_fn", "gelu"), both)
+                # Two scales are joined without the gate of swiglu.
+                function = flags.get("activation_fn", "gelu")
+                states[j] = activation("swish" if function == "swiglu" else function, both)
         coarse, coarse_k = transformer(within(scale, "stack"), states, counts[k], flags, k), k
     return [predict(weights, state) for state in coarse]
 
@@ -240,7 +261,7 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
     counts = {k: int(count) for k, count in by_scale(flags["scale_layers"]).items()}
     factors = [k for k in counts if k > 1]
     heads = heads_at(flags, factors)
-    x = embed(weights, tokens)
+    x = embed(weights, flags, tokens)
     finer, finer_k = x, 1
     h: dict[int, list[Vector]] = {}
     for place, k in enumerate(factors):
@@ -253,7 +274,7 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
     attention = within(aggregate, "attention")
     out = []
     for t, state in enumerate(x):
-        query = linear(within(attention, "query"), layer_norm(within(attention, "norm"), state))
+        query = linear(within(attention, "query"), in_front(attention, state, flags))
         answers: list[Vector] = []
         for place, k in enumerate(factors):
             projection = within(attention, f"coarse.{place}")
@@ -262,8 +283,10 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             keys = [linear(rows(projection, 0, width), block) for block in finished]
             values = [linear(rows(projection, width, 2 * width), block) for block in finished]
             seen = range(0, len(finished) * k, k), keys, values
-            answers += of_a_scale(flags, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-        state = state + linear(within(attention, "out"), np.concatenate(answers))
+            answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
+        gate = np.tanh(attention["gate"]) if flags.get("aggregation_gate") else 1.0
+        state = state + gate * linear(within(attention, "out"), np.concatenate(answers))
+        state = behind(aggregate, "after_attention", state, flags)
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]
 
@@ -271,6 +294,8 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
 def coarse_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Section 6.2: block i gives one distribution for all the k tokens behind it, outputs ik .. (i+1)k-1."""
     ((k, count),) = by_scale(flags["scale_layers"]).items()
-    states = pooled(within(weights, "decoder.scale"), flags["downsampler"], newest_blocks(embed(weights, tokens), k))
+    states = pooled(
+        within(weights, "decoder.scale"), flags["downsampler"], newest_blocks(embed(weights, flags, tokens), k)
+    )
     states = transformer(within(weights, "decoder.scale.stack"), states, int(count), flags, k)
     return [predict(weights, states[t // k]) for t in range(len(tokens))]

@@ -33,8 +33,10 @@ def linear(weights: Weights, state: Vector) -> Vector:
     return product + weights["bias"] if "bias" in weights else product
 
 
-def layer_norm(weights: Weights, state: Vector) -> Vector:
-    """Mean 0 and variance 1 over the entries of one state, then scaled and shifted."""
+def norm(weights: Weights, state: Vector) -> Vector:
+    """Mean 0 and variance 1 over the entries, then a gain and a shift; without a shift, mean square 1 and a gain."""
+    if "bias" not in weights:
+        return state / math.sqrt(sum(state**2) / len(state) + 1e-5) * weights["weight"]
     centred = state - sum(state) / len(state)
     variance = sum(centred**2) / len(state)
     return centred / math.sqrt(variance + 1e-5) * weights["weight"] + weights["bias"]
@@ -46,10 +48,14 @@ def sigmoid(numbers: Vector) -> Vector:
 
 
 def activation(name: str, state: Vector) -> Vector:
-    """GELU (exact), ReLU or swish of each number."""
+    """GELU (exact), ReLU, its square or swish of each number; for swiglu, swish of one half times the other."""
+    if name == "swiglu":
+        half = len(state) // 2
+        return activation("swish", state[:half]) * state[half:]
     functions = {
         "gelu": lambda x: x * 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))),
         "relu": lambda x: max(x, 0.0),
+        "relu_squared": lambda x: max(x, 0.0) ** 2,
         "swish": lambda x: x / (1.0 + math.exp(-x)),
     }
     return np.array([functions[name](x) for x in state])

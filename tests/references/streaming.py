@@ -18,8 +18,8 @@ from tests.references.parts import (
     Weights,
     feed_forward,
     head,
-    layer_norm,
     linear,
+    norm,
     rows,
     softmax,
     within,
@@ -41,7 +41,7 @@ def compute(layer: Weights, segment: Sequence[Vector], memory: Sequence[Vector],
     heads, width = attention["u"].shape
     window = [*memory, *segment]
     if before:
-        window = [layer_norm(within(attention, "norm"), state) for state in window]
+        window = [norm(within(attention, "norm"), state) for state in window]
     inner = heads * width
     queries, keys, values = (
         [linear(rows(within(attention, "qkv"), i * inner, (i + 1) * inner), state) for state in window]
@@ -65,10 +65,10 @@ def compute(layer: Weights, segment: Sequence[Vector], memory: Sequence[Vector],
         state = state + linear(within(attention, "out"), np.concatenate(answers))
         ffn, function = within(layer, "ffn"), flags.get("activation_fn", "relu")
         if before:
-            state = state + feed_forward(ffn, layer_norm(within(ffn, "norm"), state), function)
+            state = state + feed_forward(ffn, norm(within(ffn, "norm"), state), function)
         else:
-            state = layer_norm(within(layer, "after_attention"), state)
-            state = layer_norm(within(layer, "after_ffn"), state + feed_forward(ffn, state, function))
+            state = norm(within(layer, "after_attention"), state)
+            state = norm(within(layer, "after_ffn"), state + feed_forward(ffn, state, function))
         out.append(state)
     return out
 
@@ -156,7 +156,7 @@ def reconstruction(
 
     def projected(states: Sequence[Vector], which: int) -> list[Vector]:
         if flags.get("decoder_normalize_before", False):
-            states = [layer_norm(within(attention, "norm"), state) for state in states]
+            states = [norm(within(attention, "norm"), state) for state in states]
         return [linear(rows(within(attention, "qkv"), which * inner, (which + 1) * inner), s) for s in states]
 
     differences = []
@@ -198,7 +198,7 @@ def transformer_ql(weights: Weights, flags: Flags, tokens: Sequence[int], finest
                 shifting[name] = s[:shift_len]  # 15
                 s = compute(within(weights, name), s, m, flags)  # 14
             if before:
-                s = [layer_norm(within(weights, f"decoder.scale_norms.{i}"), state) for state in s]
+                s = [norm(within(weights, f"decoder.scale_norms.{i}"), state) for state in s]
             m = memory.setdefault(f"output {i}", zeros(n_m[i], weights))
             shifting[f"output {i}"] = s[:shift_len]
             acc_inputs.append((s, m))  # 17

@@ -1,6 +1,6 @@
-"""Linear layers, and what is cheap in front of them: layer norm, activation, dropout.
+"""Linear layers, and what is cheap in front of them: a norm, activation, dropout.
 
-Layer norm, activation and dropout produce half of the tensors that autograd keeps of a transformer layer, and take next
+Norms, activation and dropout produce half of the tensors that autograd keeps of a transformer layer, and take next
 to no time. Here their results are computed again in the backward pass from inputs that are kept anyway.
 """
 
@@ -17,11 +17,23 @@ from torch.nn import functional as F
 from fairseq_ms.core.ops.packing import PackedWeight, pack
 from fairseq_ms.core.ops.recompute import drop
 
+Norm = nn.LayerNorm | nn.RMSNorm
+NORMS: dict[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-5)}
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """``silu(a) * b`` of the two halves, (..., 2 * I) -> (..., I)."""
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
     "gelu": F.gelu,
     "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
     "swish": F.silu,
+    "swiglu": swiglu,
     "tanh": torch.tanh,
     "linear": lambda x: x,
 }
@@ -54,24 +66,37 @@ class Linear(nn.Linear):
 
 
 class FeedForward(nn.Module):
-    """Layer norm (in pre-LN layers), projection, activation, dropout, projection.
+    """A norm (in pre-LN layers), projection, activation, dropout, projection.
+
+    "swiglu" reads two numbers where others read one, so its I is two thirds of ``ffn_dim``, to the nearest multiple of
+    8: there are as many weights.
 
     Args:
         dim: model dimension D
         ffn_dim: width I between the two projections
         activation: a key of ``ACTIVATIONS``
         dropout: probability of dropping an activation
-        normalize: whether there is a layer norm
+        norm: a key of ``NORMS``, or None for no norm
         recompute: keep less for backward
+        bias: whether the projections have one
     """
 
     def __init__(
-        self, dim: int, ffn_dim: int, activation: str, dropout: float, normalize: bool = True, recompute: bool = True
+        self,
+        dim: int,
+        ffn_dim: int,
+        activation: str,
+        dropout: float,
+        norm: str | None = "layer",
+        recompute: bool = True,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim) if normalize else None
-        self.up = Linear(dim, ffn_dim)
-        self.down = Linear(ffn_dim, dim)
+        gated = activation == "swiglu"
+        width = max(8, 8 * round(ffn_dim / 12)) if gated else ffn_dim
+        self.norm = NORMS[norm](dim) if norm is not None else None
+        self.up = Linear(dim, 2 * width if gated else width, bias)
+        self.down = Linear(width, dim, bias)
         self.activation = activation
         self.dropout = dropout
         self.recompute = recompute
@@ -83,7 +108,14 @@ class FeedForward(nn.Module):
         return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
 
 
-def norm_linear(x: Tensor, norm: nn.LayerNorm | None, linear: Linear, recompute: bool) -> Tensor:
+def normalise(norm: Norm, x: Tensor, weight_D: Tensor, bias_D: Tensor | None = None) -> Tensor:
+    """``norm(x)`` with other parameters, in the order of ``norm.parameters()``."""
+    if isinstance(norm, nn.RMSNorm):
+        return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
+    return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
+
+
+def norm_linear(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -> Tensor:
     """``linear(norm(x))``, its naive twin; x (..., D) -> (..., O). Without a norm, ``linear(x)``.
 
     With ``recompute``, the normalised input is not kept for backward.
@@ -92,15 +124,17 @@ def norm_linear(x: Tensor, norm: nn.LayerNorm | None, linear: Linear, recompute:
         return linear(x)
     if not (recompute and torch.is_grad_enabled()):
         return linear(norm(x))
-    return _NormLinear.apply(False, norm.eps, x, norm.weight, norm.bias, linear.weight, linear.bias)
+    return _NormLinear.apply(False, norm, x, linear.weight, linear.bias, *norm.parameters())
 
 
-def norm_linear_and_normed(x: Tensor, norm: nn.LayerNorm, linear: Linear, recompute: bool) -> tuple[Tensor, Tensor]:
+def norm_linear_and_normed(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -> tuple[Tensor, Tensor]:
     """``linear(norm(x))`` and ``norm(x)``, normalised once; the latter is kept for backward only by who uses it."""
+    if norm is None:
+        return linear(x), x
     if not (recompute and torch.is_grad_enabled()):
         normed = norm(x)
         return linear(normed), normed
-    return _NormLinear.apply(True, norm.eps, x, norm.weight, norm.bias, linear.weight, linear.bias)
+    return _NormLinear.apply(True, norm, x, linear.weight, linear.bias, *norm.parameters())
 
 
 def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, recompute: bool) -> Tensor:
@@ -114,30 +148,30 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, reco
 
 
 class _NormLinear(torch.autograd.Function):
-    """Layer norm and projection, perhaps with the normalised input as a second result."""
+    """A norm and a projection, perhaps with the normalised input as a second result."""
 
     @staticmethod
-    def forward(ctx, and_normed: bool, eps: float, x: Tensor, scale_D: Tensor, shift_D: Tensor, weight_OD, bias_O):
-        normed = F.layer_norm(x, x.shape[-1:], scale_D, shift_D, eps)
-        ctx.eps, ctx.has_bias, ctx.dtype = eps, bias_O is not None, normed.dtype
-        ctx.save_for_backward(x, scale_D, shift_D, weight_OD)
+    def forward(ctx, and_normed: bool, norm: Norm, x: Tensor, weight_OD, bias_O, *own_D: Tensor):
+        normed = normalise(norm, x, *own_D)
+        ctx.norm, ctx.has_bias, ctx.dtype = norm, bias_O is not None, normed.dtype
+        ctx.save_for_backward(weight_OD, x, *own_D)
         out = F.linear(normed, weight_OD, bias_O)
         return (out, normed) if and_normed else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):
-        *inputs, weight_OD = ctx.saved_tensors
+        weight_OD, *inputs = ctx.saved_tensors
         grad_normed = grad @ weight_OD.to(grad.dtype)
         if grad_elsewhere is not None:
             grad_normed = grad_normed + grad_elsewhere
         with torch.enable_grad():
-            x, scale_D, shift_D = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+            x, *own_D = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
             # The types that forward had, where autocast may have chosen a wider one than that of x.
-            wide = torch.promote_types(ctx.dtype, scale_D.dtype)
-            normed = F.layer_norm(x.to(ctx.dtype), x.shape[-1:], scale_D.to(wide), shift_D.to(wide), ctx.eps)
-        grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
-        return None, None, *grads, *weight_gradients(grad, normed.detach(), ctx.has_bias)
+            wide = torch.promote_types(ctx.dtype, own_D[0].dtype)
+            normed = normalise(ctx.norm, x.to(ctx.dtype), *(own.to(wide) for own in own_D))
+        grad_x, *grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
+        return None, None, grad_x, *weight_gradients(grad, normed.detach(), ctx.has_bias), *grads
 
 
 class _ActivationLinear(torch.autograd.Function):

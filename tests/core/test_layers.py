@@ -1,0 +1,240 @@
+"""What layers may be made of: the same properties with rotary positions and none, at any length, and with any part."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_ms import core
+
+MODELS = ["Vanilla", "TopDown", "BottomUp", "CoarseLM", "Retina"]
+WITH_A_MEMORY = ["TransformerXL", "CompressiveTransformer", "TransformerQL"]
+# Positions that were learned would end at 16.
+SIZES: dict[str, Any] = {"vocab_size": 11, "dim": 24, "ffn_dim": 32, "heads": 6, "max_positions": 16, "init_std": 0.3}
+# Each of them by itself, and all at once.
+PARTS: dict[str, dict[str, Any]] = {
+    "rms": {"norm": "rms"},
+    "post": {"normalize_before": False},
+    "qk": {"qk_norm": True},
+    "no_bias": {"bias": False},
+    "swiglu": {"activation": "swiglu"},
+    "relu_squared": {"activation": "relu_squared"},
+    "scaled": {"scale_embedding": True, "init_residual": "scaled"},
+}
+PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.items()}
+LAYERS: dict[str, dict[str, Any]] = {
+    "Vanilla": {"layers": 2},
+    "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},
+    # The heads of the aggregation are of another width than those of the layers.
+    "BottomUp": {"scales": (core.Scale(1, 1), core.Scale(2, 1, heads=2), core.Scale(6, 1, heads=1))},
+    "CoarseLM": {"scale": core.Scale(3, 2)},
+    "Retina": {"layers": 2, "scales": (core.Scale(1, far=5, heads=4), core.Scale(3, near=5, far=20, heads=2))},
+}
+
+every_model = pytest.mark.parametrize("name", MODELS)
+either = pytest.mark.parametrize("positions", ["rotary", "none"])
+
+
+def build(name: str, positions: str = "rotary", **changes: Any) -> core.LanguageModel:
+    torch.manual_seed(1)
+    config = getattr(core, f"{name}Config")(positions=positions, **{**SIZES, **LAYERS.get(name, {}), **changes})
+    return getattr(core, name)(config).double().eval()
+
+
+@either
+@every_model
+def test_a_text_far_longer_than_max_positions_has_the_same_logits_in_any_pieces(name: str, positions: str) -> None:
+    model, tokens = build(name, positions), torch.randint(11, (2, 83))
+    assert model.max_length() is None
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        for pieces in ([1] * 83, [7, 1, 20, 55], [82, 1]):
+            state, parts = model.new_state(2), []
+            for piece in tokens.split(pieces, dim=1):
+                logits, state = model(piece, state)
+                parts.append(logits)
+            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+
+
+@either
+@every_model
+def test_generation_goes_on_past_max_positions(name: str, positions: str) -> None:
+    model, prompt = build(name, positions), torch.randint(11, (2, 5))
+    text = model.generate(prompt, 70, temperature=0.0)
+    with torch.no_grad():
+        assert model(text)[0][:, 4:-1].argmax(-1).equal(text[:, 5:])
+
+
+@every_model
+def test_rotary_positions_change_what_the_model_says_and_their_base_does(name: str) -> None:
+    tokens = torch.randint(11, (1, 16))
+    with torch.no_grad():
+        said = [build(name, "none")(tokens)[0], build(name)(tokens)[0], build(name, rotary_base=50.0)(tokens)[0]]
+    for one, other in ((0, 1), (1, 2)):
+        assert (said[one] - said[other]).abs().max() > 1e-6
+
+
+def shifted(model: core.LanguageModel, tokens: Tensor, start: int) -> Tensor:
+    """The last logits of a text that begins at another position, as far as the rotation knows."""
+    state: Any = model.new_state(1)
+    state.length = start
+    return model(tokens, state)[0][:, -1]
+
+
+def test_only_distances_count_however_far_out() -> None:
+    model, tokens = build("Vanilla"), torch.randint(11, (1, 9))
+    with torch.no_grad():
+        at_once = model(tokens)[0][:, -1]
+        for start in (1, 13, 10**6):
+            torch.testing.assert_close(shifted(model, tokens, start), at_once, rtol=0.0, atol=1e-9)
+
+
+def stored(state: Any) -> int:
+    """Bytes of the windows and of a full unfinished block."""
+    return sum(window.buffer.nbytes for cache in state.caches for window in cache.windows)
+
+
+@either
+def test_the_state_of_a_retina_does_not_grow(positions: str) -> None:
+    model, sizes = build("Retina", positions), set()
+    state: Any = model.new_state(1)
+    with torch.no_grad():
+        for _ in range(60):
+            model(torch.randint(11, (1, 50)), state)
+            sizes.add(stored(state))
+    assert state.length == 3000
+    assert len(sizes) == 1
+
+
+def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() -> None:
+    learned, rotary = build("Vanilla", "learned"), build("Vanilla")
+    assert learned.max_length() == 16
+    with pytest.raises(ValueError, match="at most max_positions 16 tokens: got 17"):
+        learned(torch.zeros(1, 17, dtype=torch.long))
+    assert set(learned.state_dict()) - set(rotary.state_dict()) == {"embed.positions.weight"}
+    assert rotary.state_dict().keys() == build("Vanilla", "none").state_dict().keys()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@every_model
+def test_a_text_in_pieces_has_the_logits_of_the_whole_with_every_part(name: str, part: str) -> None:
+    model, tokens = build(name, **PARTS[part]), torch.randint(11, (2, 41))
+    plain = build(name)
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        state, parts = model.new_state(2), []
+        for piece in tokens.split([7, 1, 20, 1, 12], dim=1):
+            logits, state = model(piece, state)
+            parts.append(logits)
+        assert (whole - plain(tokens)[0]).abs().max() > 1e-3
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@every_model
+def test_what_is_computed_again_in_backward_changes_no_gradient(name: str, part: str) -> None:
+    tokens, results = torch.randint(11, (2, 23)), []
+    for recompute in (True, False):
+        model = build(name, recompute=recompute, dropout=0.0, attention_dropout=0.0, **PARTS[part]).train()
+        loss = model(tokens)[0].logsumexp(-1).sum()
+        results.append(torch.autograd.grad(loss, list(model.parameters())))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def numbers(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@every_model
+def test_swiglu_has_as_many_weights(name: str) -> None:
+    gelu, swiglu = (build(name, activation=activation, ffn_dim=96, bias=False) for activation in ("gelu", "swiglu"))
+    assert numbers(gelu) == numbers(swiglu)
+
+
+def test_no_projection_of_a_layer_has_a_bias_without_them() -> None:
+    names = {name for each in MODELS for name in build(each, bias=False).state_dict() if name.endswith("bias")}
+    # Norms keep theirs, and so do what pools and what joins two scales.
+    assert all(re.search(r"norm\.bias$|join\.", name) for name in names), names
+    assert any("attention.out.bias" in name for name in build("Retina").state_dict())
+
+
+@pytest.mark.parametrize(("start", "factor"), [("normal", 1.0), ("scaled", 6**-0.5), ("zero", 0.0)])
+def test_projections_into_the_residual_stream_start_smaller_by_its_depth(start: str, factor: float) -> None:
+    # Each of these streams runs through three layers, one of them the aggregation.
+    three = {"BottomUp": {"scales": (core.Scale(1, 2), core.Scale(2, 1, heads=2))}}
+    three |= {"TopDown": {"scales": (core.Scale(1, 3),)}, "CoarseLM": {"scale": core.Scale(3, 3)}}
+    for name in MODELS:
+        sizes = {"dim": 96, "ffn_dim": 384, "init_std": 0.02, **three.get(name, {"layers": 3})}
+        weights = build(name, init_residual=start, **sizes).state_dict().items()
+        stream = [w for n, w in weights if re.search(r"(out|down)\.weight", n) and not n.startswith("coarse")]
+        assert len(stream) == 6
+        for weight in stream:
+            assert weight.std().item() == pytest.approx(0.02 * factor, rel=0.05)
+        others = [w for n, w in weights if re.search(r"(qkv|fine|query|up)\.weight", n) and not n.startswith("coarse")]
+        for weight in others:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_gate_of_the_aggregation_starts_closed_and_opens() -> None:
+    gated, tokens = build("BottomUp", aggregation_gate=True), torch.randint(11, (2, 41))
+    gate = gated.aggregate.attention.gate
+    said = []
+    for opening in (0.0, 1.0):
+        torch.nn.init.constant_(gate, opening)
+        with torch.no_grad():
+            said.append(gated(tokens)[0])
+            state, parts = gated.new_state(2), []
+            for piece in tokens.split([7, 1, 20, 13], dim=1):
+                logits, state = gated(piece, state)
+                parts.append(logits)
+        torch.testing.assert_close(torch.cat(parts, dim=1), said[-1], rtol=0.0, atol=1e-9)
+    assert (said[0] - said[1]).abs().max() > 1e-3
+    torch.nn.init.zeros_(gate)
+    gated.loss(tokens, tokens.roll(-1, 1)).backward()
+    assert gate.grad.abs() > 1e-6
+    # What is closed adds nothing, whatever it says.
+    torch.nn.init.normal_(gated.aggregate.attention.out.weight)
+    with torch.no_grad():
+        torch.testing.assert_close(gated(tokens)[0], said[0])
+
+
+def test_words_are_scaled_and_positions_are_not() -> None:
+    plain, scaled = (build("Vanilla", "learned", scale_embedding=scale).embed for scale in (False, True))
+    tokens = torch.randint(11, (1, 9))
+    torch.testing.assert_close(scaled(tokens) - plain(tokens), plain.words(tokens) * (24**0.5 - 1.0))
+
+
+@every_model
+def test_the_fields_survive_json(name: str) -> None:
+    config = build(name, rotary_base=77.0, **PARTS["all"]).config
+    again = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert (again.positions, again.rotary_base) == ("rotary", 77.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        *((name, {"dim": 18}, "rotary positions need heads of an even width: got 3") for name in MODELS),
+        # Heads of the layers are 4 wide, those of the aggregation 3.
+        (
+            "BottomUp",
+            {"dim": 12, "heads": 3, "scales": (core.Scale(1, 1), core.Scale(4, 1, heads=4))},
+            "of an even width: got 3",
+        ),
+        ("Vanilla", {"positions": "sinusoidal"}, "positions must be one of learned, rotary, none: got sinusoidal"),
+        ("Vanilla", {"rotary_base": 1.0}, "rotary_base must be above 1: got 1.0"),
+        ("BottomUp", {"aggregation_gate": True, "init_residual": "zero"}, "init_residual must not be zero with aggreg"),
+        ("Vanilla", {"norm": "batch"}, "norm must be one of layer, rms: got batch"),
+        ("Vanilla", {"init_residual": "one"}, "init_residual must be one of normal, scaled, zero: got one"),
+        *((name, {}, "positions must be left out, since a model with a memory ") for name in WITH_A_MEMORY),
+        *((name, {"positions": "learned", "qk_norm": True}, "qk_norm must be left out") for name in WITH_A_MEMORY),
+    ],
+)
+def test_what_breaks_a_rule_is_one_sentence(name: str, changes: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        build(name, **changes)

@@ -15,7 +15,7 @@ from fairseq_ms.errors import UsageError
 # Long enough that starting, and caches gone cold in between, do not show.
 LEAST_SECONDS = 0.25
 # The benchmarks that have a loss.
-TRAINING = ("train-memory", "train-speed", "compiled-layers")
+TRAINING = ("train-memory", "train-speed")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,8 +31,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"NAME must be one of {', '.join(found)}: got {unknown[0]!r}")
     elsewhere = [name for name in args.names if name not in TRAINING]
     if elsewhere and (args.vocabulary is not None or args.criterion is not None):
-        training = f"{', '.join(TRAINING[:-1])} and {TRAINING[-1]}"
-        raise UsageError(f"--vocabulary and --criterion are for {training}: got them with {elsewhere[0]!r}")
+        raise UsageError(
+            f"--vocabulary and --criterion are for {' and '.join(TRAINING)}: got them with {elsewhere[0]!r}"
+        )
     return _measure([found[name] for name in args.names], args)
 
 

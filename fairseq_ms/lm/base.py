@@ -12,8 +12,7 @@ from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.copyable import CopyableModel
-from fairseq_ms.lm.compiling import compile_layers
-from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate, validate_compiling
+from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
@@ -180,15 +179,10 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         fill_in_positions(cfg)
         cls.validate(cfg, task)
-        to_train = not getattr(task, "from_checkpoint", False)
-        if to_train:
+        if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)
-            validate_compiling(cfg)
         model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
-        decoder = Decoder(model, task.target_dictionary, fill_in_positions(cfg))
-        if to_train and cfg.compile_layers:
-            compile_layers(decoder)
-        return cls(decoder)
+        return cls(Decoder(model, task.target_dictionary, fill_in_positions(cfg)))
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.CausalModel:

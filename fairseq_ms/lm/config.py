@@ -94,10 +94,6 @@ class LanguageModelConfig(TransformerFlags):
         default=None,
         metadata={"help": "standard deviation that word and position embeddings start from (default: --init-std)"},
     )
-    compile_layers: bool = field(
-        default=False,
-        metadata={"help": "train each layer under torch.compile; needs --recompute none, a compiler, and no windows"},
-    )
 
 
 @dataclass
@@ -282,23 +278,6 @@ def validate(cfg: Any, task: Any) -> None:
             f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
             f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
         )
-
-
-def validate_compiling(cfg: Any) -> None:
-    """Raise ``UsageError`` where ``--compile-layers`` cannot work."""
-    if not cfg.compile_layers:
-        return
-    require(
-        str(cfg.recompute) == "none",
-        "--compile-layers needs --recompute none, since torch.compile itself decides what to compute again: "
-        f"got {cfg.recompute}",
-    )
-    windows = getattr(cfg, "scale_windows", None)
-    require(
-        not windows,
-        "--compile-layers cannot be used with --scale-windows, because windows are laid out anew for every length: "
-        f"got {windows}",
-    )
 
 
 def refuse_idle(cfg: Any) -> None:

@@ -177,10 +177,7 @@ def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: 
     [
         "layer-scaling",
         "haed-parts",
-        *(
-            pytest.param(n, marks=pytest.mark.slow)
-            for n in ("generate", "retina-attention", "train-memory", "compiled-layers")
-        ),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("generate", "retina-attention", "train-memory")),
     ],
 )
 def test_a_benchmark_runs_and_writes_its_numbers(name: str, tmp_path: Path) -> None:
@@ -244,8 +241,6 @@ def test_the_peak_of_a_process_is_what_was_there_at_once() -> None:
 
 def test_a_criterion_is_for_the_benchmarks_of_training() -> None:
     done = run_cli("fairseq-ms", "bench", "generate", "--criterion", "linear_cross_entropy", check=False)
-    expected = (
-        "--vocabulary and --criterion are for train-memory, train-speed and compiled-layers: got them with 'generate'"
-    )
+    expected = "--vocabulary and --criterion are for train-memory and train-speed: got them with 'generate'"
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

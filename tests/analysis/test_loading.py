@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fairseq.data import Dictionary
 
 from fairseq_ms.analysis import checkpoints
@@ -76,3 +77,13 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pyt
     found = renormalise.evaluate(str(path), None, None, None, None, ["--cpu", "--gen-subset", "test"])
     assert found.scored.targets == 6 * 18
     assert read == [str(path)]
+
+
+def test_a_checkpoint_with_a_flag_that_is_gone_loads(tmp_path: Path) -> None:
+    data = trained.write_corpus(tmp_path / "data", {"train": trained.random_lines(3, 20)})
+    path = trained.write_checkpoint(tmp_path / "old" / "model.pt", data, "vanilla_lm", *trained.TINY)
+    state = torch.load(path)
+    state["cfg"]["model"]["compile_layers"] = True
+    torch.save(state, path)
+    weights = trained.load(tmp_path, "old").model.state_dict()
+    assert all(torch.equal(weights[name], state["model"][name]) for name in state["model"])

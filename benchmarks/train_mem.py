@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.device import Device
-from benchmarks.gpu.rows import DOES_NOT_FIT, GB, Cell, Row, Table
-from benchmarks.gpu.timing import step
-from benchmarks.losses import LOSSES
+from benchmarks.device import peak, ran_out
+from benchmarks.peers import LOSSES
+from benchmarks.table import DOES_NOT_FIT, GB, Cell, Options, Row, Table, Work
+from benchmarks.training import step
 from fairseq_ms.analysis import untrained
 from fairseq_ms.analysis.training_step import training_sample
 from fairseq_ms.lm.registry import PRESETS
@@ -64,47 +64,48 @@ def presets() -> list[str]:
     return [name for name, preset in of_paper.items() if preset.table in ("Table 2", "Table 3", "Table 4")]
 
 
-def tables(quick: bool) -> list[Table]:
+def tables(options: Options) -> list[Table]:
     """A row a preset; ``quick`` takes one of each table, narrow ones."""
     names = presets()
-    if quick:
+    if options.quick:
         names = ["multiscale_topdown_ccnews_2_4_8_12", "multiscale_bottomup_wt103_5_10", "retina_lm_books_12_8_256_512"]
-    return [
-        Table(
-            "train-mem",
-            "Train Mem of Multi-scale Transformer LMs, Tables 2 to 4",
-            f"`--fp16 --batch-size {BATCH}`, {TOKENS} tokens, dropout 0.1 everywhere, peak in GB. `fairseq-ms memory` "
-            "prints the middle column for a preset.",
-            ["preset"],
-            {
-                "paper": "paper",
-                "everything": "`--recompute none`",
-                "pointwise": "as it is",
-                "linear": "with `linear_cross_entropy`",
-            },
-            [Row((name,), partial(peaks, name=name, quick=quick)) for name in names],
-        )
+    precision = "fp16" if options.on_gpu else "float32"
+    about = (
+        f"`--batch-size {BATCH}`, {TOKENS} tokens, {precision}, dropout 0.1 everywhere, peak in GB. On a GPU, "
+        "`fairseq-ms memory --fp16` prints the middle column for a preset."
+    )
+    columns = {
+        "paper": "paper",
+        "everything": "`--recompute none`",
+        "pointwise": "as it is",
+        "linear": "with `linear_cross_entropy`",
+    }
+    rows = [
+        Row((name,), lambda name=name: Work(run=lambda: None, others=partial(peaks, name, options))) for name in names
     ]
+    title = "Train Mem of Multi-scale Transformer LMs, Tables 2 to 4"
+    return [Table("train-mem", title, about, ["preset"], columns, rows)]
 
 
-def peaks(device: Device, name: str, quick: bool) -> Mapping[str, Cell]:
+def peaks(name: str, options: Options) -> Mapping[str, Cell]:
     """A preset's peaks, beside the paper's number."""
     found: dict[str, Cell] = {"paper": PAPER[name]}
     for column, (flags, criterion) in VARIANTS.items():
         try:
-            found[column] = _peak(device, name, flags, criterion, quick) / GB
+            found[column] = _peak(name, flags, criterion, options) / GB
         except Exception as error:
-            if not device.ran_out(error):
+            if not ran_out(error):
                 raise
             found[column] = DOES_NOT_FIT
-        device.release()
     return found
 
 
-def _peak(device: Device, name: str, flags: list[str], criterion: str, quick: bool) -> int:
-    rows, tokens = (2, 64) if quick else (BATCH, TOKENS)
-    vocabulary = 97 if quick else VOCABULARY[name.split("_")[2]]
-    settings = ["--arch", name, "--tokens-per-sample", str(tokens), "--fp16", *flags, *(SMALL if quick else [])]
-    model = untrained.build_model(untrained.parse(settings), vocabulary).half().to(device.torch).train()
+def _peak(name: str, flags: list[str], criterion: str, options: Options) -> int:
+    rows, tokens = (2, 64) if options.quick else (BATCH, TOKENS)
+    vocabulary = 97 if options.quick else VOCABULARY[name.split("_")[2]]
+    settings = ["--arch", name, "--tokens-per-sample", str(tokens), *flags, *(SMALL if options.quick else [])]
+    model = untrained.build_model(untrained.parse(settings), vocabulary).to(options.device).train()
+    if options.on_gpu:
+        model.half()
     sample: Any = training_sample(model, rows, tokens)
-    return device.peak(lambda: step([model], lambda: LOSSES[criterion](model, sample)))
+    return peak(lambda: step([model], lambda: LOSSES[criterion](model, sample)), options)

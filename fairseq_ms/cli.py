@@ -63,7 +63,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mean NLL of tokens in bins of equal training frequency, rarest first",
     ),
     "perplexity": (
-        "fairseq_ms.analysis.perplexity.command",
+        "fairseq_ms.analysis.perplexity",
         "evaluate a checkpoint: subword and word perplexity, bits per byte",
     ),
     "plot": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,8 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from fairseq_ms.analysis import checkpoints, sample_images, scoring
+from fairseq_ms.analysis import checkpoints, sample_images
 from fairseq_ms.analysis.coarse_completions import completions
-from fairseq_ms.analysis.perplexity import renormalise
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
@@ -122,16 +120,6 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("adding") / "model.pt"
     flags = ["--tokens-per-sample", str(WINDOW), "--add-bos-token"]
     return trained.write_checkpoint(path, data, "vanilla_lm", *trained.TINY, *flags)
-
-
-@pytest.mark.parametrize("context", [0, 5])
-def test_the_perplexity_command_scores_what_the_analyses_score(context: int, checkpoint: Path, data: Path) -> None:
-    loaded = checkpoints.load(str(checkpoint), cpu=True)
-    assert loaded.longest == WINDOW
-    expected = scoring.score_documents(loaded, checkpoints.documents(loaded, "test"), WINDOW, context)
-    found = renormalise.evaluate(str(checkpoint), None, None, context, None, ["--cpu", "--gen-subset", "test"])
-    assert found.scored.targets == expected.size == corpus_tokens(data, "test", loaded.dictionary).numel()
-    assert found.bits == pytest.approx(expected.sum() / math.log(2), rel=1e-5)
 
 
 def test_a_prompt_and_its_samples_fill_the_positions_behind_bos(checkpoint: Path) -> None:

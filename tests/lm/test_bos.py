@@ -16,8 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from fairseq_ms.analysis import checkpoints, sample_images
-from fairseq_ms.analysis.coarse_completions import completions
+from fairseq_ms.analysis import checkpoints, coarse_completions, sample_images
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
@@ -145,7 +144,7 @@ def test_completions_are_read_behind_bos(seed: int) -> None:
     task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
     loaded = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
     tokens = torch.randint(4, 13, (30,))
-    found = completions.complete(loaded, tokens)
+    found = coarse_completions.complete(loaded, " ".join(words[int(token)] for token in tokens))
     assert found.read == 16 // found.scale * found.scale
     row = torch.tensor([[words.bos(), *tokens[-found.read :].tolist()]])
     with torch.no_grad():

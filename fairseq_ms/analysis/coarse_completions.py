@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import arguments, report
+from fairseq_ms.analysis.flags import add_counts
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what was read so far, tokenised and segmented as the training text; may be given several times",
     )
     contexts.add_argument("--input", metavar="FILE", help="read the contexts from a file, one a line; - is stdin")
-    parser.add_argument(
-        "--top", type=arguments.positive, metavar="N", help="words to print (default: as many as the scale has tokens)"
-    )
+    add_counts(parser, ("--top", None, "words to print (default: as many as the scale has tokens)"))
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
     arguments.add_outputs(parser, figure=False)

@@ -9,6 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import arguments, comparison
+from fairseq_ms.analysis.flags import add_counts
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,22 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--perturb", choices=PERTURBATIONS, default="shuffle", help="what happens to the context (default: shuffle)"
     )
-    parser.add_argument(
-        "--tokens-per-sample",
-        type=arguments.positive,
-        metavar="N",
-        help="window in tokens (default: 512, or as many as all the models have positions for)",
-    )
-    arguments.add_flag(
+    add_counts(
         parser,
-        "--damaged",
-        "--context-window",
-        type=arguments.positive,
-        metavar="N",
-        help="damaged tokens at the beginning of a window (default: half of it)",
-    )
-    arguments.add_flag(
-        parser, "--limit", "--windows", type=arguments.positive, metavar="N", help="use N windows (default: all)"
+        ("--tokens-per-sample", None, "window (default: 512, or as many as all the models have positions for)"),
+        ("--damaged --context-window", None, "damaged tokens at the beginning of a window (default: half of it)"),
+        ("--limit --windows", None, "use N windows (default: all)"),
     )
     parser.add_argument("--seed", type=int, default=1, help="of the damage and of the bootstrap (default: 1)")
     arguments.add_outputs(parser)

@@ -9,6 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import arguments, comparison
+from fairseq_ms.analysis.flags import add_counts
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,15 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         help="context lengths (default: powers of two up to 512, as far as all the models have positions)",
     )
-    arguments.add_flag(
-        parser,
-        "--limit",
-        "--targets",
-        type=arguments.positive,
-        default=1000,
-        metavar="N",
-        help="predict N tokens (default: 1000)",
-    )
+    add_counts(parser, ("--limit --targets", 1000, "predict N tokens"))
     parser.add_argument("--seed", type=int, default=1, help="of the bootstrap (default: 1)")
     arguments.add_outputs(parser)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.analysis import arguments, report
+from fairseq_ms.analysis.flags import add_counts
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +23,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoint, corpus, queries and output."""
     arguments.add_checkpoints(parser, split="train")
-    arguments.add_flag(
+    add_counts(
         parser,
-        "--tokens-per-sample",
-        "--segment",
-        type=arguments.positive,
-        metavar="N",
-        help="tokens of a segment (default: 128, or the model's)",
+        ("--tokens-per-sample --segment", None, "tokens of a segment (default: 128, or the model's)"),
+        ("--limit", None, "search only the first N segments"),
+        ("--top --count", 3, "neighbours"),
     )
-    parser.add_argument("--limit", type=arguments.positive, metavar="N", help="search only the first N segments")
     parser.add_argument(
         "--scales", type=arguments.positive_list, metavar="N,N,...", help="scales, such as 4,16,64 (default: all)"
     )
@@ -41,9 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="N",
         help="query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)",
-    )
-    arguments.add_flag(
-        parser, "--top", "--count", type=arguments.positive, default=3, metavar="N", help="neighbours (default: 3)"
     )
     parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help=arguments.REMOVE_BPE)
     arguments.add_outputs(parser, figure=False)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import arguments, comparison, report
+from fairseq_ms.analysis.flags import add_counts
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, window, bins and outputs."""
     arguments.add_checkpoints(parser)
     arguments.add_window(parser)
-    parser.add_argument("--bins", type=arguments.positive, default=10, metavar="N", help="number of bins (default: 10)")
+    add_counts(parser, ("--bins", 10, "number of bins"), ("--limit", None, "score only the first N tokens"))
     parser.add_argument("--train-subset", default="train", help="split whose frequencies count (default: train)")
-    parser.add_argument("--limit", type=arguments.positive, metavar="N", help="score only the first N tokens")
     arguments.add_outputs(parser)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import arguments, report
+from fairseq_ms.analysis.flags import add_counts
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="file that fairseq-train wrote")
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     parser.add_argument("--gen-subset", default="test", metavar="SPLIT", help="split of the data (default: test)")
-    parser.add_argument(
-        "--tokens-per-sample", type=arguments.positive, metavar="N", help="window in tokens (default: as in training)"
+    add_counts(
+        parser,
+        ("--tokens-per-sample", None, "window in tokens (default: as in training)"),
+        ("--batch-size", None, "most windows in a batch (default: what --max-tokens has room for)"),
+        ("--max-tokens", 36000, "most tokens in a batch"),
     )
     parser.add_argument(
         "--context-window",
@@ -38,19 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a window that are only context, so the stride is the rest (default: half the window; "
         "0 for models whose context is their memory)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=arguments.positive,
-        metavar="N",
-        help="most windows in a batch (default: what --max-tokens has room for)",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=arguments.positive,
-        default=36000,
-        metavar="N",
-        help="most tokens in a batch (default: 36000)",
     )
     parser.add_argument(
         "--sample-break-mode",

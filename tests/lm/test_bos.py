@@ -161,7 +161,9 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
     symbols = sample_images.colour_symbols(words)
     given = symbols[torch.randint(256, (2, sample_images.TOKENS - 20))]
     with torch.no_grad(), tqdm(disable=True) as bar:
-        drawn = sample_images.continued(model, given, symbols, 1e-6, bar, [words.bos(), words.eos()])
+        task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
+        checkpoint = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
+        drawn = sample_images.continued(checkpoint, given, symbols, 1e-6, bar)
         start = torch.tensor([[words.bos(), words.eos()]]).repeat(2, 1)
         likeliest = symbols[model(torch.cat([start, drawn[:, :-1]], dim=1))[0][:, 1:, symbols].argmax(dim=2)]
     assert torch.equal(drawn[:, -20:], likeliest[:, -20:])

@@ -11,8 +11,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_ms.analysis import checkpoints
-from fairseq_ms.analysis.perplexity import renormalise
+from fairseq_ms.analysis import checkpoints, perplexity
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import damage
 from tests.helpers import trained
@@ -74,8 +73,8 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pyt
         return find(path)
 
     monkeypatch.setattr(damage, "defect", noting)
-    found = renormalise.evaluate(str(path), None, None, None, None, ["--cpu", "--gen-subset", "test"])
-    assert found.scored.targets == 6 * 18
+    found = perplexity.evaluate(perplexity.load(str(path), cpu=True), "test")
+    assert found.targets == 6 * 18
     assert read == [str(path)]
 
 

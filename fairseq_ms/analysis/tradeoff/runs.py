@@ -70,7 +70,7 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     model, tokens = checkpoint.model, checkpoint.segment
     kept = training_step.step_bytes(model, batch, tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    weights = training_step.weight_bytes(parameters, next(model.parameters()).element_size())
+    weights = training_step.weight_bytes(model)
     seconds = training_step.seconds(model, batch, tokens)
     # Last, since the model is in half precision then, and other runs' peaks are not to have it in them.
     peak = training_step.mixed_precision_peak(model, batch, tokens)

@@ -88,7 +88,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "perplexity under other models, reference BLEU, repetition and speed of samples",
     ),
     "tradeoff": (
-        "fairseq_ms.analysis.tradeoff.command",
+        "fairseq_ms.analysis.tradeoff",
         "perplexity against memory or time of training, over a folder of runs",
     ),
     "user-dir": (

@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_ms.analysis import checkpoints, scoring, training_step
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.analysis.tradeoff.runs import layers_of
+from fairseq_ms.analysis.tradeoff import layers_of
 from fairseq_ms.cli import main
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypedDict
@@ -39,7 +38,7 @@ def tokens_of(cfg: DictConfig) -> int:
 
 
 def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: int = 1) -> Sample:
-    """Random tokens (B, T) as fairseq's trainer hands them over; a streaming model's memory is filled before."""
+    """Random tokens (B, T) as fairseq's trainer hands them over, with a streaming model's memory."""
     generator = torch.Generator().manual_seed(seed)
     symbols = len(model.decoder.dictionary)
     device = next(model.parameters()).device
@@ -47,7 +46,7 @@ def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: 
     target = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
     net_input: dict[str, object] = {"src_tokens": source}
     if checkpoints.is_streaming(model):
-        net_input["memory"] = _full_memory(model, source)
+        net_input["memory"] = model.decoder.core.new_memory(batch)
     return {"net_input": net_input, "target": target, "ntokens": batch * tokens}
 
 
@@ -55,30 +54,6 @@ def training_loss(model: FairseqLanguageModel, sample: Sample) -> Tensor:
     """The summed loss of a sample, as fairseq's cross_entropy or adaptive_loss computes it."""
     kind = CrossEntropyCriterion if getattr(model.decoder, "adaptive_softmax", None) is None else AdaptiveLoss
     return kind(SimpleNamespace(target_dictionary=model.decoder.dictionary), False)(model, sample)[0]
-
-
-@torch.no_grad()
-def _full_memory(model: FairseqLanguageModel, source_BT: Tensor) -> object:
-    """A streaming model's memory when it grows no further."""
-    memory, size = None, -1
-    while True:
-        memory = model(source_BT, memory=memory)[1]["memory"]
-        grown = sum(tensor.numel() for tensor in _tensors(memory))
-        if grown <= size or grown == 0:
-            return memory
-        size = grown
-
-
-def _tensors(memory: object) -> Iterator[Tensor]:
-    """All tensors in a memory, which is made of tensors, sequences, dictionaries and dataclasses."""
-    if isinstance(memory, Tensor):
-        yield memory
-    elif isinstance(memory, dict | list | tuple):
-        for part in memory.values() if isinstance(memory, dict) else memory:
-            yield from _tensors(part)
-    elif dataclasses.is_dataclass(memory) and not isinstance(memory, type):
-        for field in dataclasses.fields(memory):
-            yield from _tensors(getattr(memory, field.name))
 
 
 def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> dict[str, dict[str, float]]:

@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "memory": (
         "fairseq_ms.analysis.memory.command",
-        "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations",
+        "memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit",
     ),
     "neighbors": (
         "fairseq_ms.analysis.neighbors",
@@ -88,7 +88,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "perplexity under other models, reference BLEU, repetition and speed of samples",
     ),
     "tradeoff": (
-        "fairseq_ms.analysis.tradeoff.command",
+        "fairseq_ms.analysis.tradeoff",
         "perplexity against memory or time of training, over a folder of runs",
     ),
     "user-dir": (

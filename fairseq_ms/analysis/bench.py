@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -77,22 +76,6 @@ def run(args: argparse.Namespace) -> int:
     # Benchmarks build models by the dozen, and fairseq logs every one of them.
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     fairseq_ms.register()
-    load_package(root / "benchmarks")
+    # In front, so that whatever else is installed under the name is not taken for these benchmarks.
+    sys.path.insert(0, str(root))
     return int(importlib.import_module("benchmarks.command").run(args))
-
-
-def load_package(folder: Path) -> None:
-    """Make the package in a folder importable under the folder's name, by its place and not by the path.
-
-    So the benchmarks belong to the package that they measure, and whatever else is installed under their name is
-    not taken for them.
-    """
-    places = [str(folder)]
-    spec = importlib.util.spec_from_file_location(
-        folder.name, folder / "__init__.py", submodule_search_locations=places
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[folder.name] = package
-    spec.loader.exec_module(package)

@@ -12,12 +12,43 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_ms.export.hf.cache import Group, GroupedCache
-from fairseq_ms.export.hf.configuration import FairseqMsConfig
-from fairseq_ms.export.hf.weights import keep_derived_buffers
+
+
+class FairseqMsConfig(PretrainedConfig):
+    """The sizes of an exported model, and what `transformers` wants to know.
+
+    Args:
+        arch: the architecture, as fairseq's ``--arch`` names it
+        model: the configuration of the core's model, by the names of its fields
+        flags: the flags that it was trained with, by name, with underscores
+        tied: every further name of a parameter that has several, and its first
+        vocab_size: number of symbols, fairseq's four special ones included
+        max_position_embeddings: the longest input in tokens, the first symbol included; None where there is no limit
+    """
+
+    model_type = "fairseq_ms"
+
+    def __init__(
+        self,
+        arch: str = "",
+        model: dict[str, Any] | None = None,
+        flags: dict[str, Any] | None = None,
+        tied: dict[str, str] | None = None,
+        vocab_size: int = 4,
+        max_position_embeddings: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self.arch = arch
+        self.model = model or {}
+        self.flags = flags or {}
+        self.tied = tied or {}
+        self.vocab_size = vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        super().__init__(**settings)
 
 
 class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
@@ -31,8 +62,10 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: FairseqMsConfig) -> None:
         super().__init__(config)
         self.decoder = self.core_class(self.core_config.from_dict(config.model))
-        keep_derived_buffers(self)
-        # Their identity is lost while a model is loaded.
+        for module in self.modules():
+            # transformers builds a model on no device and reads all tensors from the file, derived ones too.
+            module._non_persistent_buffers_set.clear()
+        # Their identity is lost while a model is built and loaded.
         self._tied_weights_keys = config.tied
         self._keys_to_ignore_on_load_missing = [re.escape(name) for name in self._tied_weights_keys]
         self.post_init()
@@ -89,13 +122,11 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         refused = [name for name in refused if name not in ("num_items_in_batch", "position_ids")]
         if refused:
             raise ValueError(f"a model of fairseq_ms has no {refused[0]}: leave it out")
-        if past_key_values is not None:
-            x_BTD, cache = self._continued(input_ids, past_key_values), past_key_values
-        elif use_cache:
-            x_BTD, cache = self._begun(input_ids, attention_mask)
-        else:
-            x_BTD, cache = self._at_once(input_ids, attention_mask), None
-        logits = self._logits(x_BTD[:, -logits_to_keep:] if logits_to_keep else x_BTD)
+        cache = past_key_values
+        if cache is None and use_cache:
+            cache = self._new_cache(input_ids, attention_mask)
+        x_BTD = self._at_once(input_ids, attention_mask) if cache is None else self._continued(input_ids, cache)
+        logits = self.decoder.logits(x_BTD[:, -logits_to_keep:] if logits_to_keep else x_BTD)
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -118,25 +149,17 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """The arguments of ``forward`` at a step of ``generate()``: the tokens that the cache has not read."""
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-        return {
-            "input_ids": input_ids[:, seen:],
-            "past_key_values": past_key_values,
-            "attention_mask": attention_mask,
-            "use_cache": use_cache,
-            "logits_to_keep": logits_to_keep,
-        }
-
-    def _logits(self, x_BTD: Tensor) -> Tensor:
-        return self.decoder.logits(x_BTD)
+        kept = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
+        return {"input_ids": input_ids[:, seen:], "logits_to_keep": logits_to_keep, **kept}
 
     def _at_once(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
         """Features (B, T, D) of whole sequences."""
         if mask_BT is None or bool(mask_BT.all()):
-            self._check_length(tokens_BT.size(1))
+            self.decoder.check_length(tokens_BT.size(1))
             return self.decoder.features(tokens_BT)
         starts_B, lengths_B = spans(mask_BT)
-        self._check_length(int(lengths_B.max()))
         columns, longest = tokens_BT.size(1), int(lengths_B.max())
+        self.decoder.check_length(longest)
         column_T = torch.arange(columns, device=tokens_BT.device)
         moved_BT = tokens_BT.gather(1, (column_T + starts_B.unsqueeze(1)) % columns)
         moved_BT = moved_BT.masked_fill(column_T >= lengths_B.unsqueeze(1), self.config.pad_token_id)
@@ -145,42 +168,29 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         back_BT = ((column_T - starts_B.unsqueeze(1)) % columns).clamp(max=longest - 1)
         return x_BTD.gather(1, back_BT.unsqueeze(-1).expand(-1, -1, x_BTD.size(-1)))
 
-    def _begun(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, GroupedCache]:
-        """Features (B, T, D) of prompts, and the cache behind them."""
+    def _new_cache(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> GroupedCache:
+        """The cache before prompts are read."""
         columns = tokens_BT.size(1)
-        lengths_B = torch.full_like(tokens_BT[:, 0], columns)
-        if mask_BT is not None and not bool(mask_BT.all()):
-            starts_B, lengths_B = spans(mask_BT)
-            if not bool((starts_B + lengths_B == columns).all()):
-                raise ValueError("a batch of prompts must be padded on the left: set padding_side='left'")
-        self._check_length(int(lengths_B.max()))
-        groups, parts = [], []
-        for length in lengths_B.unique().tolist():
-            rows_R = (lengths_B == length).nonzero().squeeze(1)
-            state = self.decoder.new_state(rows_R.numel(), 2 * length)
-            parts.append(self.decoder.features(tokens_BT[rows_R, columns - length :], state))
-            groups.append(Group(rows_R, state))
-        if len(parts) == 1:
-            return parts[0], GroupedCache(groups, columns)
-        x_BTD = parts[0].new_zeros(*tokens_BT.shape, parts[0].size(-1))
-        for group, x_RTD in zip(groups, parts):
-            x_BTD[group.rows_R, columns - x_RTD.size(1) :] = x_RTD
-        return x_BTD, GroupedCache(groups, columns)
+        starts_B, lengths_B = spans(torch.ones_like(tokens_BT) if mask_BT is None else mask_BT)
+        if not bool((starts_B + lengths_B == columns).all()):
+            raise ValueError("a batch of prompts must be padded on the left: set padding_side='left'")
+        groups = []
+        for start in starts_B.unique().tolist():
+            rows_R = (starts_B == start).nonzero().squeeze(1)
+            groups.append(Group(rows_R, start, self.decoder.new_state(rows_R.numel(), 2 * (columns - start))))
+        return GroupedCache(groups)
 
     def _continued(self, tokens_BT: Tensor, cache: GroupedCache) -> Tensor:
         """Features (B, T, D) of tokens behind those that the cache has read, which reads them too."""
-        self._check_length(cache.longest() + tokens_BT.size(1))
-        parts = [self.decoder.features(tokens_BT[group.rows_R], group.state) for group in cache.groups]
-        x_BTD = parts[0].new_empty(*tokens_BT.shape, parts[0].size(-1))
+        texts = [tokens_BT[group.rows_R, max(0, group.padding - cache.length) :] for group in cache.groups]
+        for group, text_RT in zip(cache.groups, texts):
+            self.decoder.check_length(group.state.length + text_RT.size(1))
+        parts = [self.decoder.features(text_RT, group.state) for group, text_RT in zip(cache.groups, texts)]
+        x_BTD = parts[0].new_zeros(*tokens_BT.shape, parts[0].size(-1))
         for group, x_RTD in zip(cache.groups, parts):
-            x_BTD[group.rows_R] = x_RTD
+            x_BTD[group.rows_R, tokens_BT.size(1) - x_RTD.size(1) :] = x_RTD
         cache.length += tokens_BT.size(1)
         return x_BTD
-
-    def _check_length(self, tokens: int) -> None:
-        most = self.config.max_position_embeddings
-        if most is not None and tokens > most:
-            raise ValueError(f"this model reads at most {most} tokens, the first symbol included: got {tokens}")
 
 
 def spans(mask_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -175,10 +175,3 @@ def test_training_killed_and_resumed_continues_as_if_nothing_had_happened(
     first = torch.load(whole / "checkpoint_last.pt", weights_only=True)["model"]
     second = torch.load(broken / "checkpoint_last.pt", weights_only=True)["model"]
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_two_processes_train_together(arch: str, data: Path, tmp_path: Path) -> None:
-    command = train_command(arch, data, tmp_path / "save", "--num-workers", "2", "--max-update", "3")
-    train(command, tmp_path / "log", ranks=2)
-    assert (tmp_path / "save" / "checkpoint_last.pt").is_file()

@@ -126,20 +126,6 @@ def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, 
     assert_same_weights(whole, tmp_path / "kept")
 
 
-def test_checksums_by_path_of_older_checkpoints_are_ignored(data: Path, tmp_path: Path) -> None:
-    command = tiny_training([data], tmp_path / "run", *FLAGS)
-    assert run((*command, "--max-epoch", "1"), tmp_path / "log") == [0]
-    last = tmp_path / "run" / "checkpoint_last.pt"
-    state = torch.load(last, weights_only=True)
-    assert list(state["extra_state"].pop("data_checksums")) == ["0/train"]
-    state["extra_state"]["training_data"] = {str(data / "train.bin"): 1}
-    torch.save(state, last)
-    assert run(command, tmp_path / "log") == [0], (tmp_path / "log").read_text()
-    after = torch.load(last, weights_only=True)["extra_state"]
-    assert "training_data" not in after
-    assert list(after["data_checksums"]) == ["0/train"]
-
-
 def test_one_process_reads_the_training_data_and_all_refuse_what_has_changed(data: Path, tmp_path: Path) -> None:
     command = tiny_training([data], tmp_path / "run", *FLAGS)
     log = tmp_path / "log"

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq.models import FairseqLanguageModel
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_ms.errors import UsageError
-from tests.helpers import trained
 from tests.lm.test_generation import _NaiveDecoder, ragged_prompts
 from tests.registry import GENERATORS, Case, build, random_case
 
@@ -70,32 +64,3 @@ def test_an_ensemble_of_two_of_ours_averages_probabilities(arch: str) -> None:
     assert_mean_of([case.model, build(arch, {"init_std": 0.4, **case.flags}, case.dictionary).eval()], case, beam=2)
     vanilla = build("vanilla_lm", {"decoder_embed_dim": 8, "decoder_attention_heads": 2}, case.dictionary).eval()
     assert_mean_of([vanilla, case.model], case, beam=2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    lines = trained.random_lines(3, 6, length=7)
-    return trained.write_corpus(tmp_path_factory.mktemp("ensembles"), {"train": lines, "test": lines})
-
-
-@pytest.mark.parametrize(
-    ("task", "sentence"),
-    [
-        ("language_modeling", "--task must be streaming_language_modeling for a model with a memory"),
-        ("streaming_language_modeling", "--arch must be a model with a memory"),
-    ],
-)
-def test_a_streaming_model_and_one_without_a_memory_are_no_ensemble(
-    task: str, sentence: str, data: Path, tmp_path: Path
-) -> None:
-    flags = [*trained.TINY, "--tokens-per-sample", "8"]
-    streaming = trained.write_checkpoint(
-        tmp_path / "xl.pt", data, "transformer_xl", *flags, task="streaming_language_modeling"
-    )
-    plain = trained.write_checkpoint(tmp_path / "plain.pt", data, "vanilla_lm", *flags)
-    args = SimpleNamespace(_name=task, data=str(data), add_bos_token=False, max_target_positions=None)
-    args.tokens_per_sample, args.output_dictionary_size = 8, -1
-    loaded = TASK_REGISTRY[task].setup_task(args)
-    for paths in ([streaming, plain], [plain, streaming]):
-        with pytest.raises(UsageError, match=sentence):
-            checkpoint_utils.load_model_ensemble([str(path) for path in paths], task=loaded)

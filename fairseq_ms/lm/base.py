@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host.copyable import CopyableModel
 from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
@@ -126,7 +125,7 @@ class Decoder(FairseqIncrementalDecoder):
         self.reorder_incremental_state_scripting(incremental_state, new_order)
 
 
-class LanguageModel(CopyableModel, FairseqLanguageModel):
+class LanguageModel(FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
 
     A subclass turns its flags into a model of the core and checks them; it is registered with its config dataclass.
@@ -144,6 +143,17 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         With ``features_only``, features (B, T, D) stand in for the logits.
         """
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory, features_only=features_only)
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """As fairseq's, without the local ``train`` that it leaves on the model, which nothing can copy or pickle."""
+        super().make_generation_fast_(**kwargs)
+        self.__dict__.pop("train", None)
+
+    def train(self, mode: bool = True) -> Any:
+        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
+        if mode and self._is_generation_fast:
+            raise RuntimeError("cannot train after make_generation_fast")
+        return super().train(mode)
 
     @classmethod
     def from_pretrained(

@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 
 from fairseq_ms.analysis import checkpoints, perplexity
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import damage
+from fairseq_ms.host import checkpoints as host_checkpoints
 from tests.helpers import trained
 from tests.helpers.corpus import large_data
 
@@ -66,13 +66,13 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pyt
         tmp_path / "model.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "12"
     )
     read: list[str] = []
-    find = damage.defect
+    find = host_checkpoints.defect
 
     def noting(path: str) -> str | None:
         read.append(path)
         return find(path)
 
-    monkeypatch.setattr(damage, "defect", noting)
+    monkeypatch.setattr(host_checkpoints, "defect", noting)
     found = perplexity.evaluate(perplexity.load(str(path), cpu=True), "test")
     assert found.targets == 6 * 18
     assert read == [str(path)]

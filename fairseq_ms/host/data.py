@@ -1,30 +1,32 @@
-"""Binarised data whose two files fit together, and the dictionary, before a token of it is used.
+"""Binarised data whose two files fit together and stay the same, and batches that all count.
 
-Cut or garbled data would end in an error from deep inside, in the middle of training, or train on other tokens. The
-format has no checksum: a token that has become another one of the dictionary is noticed by ``same_data.py`` alone. One
-process reads the tokens once for both, and instead of fairseq, which does so in every process whenever it opens them.
+The format has no checksum: a token that has become another one of the dictionary would be trained on, and data that
+were prepared anew be continued at a place that means nothing in them. Checkpoints hold the checksums of the training
+data, and a run that is resumed compares them. One process reads the tokens once for that and all other checks.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
-import logging
 import os
+import queue
 import struct
+import threading
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from fairseq import utils
 from fairseq.data import indexed_dataset
+from fairseq.data.iterators import BackgroundConsumer
 from fairseq.distributed import utils as distributed_utils
 from torch import distributed
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host.wrapping import wrap
-
-logger = logging.getLogger(__name__)
 
 # Of fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then the length of every
 # sentence and the byte at which it starts.
@@ -33,23 +35,19 @@ _MAGIC = b"MMIDIDX\x00\x00"
 # Bytes of which one checksum is taken, in threads, since that takes longer than reading them.
 _CHUNK = 1 << 22
 _THREADS = min(8, os.cpu_count() or 1)
-# Bytes that take long enough to be announced.
-_LARGE = 10**9
+# A batch that takes longer than this, in seconds, is not waited for when the process ends.
+_PATIENCE = 30.0
+# In a batch that is repeated, since criterions may wait for the other processes in every batch.
+_REPEATED = "repeated"
 
 # Of all data sets that this process has opened: the path without an ending, and the checksum.
 checksums: dict[str, int] = {}
 
 
-def install() -> None:
-    """Have fairseq check what it opens; calling it again does nothing."""
-    wrap(indexed_dataset, "make_dataset", _checked)
-    wrap(indexed_dataset, "_warmup_mmap_file", _not_again)
-
-
-def _checked(
+def make_checked(
     original: Callable[..., Any], path: str, impl: str, fix_lua_indexing: bool = False, dictionary: Any = None
 ) -> Any:
-    """``make_dataset``, which opens ``path``.bin and ``path``.idx."""
+    """``make_dataset``, which opens ``path``.bin and ``path``.idx, where these fit together and the dictionary."""
     if impl not in ("raw", "fasta") and os.path.isfile(f"{path}.idx") and os.path.isfile(f"{path}.bin"):
         # What begins like no index fairseq takes for one of its oldest form, whose implementation this is.
         kind = _kind(path) if impl in ("mmap", "cached") else None
@@ -59,8 +57,8 @@ def _checked(
     return original(path, impl, fix_lua_indexing=fix_lua_indexing, dictionary=dictionary)
 
 
-def _not_again(original: Callable[..., Any], path: str) -> None:
-    """``_warmup_mmap_file``, which reads a file so that the system may keep it in memory."""
+def read_no_more(original: Callable[..., Any], path: str) -> None:
+    """``_warmup_mmap_file``, which reads a file so that the system may keep it in memory: it has been read."""
 
 
 def _defect(wrong: str) -> UsageError:
@@ -114,8 +112,6 @@ def _contents(path: str, kind: np.dtype | None, *unchanged: tuple[int, int]) -> 
     Files that are ``unchanged``, by size and time, are not read again.
     """
     size = os.path.getsize(f"{path}.bin")
-    if size > _LARGE:
-        logger.info(f"reading the {size / 1e9:.1f} GB of {path}.bin once, to check them")
     kind = kind or np.dtype(np.uint8)
 
     def part(start: int) -> tuple[int, int]:
@@ -128,3 +124,64 @@ def _contents(path: str, kind: np.dtype | None, *unchanged: tuple[int, int]) -> 
         for top, found in pool.map(part, range(0, size // kind.itemsize * kind.itemsize, _CHUNK)):
             largest, checksum = max(largest, top), zlib.crc32(found.to_bytes(4, "little"), checksum)
     return largest, checksum
+
+
+def training_data(cfg: Any) -> Iterator[tuple[str, str, int]]:
+    """The training data opened so far: their name wherever they lie, their path, and their checksum.
+
+    The name is the number of their folder in DATA, and that of the split.
+    """
+    folders = [os.path.abspath(folder) for folder in utils.split_paths(getattr(cfg.task, "data", None) or "")]
+    subset = os.path.basename(cfg.dataset.train_subset)
+    for path, checksum in checksums.items():
+        folder, name = os.path.split(path)
+        if folder in folders and name.startswith(subset):
+            yield f"{folders.index(folder)}/{name}", path, checksum
+
+
+def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
+    """Raise UsageError if the training data opened so far are others than a checkpoint says, by name and checksum."""
+    for name, path, checksum in training_data(cfg):
+        if expected.get(name, checksum) != checksum:
+            raise UsageError(
+                f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx has changed since "
+                "(--reset-dataloader begins a new epoch of the data as they are)"
+            )
+
+
+def with_repeated(samples: list[Any], batch: dict[str, Any]) -> list[Any]:
+    """The batches of an update, with ``batch``, which ``counting`` leaves out, in the places of those that are missing.
+
+    With ``--update-freq``, a process can have a batch and then none. fairseq repeats an old one there without its
+    gradient, and then takes the process's whole update for empty: its gradients are used, but its tokens are left out
+    of what their sum is divided by, and its losses out of the log.
+    """
+    return [sample or {**batch, _REPEATED: True} for sample in samples]
+
+
+def counting(train_step: Callable[..., Any], sample: dict[str, Any], *args: Any, **settings: Any) -> Any:
+    """A task's ``train_step``, to which repeated batches are nothing."""
+    if not sample.get(_REPEATED):
+        return train_step(sample, *args, **settings)
+    loss, size, logged = train_step(sample, *args, **{**settings, "ignore_grad": True})
+    return loss, 0 * size, {name: 0 * value for name, value in logged.items()}
+
+
+def end_reading_ahead() -> None:
+    """Wait for the threads that read batches ahead, each of which ends with its current one.
+
+    fairseq leaves them to the end of the interpreter, which may find one in the middle of an operation of torch: then
+    C++ ends the process by SIGABRT, and a training that has succeeded exits with 134.
+    """
+    until = time.monotonic() + _PATIENCE
+    for thread in threading.enumerate():
+        if isinstance(thread, BackgroundConsumer):
+            thread._max_len = 0
+            while thread.is_alive() and time.monotonic() < until:
+                try:
+                    thread._queue.get_nowait()  # which it may be waiting to put another into
+                except queue.Empty:
+                    thread.join(0.01)
+
+
+atexit.register(end_reading_ahead)

@@ -43,7 +43,7 @@ _MISTAKES = (
     ),
     (
         r"^Unsupported optimizer: ",
-        "--memory-efficient-fp16 and --memory-efficient-bf16 must be left out with an --optimizer whose state is float32",
+        "--memory-efficient-fp16 and --memory-efficient-bf16 must be left out with an optimizer that lacks them",
     ),
     (r"^Either --max_update or --lr-period-updates", "--max-update must say over how many updates a cosine falls"),
     (r"^AdaptiveLoss is not compatible", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),

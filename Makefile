@@ -5,7 +5,7 @@
 #   make test    run the tests, those that take over ten seconds left out
 #   make test-all    run all tests
 #   make test-portable   run the numeric tests once more with the kernels of old processors
-#   make gpu     test and measure everything on a GPU, and write docs/results_gpu.md
+#   make gpu     measure everything on a GPU, write docs/results_gpu.md, and run the tests of numerics there
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
 #   make mutants plant small bugs into the files that hold masks, windows and memories, and print which the tests notice
 #   make curves  record the loss curves that tests/curves compares with anew
@@ -92,10 +92,16 @@ test-portable: env
 	-m "not slow" tests/ops tests/modules tests/core tests/references tests/curves tests/models/test_invariants.py
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
-# where rows of the first have failed.
+# where rows of the first have failed. Tests come last: what they would show of numerics is checked before each table.
+GPU := $(RUN) -m fairseq_ms bench all --device cuda --rounds 3 --report docs/results_gpu.md
+ON_GPU := models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
+	models/test_half_precision.py modules/test_retina.py modules/test_pooling.py modules/test_kv_cache.py \
+	ops/test_attention.py ops/test_linear.py ops/test_linear_cross_entropy.py ops/test_recompute.py \
+	ops/test_dropout_masks.py
 gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
-	@PYTHONPATH=$(VENV)/transformers-5 $(RUN) -m benchmarks.gpu; first=$$?; [ $$first -le 1 ] || exit $$first; \
-	PYTHONPATH=$(PEER) $(RUN) -m benchmarks.gpu --only TransfoXL && exit $$first
+	@PYTHONPATH=$(VENV)/transformers-5 $(GPU); first=$$?; [ $$first -le 1 ] || exit $$first; \
+	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \
+	$(RUN) -m pytest -q -n 4 --device cuda $(addprefix tests/,$(ON_GPU)) && exit $$first
 
 curves: env
 	@$(RUN) -m tests.curves.record

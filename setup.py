@@ -49,10 +49,10 @@ setup(
     install_requires=["torch>=2.6", "numpy>=1.26", "tqdm"],
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1", "omegaconf"],
-        "analysis": ["matplotlib>=3.8", "scikit-learn>=1.4", "sacrebleu>=2.3"],
+        "analysis": ["matplotlib>=3.8", "sacrebleu>=2.3"],
         "export": ["safetensors>=0.4"],
         "ngram": ["kenlm>=0.3"],
-        "preprocess": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "pillow>=10"],
+        "preprocess": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "pillow>=10", "scikit-learn>=1.4"],
         "dev": ["pytest>=8", "pytest-xdist>=3.5", "ruff>=0.6", "mypy>=1.10"],
     },
     entry_points={"console_scripts": ["fairseq-ms = fairseq_ms.cli:main"]},

@@ -1,11 +1,9 @@
-"""What ``haed`` costs: decoding with and without padding, the first phase, and generation beside other byte models."""
+"""What ``haed`` costs: its phases and its parts."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -14,24 +12,25 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, FairseqLang
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import lstm
-from benchmarks.runner import Contestant, Options, Section, assert_parity
+from benchmarks.device import peak
+from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
+from benchmarks.training import step
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
 from fairseq_ms.data.chunk_sampling import predicted_chunks
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.models.haed import IEM_CRITERION, SPACE
 
-NAME = "haed"
-HELP = "haed: decoder with and without padding, first phase against end to end, generation against other models"
-
-ROWS, WORDS = 4, 256
+# Rows of a training step on a CPU and on a GPU, the latter as many as Python's documentation has for the first phase.
+ROWS, WORDS = {"cpu": 4, "cuda": 56}, 256
 TINY = {"encoder_units": 16, "decoder_embed_dim": 24, "position_embed_dim": 8, "decoder_layers": 1}
 TINY |= {"decoder_ffn_embed_dim": 32, "decoder_attention_heads": 2, "attention_head_dim": 8, "decoder_units": 20}
-# A loss is a mean of about 6,000 terms of order 5, cached logits are of order 1; both are in float32.
-LOSS_TOLERANCE = 1e-4
-LOGIT_TOLERANCE = 1e-4
-PROMPT, STEPS = 1000, 48
+# A loss is a mean of about 500 terms of order 5; encodings are sums of about 1,000 terms of order 0.01. In float32.
+LOSS_TOLERANCE, ENCODING_TOLERANCE = 1e-4, 1e-5
+PADDED, UNPADDED, FIRST = "end to end, padded chunks", "end to end, chunks without padding", "first phase"
+UNITS = (128, 256, 512, 1024, 2048)
+# Of the LSTM encoder: the paper's, and as few as were no worse (docs/claims.md).
+PAPERS, SMALL = 1024, 64
 
 
 def text_rows(rows: int, words: int, offset: int = 0) -> tuple[list[list[str]], Dictionary]:
@@ -91,257 +90,150 @@ def padded_loss(model: FairseqLanguageModel, tokens: Tensor, pad: int) -> Tensor
     return loss_of(core.project(hidden_MLU), target_ML, pad)
 
 
-@dataclass
 class Steps:
-    """Training steps of the paper's larger model (12 heads, 2,000 decoder units) on the same words."""
+    """A training step of the paper's larger model (12 heads, 2,000 decoder units) over rows of words."""
 
-    quick: bool
-    rows: int | None = None
-    device: torch.device | str = "cpu"
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        rows, words = (2, 24) if self.quick else (ROWS, WORDS)
-        rows = self.rows or rows
+    def __init__(self, kind: str, rows: int, words: int, quick: bool, device: str = "cpu", dtype=torch.float32) -> None:
         lines, dictionary = text_rows(rows, words)
-        self.pad = dictionary.pad()
-        self.tokens = padded_batch(lines, dictionary).to(self.device)
-        further = text_rows(3 * rows, words, offset=rows * words)[0]
-        self.further = padded_batch(further, dictionary).to(self.device)
+        self.kind, self.pad = kind, dictionary.pad()
+        self.tokens = padded_batch(lines, dictionary).to(device)
+        further = text_rows(3 * rows, words, offset=rows * words)[0] if kind == FIRST else lines
+        self.further = padded_batch(further, dictionary).to(device)
+        criterion = IEM_CRITERION if kind == FIRST else "cross_entropy"
         positions = self.tokens.shape[1]
-        self.model = preset("haed_wt103_iem", dictionary, positions, self.quick).to(self.device, self.dtype)
-        first = preset("haed_wt103_iem", dictionary, positions, self.quick, IEM_CRITERION)
-        self.first = first.to(self.device, self.dtype)
-        self.title = f"{rows} x {words} words, {int((self.tokens[:, 1:] != self.pad).sum())} characters"
+        self.model = preset("haed_wt103_iem", dictionary, positions, quick, criterion).to(device, dtype)
 
-    def unpadded(self) -> Tensor:
-        return loss_of(self.model(self.tokens[:, :-1])[0], self.tokens[:, 1:], self.pad)
-
-    def padded(self) -> Tensor:
-        return padded_loss(self.model, self.tokens, self.pad)
-
-    def first_phase(self) -> Tensor:
-        candidates = [predicted_chunks(self.first.segmentation, tokens) for tokens in (self.tokens, self.further)]
+    def loss(self) -> Tensor:
+        """Of a step of its kind."""
+        if self.kind == PADDED:
+            return padded_loss(self.model, self.tokens, self.pad)
+        if self.kind == UNPADDED:
+            return loss_of(self.model(self.tokens[:, :-1])[0], self.tokens[:, 1:], self.pad)
+        candidates = [predicted_chunks(self.model.segmentation, tokens) for tokens in (self.tokens, self.further)]
         candidates_KL, _, counts_K = unique_chunks(torch.cat(candidates))
-        found = self.first(self.tokens, candidates_KL, counts_K)
+        found = self.model(self.tokens, candidates_KL, counts_K)
         return found.loss / found.rank_N.numel()
 
-    def backward(self, loss: Callable[[], Tensor]) -> None:
-        self.model.zero_grad(set_to_none=True)
-        self.first.zero_grad(set_to_none=True)
-        loss().backward()
 
-    def parity(self) -> str:
-        worst = assert_parity("loss", self.unpadded().detach(), self.padded().detach(), LOSS_TOLERANCE)
-        return f"chunks with and without padding give one loss, within {worst:.1e}"
-
-    def bytes_kept(self, loss: Callable[[], Tensor]) -> float:
-        return float(saved_bytes(loss, self.model, self.first))
+def tables(options: Options) -> list[Table]:
+    """A step by phase, the decoder by its units, and the encoders."""
+    return [_phases(options), *_parts(options)]
 
 
-class Megabyte:
-    """The model of MEGABYTE-pytorch, as its README makes one, narrower for as many parameters as ``haed``."""
-
-    PATCH = 4
-
-    def __init__(self, symbols: int, positions: int, quick: bool) -> None:
-        from MEGABYTE_pytorch import MEGABYTE
-
-        torch.manual_seed(0)
-        patches = -(-positions // self.PATCH)
-        self.model = MEGABYTE(
-            num_tokens=symbols,
-            dim=32 if quick else 336,
-            depth=(1, 1) if quick else (6, 4),
-            max_seq_len=(patches, self.PATCH),
-            dim_head=16 if quick else 42,
-            heads=2 if quick else 8,
-            flash_attn=True,
-        )
-
-    def loss(self, ids_BT: Tensor) -> Tensor:
-        return self.model(ids_BT, return_loss=True)
+def _rows(options: Options) -> int:
+    return 2 if options.quick else ROWS[options.device]
 
 
-def megabyte_is_here() -> bool:
-    return importlib.util.find_spec("MEGABYTE_pytorch") is not None
+def per_precision(names: tuple[str, ...], work: Callable[..., Work], options: Options) -> list[Row]:
+    return [
+        Row((name, precision), partial(work, name, precision), precision)
+        for precision in options.precisions
+        for name in names
+    ]
 
 
-class Generation:
-    """One row in generation: a prompt of about 1,000 characters, then one cached step a character."""
+def _phases(options: Options) -> Table:
+    rows, words = _rows(options), 24 if options.quick else WORDS
 
-    def __init__(self, quick: bool, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        self.prompt, self.steps = (40, 8) if quick else (PROMPT, STEPS)
-        lines, dictionary = text_rows(1, 400)
-        self.tokens = padded_batch(lines, dictionary)[:, : self.prompt + self.steps].to(device)
-        positions = self.prompt + self.steps
-        small = {"decoder_layers": 1, "decoder_embed_dim": 24, "decoder_ffn_embed_dim": 32}
-        sizes = {"decoder_layers": 8, "decoder_embed_dim": 384, "decoder_ffn_embed_dim": 1536}
-        vanilla = {**(small if quick else sizes), "decoder_attention_heads": 6, "dropout": 0.0}
-        self.models = {
-            "vanilla_lm": build("vanilla_lm", dictionary, positions, vanilla),
-            "haed": preset("haed_wt103", dictionary, positions, quick),
-        }
-        for model in self.models.values():
-            model.to(device, dtype).eval().make_generation_fast_()
-        self.megabyte = Megabyte(len(dictionary), positions, quick) if megabyte_is_here() else None
-        if self.megabyte is not None:
-            self.megabyte.model.to(device, dtype)
-        counts = {name: sum(p.numel() for p in model.parameters()) for name, model in self.models.items()}
-        if self.megabyte is not None:
-            counts["MEGABYTE-pytorch"] = sum(p.numel() for p in self.megabyte.model.parameters())
-        self.title = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in counts.items())
+    def work(kind: str, precision: str) -> Work:
+        steps = Steps(kind, rows, words, options.quick, options.device, DTYPES[precision])
+        run = partial(step, [steps.model], steps.loss)
 
-    def prefilled(self, name: str) -> dict[str, object]:
-        state: dict[str, object] = {}
-        with torch.inference_mode():
-            self.models[name].decoder(self.tokens[:, : self.prompt], incremental_state=state)
-        return state
+        def others() -> Mapping[str, Cell]:
+            kept = saved_bytes(steps.loss, steps.model) / rows / 1e3
+            return {"rows": rows, "kept": kept, "peak": peak(run, options) / GB}
 
-    def seconds(self, name: str) -> None:
-        """Prompt and steps."""
-        state = self.prefilled(name)
-        with torch.inference_mode():
-            for end in range(self.prompt + 1, self.prompt + self.steps + 1):
-                self.models[name].decoder(self.tokens[:, :end], incremental_state=state)
-
-    def without_cache(self) -> None:
-        """What MEGABYTE-pytorch's ``generate`` does for every byte: the whole text once more."""
-        assert self.megabyte is not None
-        with torch.inference_mode():
-            self.megabyte.model.eval()(self.tokens[:, : self.prompt])
-
-    def parity(self) -> str:
-        worst = 0.0
-        for name, model in self.models.items():
-            state = self.prefilled(name)
-            with torch.inference_mode():
-                for end in range(self.prompt + 1, self.prompt + self.steps + 1):
-                    cached = model.decoder(self.tokens[:, :end], incremental_state=state)[0]
-                whole = model(self.tokens)[0][:, -1:]
-            worst = max(worst, assert_parity(name, cached, whole, LOGIT_TOLERANCE))
-        return f"cached logits are those of the whole text, within {worst:.1e}"
-
-
-def _per_step(generation: Generation, name: str) -> Callable[[], float]:
-    """Seconds a cached step, the prompt not counted: the mean over the steps."""
-    import time
-
-    def run() -> float:
-        state = generation.prefilled(name)
-        marks = [time.perf_counter()]
-        with torch.inference_mode():
-            for end in range(generation.prompt + 1, generation.prompt + generation.steps + 1):
-                generation.models[name].decoder(generation.tokens[:, :end], incremental_state=state)
-                marks.append(time.perf_counter())
-        # A mean over whole words, since the steps that end one cost more than the others.
-        return sum(later - earlier for earlier, later in pairwise(marks)) / generation.steps
-
-    return run
-
-
-def sections(options: Options) -> Iterable[Section]:
-    """Steps and bytes of training, its LSTM by itself, generation, and MEGABYTE-pytorch where it is installed."""
-    yield from _steps(options)
-    yield from lstm.sections(options)
-    yield from _generation(options)
-    if megabyte_is_here():
-        yield from _training(options)
-
-
-def _steps(options: Options) -> Iterable[Section]:
-    """The decoder with and without padding, and the first phase."""
-    steps = Steps(options.quick)
-    yield Section(
-        f"haed, forward and backward, {steps.title}",
-        "s",
-        [
-            Contestant("padded chunks", lambda: steps.backward(steps.padded)),
-            Contestant("chunks without padding", lambda: steps.backward(steps.unpadded), 0.75),
-        ],
-        "padded chunks",
-        steps.parity,
-    )
-    yield Section(
-        f"haed, bytes kept for backward, {steps.title}",
-        "MB",
-        [
-            Contestant("padded chunks", lambda: steps.bytes_kept(steps.padded)),
-            Contestant("chunks without padding", lambda: steps.bytes_kept(steps.unpadded), 0.35),
-            Contestant("first phase", lambda: steps.bytes_kept(steps.first_phase)),
-        ],
-        "padded chunks",
-        steps.parity,
-        measure="value",
-        scale=1e-6,
-    )
-    yield Section(
-        f"haed, first phase against end to end, forward and backward, {steps.title}",
-        "s",
-        [
-            Contestant("end to end", lambda: steps.backward(steps.unpadded)),
-            Contestant("first phase", lambda: steps.backward(steps.first_phase), 0.1),
-        ],
-        "end to end",
-        steps.parity,
-    )
-
-
-def _generation(options: Options) -> Iterable[Section]:
-    """Cached steps of ``haed`` and of a ``vanilla_lm`` over characters, and whole passes of MEGABYTE-pytorch."""
-    generation = Generation(options.quick)
-    yield Section(
-        f"a character of generation after {generation.prompt}, one row ({generation.title})",
-        "ms",
-        [
-            Contestant("vanilla_lm", _per_step(generation, "vanilla_lm")),
-            Contestant("haed", _per_step(generation, "haed"), 0.25),
-        ],
-        "vanilla_lm",
-        generation.parity,
-        measure="value",
-        scale=1e3,
-    )
-    if generation.megabyte is None:
-        return
-    yield Section(
-        f"{generation.steps} characters of haed and 1 of MEGABYTE-pytorch behind a prompt of {generation.prompt}",
-        "s",
-        [
-            Contestant("MEGABYTE-pytorch, 1 byte", generation.without_cache),
-            Contestant(f"haed, prompt and {generation.steps} bytes", lambda: generation.seconds("haed")),
-        ],
-        "MEGABYTE-pytorch, 1 byte",
-        generation.parity,
-    )
-
-
-def _training(options: Options) -> Iterable[Section]:
-    """A step of ``haed`` and of MEGABYTE-pytorch over the same characters, as many rows of one length."""
-    rows, positions = (2, 48) if options.quick else (4, 1048)
-    lines, dictionary = text_rows(rows, 400)
-    tokens = padded_batch(lines, dictionary)[:, : positions + 1]
-    model = preset("haed_wt103", dictionary, positions, options.quick)
-    other = Megabyte(len(dictionary), positions, options.quick)
-
-    def ours() -> None:
-        model.zero_grad(set_to_none=True)
-        loss_of(model(tokens[:, :-1])[0], tokens[:, 1:], dictionary.pad()).backward()
-
-    def theirs() -> None:
-        other.model.zero_grad(set_to_none=True)
-        other.loss(tokens[:, 1:]).backward()
+        return Work(run, rows, others)
 
     def parity() -> str:
-        ours()
-        theirs()
-        return "nothing to compare: two different models"
+        padded, unpadded = (Steps(kind, 2, 24, True) for kind in (PADDED, UNPADDED))
+        worst = assert_parity("loss", unpadded.loss(), padded.loss(), LOSS_TOLERANCE)
+        return f"chunks with and without padding give one loss, within {worst:.1e}"
 
-    yield Section(
-        f"forward and backward over {rows} x {positions} characters",
-        "us a character",
-        [Contestant("MEGABYTE-pytorch", theirs), Contestant("haed", ours, 1 / 1.1)],
-        "MEGABYTE-pytorch",
-        parity,
-        scale=1e6 / tokens[:, 1:].numel(),
+    about = (
+        f"The presets `*_iem` (12 heads of 32, 2,000 decoder units) on {rows} rows of {words} words of Python's "
+        "documentation; the first phase has 3 further batches."
     )
+    columns = {"rows": "rows", TIME: "ms a row", "kept": "kept for backward, kB a row", "peak": "peak, GB"}
+    ratios = {
+        "to padded chunks": lambda settings: to(settings, model=PADDED),
+        "to end to end": lambda settings: to(settings, model=UNPADDED),
+    }
+    lines = per_precision((PADDED, UNPADDED, FIRST), work, options)
+    return Table("haed", "HAED, a training step", about, ["step", "precision"], columns, lines, 1e3, ratios, parity)
+
+
+class Parts:
+    """A training step of a model over rows of words, whole and in part."""
+
+    def __init__(self, arch: str, flags: dict[str, object], options: Options, precision: str = "float32") -> None:
+        rows, dictionary = text_rows(_rows(options), 40 if options.quick else WORDS)
+        tokens = padded_batch(rows, dictionary)
+        sizes = {name: size for name, size in TINY.items() if name not in flags} if options.quick else {}
+        model = build(arch, dictionary, tokens.size(1), {**sizes, **flags})
+        self.model = model.to(options.device, DTYPES[precision])
+        self.tokens, self.pad = tokens.to(options.device), dictionary.pad()
+
+    def whole(self) -> Tensor:
+        return loss_of(self.model(self.tokens[:, :-1])[0], self.tokens[:, 1:], self.pad)
+
+    def without_decoder(self) -> Tensor:
+        core = self.model.decoder.core
+        chunks = core.segmentation(self.tokens[:, :-1])
+        return core.main(core.encoder(chunks.tokens_ML), chunks).sum()
+
+    def encodings(self) -> Tensor:
+        """Of all chunks, each of the different ones computed once."""
+        core = self.model.decoder.core
+        encoded: Tensor = core.encoder(core.segmentation(self.tokens[:, :-1]).tokens_ML)
+        return encoded
+
+    def parity(self) -> float:
+        """How far the encoder alone is from what it gives chunk by chunk."""
+        core = self.model.decoder.core
+        chunks_ML = core.segmentation(self.tokens[:, :-1]).tokens_ML
+        one_by_one = torch.cat([core.encoder.encode(chunks_ML[row : row + 1]) for row in range(20)])
+        return assert_parity("encoding", self.encodings()[:20], one_by_one, ENCODING_TOLERANCE)
+
+
+def _parts(options: Options) -> list[Table]:
+    whole, without = "whole step", "without decoder"
+    encoders: dict[str, tuple[str, dict[str, object]]] = {
+        f"LSTM encoder, {units} units": ("hred", {"main": "transformer", "encoder_units": units})
+        for units in (PAPERS, SMALL)
+    }
+    encoders["MLP encoder"] = ("haed", {})
+    first = next(iter(encoders))
+
+    def decoding(what: str, units: int, precision: str) -> Work:
+        parts = Parts("haed", {"decoder_units": units}, options, precision)
+        loss = parts.whole if what == whole else parts.without_decoder
+        return Work(partial(step, [parts.model], loss))
+
+    def encoding(name: str, precision: str) -> Work:
+        parts = Parts(*encoders[name], options, precision)
+        run = partial(step, [parts.model], lambda: parts.encodings().sum())
+        return Work(run, 1, lambda: {"kept": saved_bytes(parts.encodings, parts.model) / 1e6})
+
+    def parity() -> str:
+        worst = max(Parts(*made, Options(quick=True)).parity() for made in encoders.values())
+        return f"chunks encoded together and one by one agree within {worst:.1e}"
+
+    rows = [
+        Row((what, str(units), precision), partial(decoding, what, units, precision), f"{units}, {precision}")
+        for precision in options.precisions
+        for units in ((20, 30) if options.quick else UNITS)
+        for what in (whole, without)
+    ]
+    work = f"Forward and backward over {_rows(options)} rows of {WORDS} words."
+    share = f"{work} 1 - ratio is the decoder's share (HAED, Figure 3c)."
+    part = Table(
+        "haed-parts", "HAED's decoder by its units", share, ["part", "units", "precision"], {TIME: "s"}, rows, 1.0,
+        {"to the whole step": lambda settings: to(settings, model=whole)}, parity,
+    )  # fmt: skip
+    encoder = Table(
+        "haed-encoder", "HAED's encoder (Section 4.1.1)", f"{work} The encoder alone.", ["encoder", "precision"],
+        {TIME: "s", "kept": "MB kept"}, per_precision(tuple(encoders), encoding, options), 1.0,
+        {f"to {first}": lambda settings: to(settings, model=first)}, parity,
+    )  # fmt: skip
+    return [part, encoder]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TypedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -14,6 +14,10 @@ from fairseq.models.transformer_lm import base_lm_architecture
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor, nn
 
+from benchmarks.table import NotInstalledError
+from fairseq_ms.analysis.training_step import Sample
+from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
+from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 
@@ -33,11 +37,8 @@ class Shape:
     def __str__(self) -> str:
         return (
             f"d={self.dim}, FFN {self.ffn_dim}, {self.heads} heads, T={self.length}, vocabulary {self.vocabulary}, "
-            f"dropout {self.dropout:g}, float32"
+            f"dropout {self.dropout:g}"
         )
-
-    def without_dropout(self) -> Shape:
-        return replace(self, dropout=0.0)
 
 
 PAPER = Shape()
@@ -124,13 +125,13 @@ def copy_weights(vanilla: FairseqLanguageModel, peer: FairseqLanguageModel) -> N
         theirs.output_projection.weight.copy_(vanilla.decoder.project.weight)
 
 
-def huggingface_gpt2(shape: Shape) -> nn.Module | None:
-    """Hugging Face's GPT-2 of this shape, or None where ``transformers`` cannot be imported."""
+def huggingface_gpt2(shape: Shape) -> nn.Module:
+    """Hugging Face's GPT-2 of this shape; NotInstalledError where ``transformers`` cannot be imported."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
-    except (ImportError, OSError):
+    except (ImportError, OSError) as error:
         # OSError where it finds another package, such as torchaudio, of another build than torch's.
-        return None
+        raise NotInstalledError("transformers") from error
     torch.manual_seed(1)
     config = GPT2Config(
         vocab_size=shape.vocabulary,
@@ -147,7 +148,8 @@ def huggingface_gpt2(shape: Shape) -> nn.Module | None:
         bos_token_id=2,
         eos_token_id=2,
     )
-    return GPT2LMHeadModel(config)
+    made: nn.Module = GPT2LMHeadModel(config)
+    return made
 
 
 # Layers are named coarse to fine, as the paper does.
@@ -158,32 +160,26 @@ MULTISCALE: dict[str, tuple[str, dict[str, object]]] = {
     "retina 12": ("retina_lm", {"decoder_layers": 12}),
     "retina 14": ("retina_lm", {"decoder_layers": 14}),
 }
+FAIRSEQ, VANILLA, GPT2 = "fairseq transformer_lm", "vanilla", "Hugging Face GPT-2"
 
 
-def multiscale(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
-    """One of ``MULTISCALE``."""
-    arch, own = MULTISCALE[name]
-    return build(arch, shape, **own, **flags)
+def build_model(name: str, shape: Shape, **flags: object) -> nn.Module:
+    """A model by its name in the tables: fairseq's, Hugging Face's, ours, or a preset at these sizes."""
+    if name == FAIRSEQ:
+        return fairseq_lm(shape)
+    if name == GPT2:
+        return huggingface_gpt2(shape)
+    if name == VANILLA:
+        return build("vanilla_lm", shape, decoder_layers=shape.layers, **flags)
+    if name in MULTISCALE:
+        arch, own = MULTISCALE[name]
+        return build(arch, shape, **own, **flags)
+    return build(PRESETS[name].model, shape, **PRESETS[name].values, **flags)
 
 
-@contextmanager
-def evaluation(*models: nn.Module) -> Iterator[None]:
-    """The models in evaluation mode, and back in training mode afterwards."""
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for model in models:
-            model.train()
-
-
-class Sample(TypedDict):
-    """A batch as fairseq's criterions take it."""
-
-    net_input: dict[str, Tensor]
-    target: Tensor
-    ntokens: int
+def label(name: str, shape: Shape) -> str:
+    """The model's name with its number of layers, where the name does not have it."""
+    return f"{name} {shape.layers}" if name in (FAIRSEQ, VANILLA, GPT2) else name
 
 
 def random_sample(shape: Shape, rows: int) -> Sample:
@@ -205,3 +201,45 @@ def language_model_loss(model: nn.Module, sample: Sample) -> Tensor:
     else:
         log_probs = model(sample["net_input"]["src_tokens"]).logits.log_softmax(-1, dtype=torch.float32)
     return nn.functional.nll_loss(log_probs.flatten(0, 1), sample["target"].flatten(), reduction="sum")
+
+
+Loss = Callable[[nn.Module, Sample], Tensor]
+
+
+def linear_cross_entropy_loss(model: Any, sample: Sample) -> Tensor:
+    """As ``language_model_loss``, computed as our ``linear_cross_entropy`` does."""
+    task = SimpleNamespace(target_dictionary=model.decoder.dictionary)
+    return LinearCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.0)(model, {**sample})[0]
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": language_model_loss,
+    "linear_cross_entropy": linear_cross_entropy_loss,
+}
+
+
+def hidden_bytes(loss: Tensor) -> int:
+    """Bytes of tensors that the graph of a loss holds beside autograd's own account of saved tensors.
+
+    Such is a gradient that was computed in the forward pass. That of a parameter is left out, as are those that the
+    backward pass computes: whichever of the two makes it, it is there when the backward pass begins to free memory.
+    """
+    found: dict[int, int] = {}
+    for node in _nodes(loss.grad_fn):
+        inputs = [getattr(before, "variable", None) for before, _ in node.next_functions]
+        parameters = [tensor.shape for tensor in inputs if tensor is not None]
+        for held in getattr(node, "__dict__", {}).values():
+            if isinstance(held, Tensor) and held.shape not in parameters:
+                found[held.untyped_storage().data_ptr()] = held.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Every node of a graph once."""
+    seen, waiting = set(), [root]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [before for before, _ in node.next_functions]

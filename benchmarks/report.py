@@ -1,69 +1,116 @@
-"""How results of benchmarks are shown: the machine they were measured on, and a table a section."""
+"""The records as Markdown: a table on the terminal as its rows are measured, and a page of all."""
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
+import statistics
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 
-import torch
+from benchmarks.table import NUMBERS, OUTCOMES, TIME, Cell, Record, Row, Settings, Table
 
-from benchmarks.runner import SectionResult
-
-
-def cpu_name() -> str:
-    """The processor, as its maker calls it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+PARITY = "parity"
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_average": list(os.getloadavg()),
-    }
+def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mapping[str, object]) -> str:
+    """All tables in Markdown, with the rows that have a record; the others are counted."""
+    rows = [table.key(row) for table in tables for row in table.rows]
+    known = [records[key] for key in rows if key in records]
+    counts = {outcome: sum(outcome in record for record in known) for outcome in OUTCOMES}
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    minutes = sum(float(record["seconds"]) for record in known) / 60.0
+    on_gpu = "threads" not in machine
+    command = f"fairseq-ms bench{' --device cuda' if on_gpu else ''} --report FILE"
+    memory = (
+        "Memory is `torch.cuda.max_memory_allocated` of a forward and backward pass with weights and gradients, before "
+        "the optimizer; a GB is 10^9 bytes. Models are in half precision throughout, as `--fp16` and `--bf16` run them."
+        if on_gpu
+        else "A peak is by how much the process grows in a forward and backward pass, gradients included."
+    )
+    about = "Numbers in parentheses are the smallest and largest round; ratios are of rounds in turns, where they have "
+    lines = [
+        f"# Measured on a {'GPU' if on_gpu else 'CPU'}",
+        "",
+        f"{machine['device']} with {machine['memory_gb']} GB, torch {machine['torch']}, Python {machine['python']}:",
+        f"{minutes:.0f} minutes of measuring; rows with {said}." if said else "nothing measured yet.",
+        "",
+        f"    {command}{'      # or: make gpu' if on_gpu else ''}",
+        "",
+        *_wrapped(f"{about}such numbers, too. {memory}"),
+    ]
+    if machine["quick"]:
+        lines += ["", "These are tiny shapes: the numbers mean nothing."]
+    begun = [table for table in tables if any(table.key(row) in records for row in table.rows)]
+    for table in begun:
+        lines += ["", f"## {table.title}", "", *_wrapped(table.about), ""]
+        if PARITY in records.get(table.name, {}):
+            lines += [*_wrapped(f"Checked before: {records[table.name][PARITY]}."), ""]
+        lines += markdown(table, table.rows, records)
+        missing = sum(table.key(row) not in records for row in table.rows)
+        lines += ["", f"Rows not measured: {missing} (`--list` names them)."] if missing else []
+    later = [f"{table.title} ({len(table.rows)})" for table in tables if table not in begun]
+    lines += ["", *_wrapped(f"Tables not measured, with their rows: {'; '.join(later)}.")] if later else []
+    return "\n".join(lines) + "\n"
 
 
-def table(result: SectionResult) -> str:
-    """A section's result as text."""
-    lines = [result["title"]]
-    if "error" in result:
-        return "\n".join([*lines, f"  NOT MEASURED, parity failed: {result['error']}"])
-    lines.append(f"  parity: {result['parity']}")
-    width = max(len(row["name"]) for row in result["rows"])
-    timed = result["measure"] == "time"
-    header = f"  {'':<{width}} {result['unit']:>16}" + (f" {'min .. max':>21}" if timed else "")
-    lines.append(header + f" {'ratio':>7}" + (f" {'min .. max':>15}" if timed else "") + "  goal")
-    for row in result["rows"]:
-        line = f"  {row['name']:<{width}} {_number(row['median']):>16}"
-        if timed:
-            spread = f"{_number(row['min'])} .. {_number(row['max'])}"
-            line += f" {spread:>21}"
-        line += f" {row['ratio']:>7.3f}"
-        if timed:
-            spread = f"{row['ratio_min']:.3f} .. {row['ratio_max']:.3f}"
-            line += f" {spread:>15}"
-        if row["goal"] is not None:
-            line += f"  <= {row['goal']:g}" + ("" if row["meets_goal"] else "  falls short")
-        lines.append(line)
-    for other in result["further"]:
-        lines.append(
-            f"  {other['name']} to {other['baseline']}: {other['ratio']:.3f}"
-            f" ({other['ratio_min']:.3f} .. {other['ratio_max']:.3f})  <= {other['goal']:g}"
-            + ("" if other["meets_goal"] else "  falls short")
-        )
-    lines.append(f"  load average {result['load_before']:.1f} before, {result['load_after']:.1f} after")
-    return "\n".join(lines)
+def markdown(table: Table, rows: Sequence[Row], records: Mapping[str, Record]) -> list[str]:
+    """A table of those of these rows that have a record."""
+    ratios = [f"ratio {heading}" for heading in table.ratios]
+    columns = [c for key, heading in table.columns.items() for c in [heading, *(ratios if key == TIME else [])]]
+    header = [*table.settings, *columns]
+    lines = [_line(header), _line(["---"] * len(header))]
+    for row in rows:
+        record = records.get(table.key(row))
+        if record is not None:
+            cells = _cells(table, row, records) if NUMBERS in record else [_why_not(record)]
+            lines.append(_line([*row.settings, *cells, *[""] * (len(columns) - len(cells))]))
+    return lines
+
+
+def _cells(table: Table, row: Row, records: Mapping[str, Record]) -> list[str]:
+    found = records[table.key(row)][NUMBERS]
+    cells: list[str] = []
+    for key in table.columns:
+        cells.append(_text(found.get(key)))
+        if key == TIME:
+            cells += [_ratio(table, row.settings, base, records) for base in table.ratios.values()]
+    return cells
+
+
+def _ratio(
+    table: Table, settings: Settings, base: Callable[[Settings], Settings], records: Mapping[str, Record]
+) -> str:
+    """A row's time divided by another's, round by round where they took turns, else the ratio of their medians."""
+    if base(settings) == settings:
+        return "1"
+    one, other = (records.get(" | ".join((table.name, *s)), {}) for s in (settings, base(settings)))
+    ours, theirs = (record.get(NUMBERS, {}).get(TIME) for record in (one, other))
+    if ours is None or theirs is None:
+        return ""
+    if one.get("together") is None or one["together"] != other.get("together"):
+        return f"{statistics.median(ours) / statistics.median(theirs):.3f}"
+    rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return f"{statistics.median(rounds):.3f} ({min(rounds):.3f} .. {max(rounds):.3f})"
+
+
+def _why_not(record: Record) -> str:
+    """In a few words; the file of records has the whole message."""
+    (outcome,) = (outcome for outcome in OUTCOMES if outcome in record)
+    return outcome if outcome == "does not fit" else f"{outcome}: {record[outcome]}"
+
+
+def _text(value: Cell | None) -> str:
+    if isinstance(value, list):
+        return f"{_number(statistics.median(value))} ({_number(min(value))} .. {_number(max(value))})"
+    return "" if value is None else value if isinstance(value, str) else _number(float(value))
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_on_hyphens=False)

@@ -1,94 +1,170 @@
-"""Parity checks of training, shared by the benchmarks of its memory and its time."""
+"""Training steps of the multi-scale models against fairseq's and Hugging Face's, with both losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from typing import cast
+from functools import partial
+from typing import Any
 
 import torch
-from fairseq.models import FairseqLanguageModel
+from fairseq.utils import apply_to_sample
 from torch import Tensor, nn
 
-from benchmarks.losses import LOSSES, Loss
+from benchmarks.device import peak
 from benchmarks.peers import (
+    FAIRSEQ,
+    GPT2,
+    LOSSES,
     MULTISCALE,
     PAPER,
     TINY,
+    VANILLA,
+    Loss,
     Shape,
-    build,
+    build_model,
     copy_weights,
-    evaluation,
     fairseq_lm,
-    huggingface_gpt2,
+    hidden_bytes,
+    label,
     language_model_loss,
-    multiscale,
     random_sample,
 )
-from benchmarks.runner import Options, ParityError, assert_parity
+from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
+from fairseq_ms.analysis.saved_bytes import saved_bytes
 
-# Names of contestants and, below, how to build them.
-FAIRSEQ, VANILLA, GPT2 = "fairseq transformer_lm", "vanilla", "Hugging Face GPT-2"
+# Sequences of a step: few on a CPU, and on a GPU as many as the paper's.
+ROWS = {"cpu": 2, "cuda": 64}
 # float32 with two layers; logits and gradients relative to the largest, of order 1.
 TOLERANCE = 1e-5
-# Central differences in float64 with a step of 1e-7: relative.
-SLOPE_TOLERANCE = 1e-5
+# Symbols of BookCorpus and of WikiText-103 (Multi-scale Transformer LMs, Table 1); the CPU's tables have fewer.
+BOOKS, WIKITEXT, FEW = 31_300, 33_346, 8_000
+WIKITEXT_PRESETS = (
+    "vanilla_lm_wt103_16",
+    "retina_lm_wt103_16",
+    "multiscale_topdown_wt103_6_12",
+    "multiscale_topdown_wt103_5_10",
+    "multiscale_bottomup_wt103_5_10",
+)
+COLUMNS = {
+    "rows": "rows",
+    TIME: "us a target",
+    "kept": "kept for backward, kB a target",
+    "peak": "peak, GB",
+    "peak_per_target": "peak, kB a target",
+}
 
 
-def builders(shape: Shape) -> dict[str, Callable[[], nn.Module]]:
-    """Every contestant of the training benchmarks by name; Hugging Face's only where it is installed."""
-    models: dict[str, Callable[[], nn.Module]] = {
-        FAIRSEQ: lambda: fairseq_lm(shape),
-        VANILLA: lambda: build("vanilla_lm", shape, decoder_layers=shape.layers),
-        **{name: partial(multiscale, name, shape) for name in MULTISCALE},
-    }
-    if huggingface_gpt2(replace(TINY, layers=1)) is not None:
-        models[GPT2] = lambda: cast(nn.Module, huggingface_gpt2(shape))
-    return models
+def step(modules: Sequence[nn.Module], loss_of: Callable[[], Tensor]) -> None:
+    """Forward and backward; the gradients go at once, so that never more than one model has any."""
+    loss_of().backward()
+    for module in modules:
+        module.zero_grad(set_to_none=True)
 
 
-def criterion_of(name: str, options: Options) -> str:
-    """That of fairseq's and Hugging Face's models is always fairseq's own."""
-    return "cross_entropy" if name in (FAIRSEQ, GPT2) else options.criterion
+def training_work(
+    model: nn.Module,
+    sample: Mapping[str, Any],
+    loss_of: Callable[[nn.Module, Any], Tensor],
+    options: Options,
+    one: Mapping[str, Any] | None = None,
+) -> Work:
+    """Steps over a sample that has its number of targets as "ntokens"; ``one`` of a single row tells what is kept.
 
-
-def shape_of(options: Options) -> Shape:
-    """The sizes of the models of the training benchmarks."""
-    base = TINY if options.quick else PAPER
-    return replace(base, vocabulary=options.vocabulary or base.vocabulary)
-
-
-def label(name: str, shape: Shape) -> str:
-    """The contestant's name with its number of layers, where the name does not have it."""
-    return f"{name} {shape.layers}" if name in (FAIRSEQ, VANILLA, GPT2) else name
-
-
-@cache
-def training_parity(criterion: str = "cross_entropy") -> str:
-    """Outputs and gradients of every model that is measured, against naive twins, at a small shape.
-
-    ``vanilla_lm`` against fairseq's own model with the same weights; every model with what it computes again
-    in backward, and with the criterion, against the same model keeping everything, with ``cross_entropy``; and with
-    dropout, gradients against slopes.
+    Raises ValueError on a loss that is not a number.
     """
-    worst = [_against_fairseq()]
-    for name in (VANILLA, *MULTISCALE):
-        worst.append(_against_keeping_everything(name, LOSSES[criterion]))
-        _against_slope(name)
-    with_criterion = "" if criterion == "cross_entropy" else " and cross_entropy"
+    few = sample if one is None else one
+
+    def run() -> None:
+        step([model], lambda: loss_of(model, sample))
+
+    def others() -> Mapping[str, Cell]:
+        with torch.no_grad():
+            if not bool(loss_of(model, few).isfinite()):
+                raise ValueError("the loss is not finite")
+        kept = saved_bytes(lambda: loss_of(model, few), model) + hidden_bytes(loss_of(model, few))
+        highest = peak(run, options)
+        return {
+            "rows": len(sample["target"]),
+            "kept": kept / few["ntokens"] / 1e3,
+            "peak": highest / GB,
+            "peak_per_target": highest / sample["ntokens"] / 1e3,
+        }
+
+    return Work(run, sample["ntokens"], others)
+
+
+def model_work(name: str, shape: Shape, criterion: str, precision: str, options: Options, **flags: object) -> Work:
+    """Training steps of a model on random tokens."""
+    model = build_model(name, shape, **flags).to(options.device, DTYPES[precision]).train()
+
+    def sample_of(rows: int) -> Any:
+        return apply_to_sample(lambda tensor: tensor.to(options.device), random_sample(shape, rows))
+
+    rows = 2 if options.quick else ROWS[options.device]
+    return training_work(model, sample_of(rows), LOSSES[criterion], options, sample_of(1))
+
+
+def tables(options: Options) -> list[Table]:
+    """BookCorpus' and WikiText-103's sizes."""
+    vocabulary = options.vocabulary or (BOOKS if options.on_gpu else FEW)
+    books = replace(PAPER, dropout=0.1, vocabulary=vocabulary)
+    wikitext = replace(PAPER, dropout=0.1, vocabulary=WIKITEXT, layers=16)
+    if options.quick:
+        books = wikitext = replace(TINY, length=20, dropout=0.1)
+    # Sixteen layers take their time at any width.
+    presets = WIKITEXT_PRESETS[1:2] if options.quick else WIKITEXT_PRESETS
+    names = (FAIRSEQ, GPT2, VANILLA, *MULTISCALE)
+    return [
+        _table("training", "Training at BookCorpus' sizes", books, names, options),
+        _table("wikitext-103", "Training at WikiText-103's sizes", wikitext, (FAIRSEQ, VANILLA, *presets), options),
+    ]
+
+
+def about(shape: Shape, options: Options) -> str:
+    """What a step of these tables is."""
+    rows = 2 if options.quick else ROWS[options.device]
     return (
-        f"vanilla equals fairseq's model with the same weights; {len(worst) - 1} models equal themselves with "
-        f"--recompute none{with_criterion}, on loss and gradients, to {max(worst):.1e}; gradients with dropout equal "
-        "slopes"
+        f"Forward and backward over {rows} sequences, gradients made anew; {shape}. Attention of fairseq's and the "
+        "vanilla model is torch's own, dense; fairseq's model has fairseq's `cross_entropy` or our "
+        "`linear_cross_entropy`, as ours have."
     )
 
 
-def build_ours(name: str, shape: Shape, **flags: object) -> FairseqLanguageModel:
-    """One of our contestants with further flags."""
-    if name == VANILLA:
-        return build("vanilla_lm", shape, decoder_layers=shape.layers, **flags)
-    return multiscale(name, shape, **flags)
+def _table(name: str, title: str, shape: Shape, models: Sequence[str], options: Options) -> Table:
+    rows = [
+        Row(
+            (label(model, shape), criterion, precision),
+            partial(model_work, model, shape, criterion, precision, options),
+            precision,
+        )
+        for precision in options.precisions
+        for model in models
+        for criterion in LOSSES
+        if model != GPT2 or criterion == "cross_entropy"
+    ]
+    ratios = {
+        "to fairseq's": lambda settings: to(settings, model=label(FAIRSEQ, shape)),
+        "to vanilla's": lambda settings: to(settings, model=label(VANILLA, shape)),
+        "to cross_entropy": lambda settings: to(settings, at1="cross_entropy"),
+    }
+    settings = ["model", "criterion", "precision"]
+    return Table(name, title, about(shape, options), settings, COLUMNS, rows, 1e6, ratios, training_parity)
+
+
+def training_parity() -> str:
+    """Outputs and gradients of every model that is measured, against naive twins, at a small shape.
+
+    ``vanilla_lm`` against fairseq's own model with the same weights; every model with what it computes again in
+    backward, and with each criterion, against the same model keeping everything, with ``cross_entropy``.
+    """
+    worst = [_against_fairseq()]
+    for name in (VANILLA, *MULTISCALE):
+        worst += [against_keeping_everything(name, loss_of) for loss_of in LOSSES.values()]
+    return (
+        f"vanilla equals fairseq's model with the same weights; {1 + len(MULTISCALE)} models equal themselves with "
+        f"--recompute none and cross_entropy, on loss and gradients, to {max(worst):.1e}"
+    )
 
 
 def _loss_and_gradients(model: nn.Module, loss_of: Loss = language_model_loss) -> tuple[Tensor, dict[str, Tensor]]:
@@ -99,11 +175,10 @@ def _loss_and_gradients(model: nn.Module, loss_of: Loss = language_model_loss) -
 
 
 def _against_fairseq() -> float:
-    ours, theirs = build("vanilla_lm", TINY, decoder_layers=TINY.layers), fairseq_lm(TINY)
+    ours, theirs = build_model(VANILLA, TINY), fairseq_lm(TINY)
     copy_weights(ours, theirs)
     tokens = random_sample(TINY, 2)["net_input"]["src_tokens"]
-    with evaluation(ours, theirs):
-        worst = assert_parity("logits of vanilla and fairseq's model", ours(tokens)[0], theirs(tokens)[0], TOLERANCE)
+    worst = assert_parity("logits of vanilla and fairseq's model", ours(tokens)[0], theirs(tokens)[0], TOLERANCE)
     our_loss, our_grads = _loss_and_gradients(ours)
     their_loss, their_grads = _loss_and_gradients(theirs)
     worst = max(worst, assert_parity("loss of vanilla and fairseq's model", our_loss, their_loss, TOLERANCE))
@@ -118,44 +193,13 @@ def _against_fairseq() -> float:
     return worst
 
 
-def _against_keeping_everything(name: str, loss_of: Loss) -> float:
-    recomputing, keeping = build_ours(name, TINY), build_ours(name, TINY, recompute="none")
-    keeping.load_state_dict(recomputing.state_dict())
-    loss, grads = _loss_and_gradients(recomputing, loss_of)
+def against_keeping_everything(name: str, loss_of: Loss) -> float:
+    """The largest difference in loss and gradients to the same model with ``--recompute none`` and cross_entropy."""
+    measured, keeping = build_model(name, TINY), build_model(name, TINY, recompute="none")
+    keeping.load_state_dict(measured.state_dict())
+    loss, grads = _loss_and_gradients(measured, loss_of)
     other_loss, other_grads = _loss_and_gradients(keeping)
     worst = assert_parity(f"loss of {name}", loss, other_loss, TOLERANCE)
     for parameter, grad in other_grads.items():
         worst = max(worst, assert_parity(f"{name}: gradient of {parameter}", grads[parameter], grad, TOLERANCE))
     return worst
-
-
-def _against_slope(name: str) -> None:
-    """The derivative along a random direction, by autograd and by the difference of two losses, same dropout."""
-    model = build_ours(name, replace(TINY, dropout=0.1)).double()
-    parameters = list(model.parameters())
-    direction = [torch.randn_like(parameter) for parameter in parameters]
-
-    def loss() -> Tensor:
-        torch.manual_seed(5)
-        return language_model_loss_in_double(model)
-
-    grads = torch.autograd.grad(loss(), parameters, allow_unused=True)
-    slope = sum(float((grad * towards).sum()) for grad, towards in zip(grads, direction) if grad is not None)
-    values = []
-    for step in (1e-7, -2e-7):
-        with torch.no_grad():
-            for parameter, towards in zip(parameters, direction):
-                parameter.add_(towards, alpha=step)
-        # With gradients enabled, since otherwise attention takes another path, with other masks.
-        values.append(float(loss().detach()))
-    measured = (values[0] - values[1]) / 2e-7
-    if not abs(slope - measured) <= SLOPE_TOLERANCE * max(1.0, abs(measured)):
-        raise ParityError(f"{name} with dropout: the derivative along a direction is {slope:.9g}, not {measured:.9g}")
-
-
-def language_model_loss_in_double(model: nn.Module) -> Tensor:
-    """As ``language_model_loss``, without fairseq's conversion of the logits to float32."""
-    sample = random_sample(TINY, 2)
-    logits = model(**sample["net_input"])[0]
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), sample["target"].flatten(), reduction="mean")
-    return loss

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measure memory and time against naive twins and other implementations (needs a checkout)",
     ),
     "coarse-completions": (
-        "fairseq_ms.analysis.coarse_completions.command",
+        "fairseq_ms.analysis.coarse_completions",
         "print the bag of words that coarse_lm checkpoints predict after a context",
     ),
     "config": (
@@ -31,11 +31,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "minimum, maximum and average context length of a streaming model, by formula and measured",
     ),
     "context-shuffle": (
-        "fairseq_ms.analysis.context_shuffle.command",
+        "fairseq_ms.analysis.context_shuffle",
         "increase in NLL when the distant context is shuffled, reversed, replaced or dropped",
     ),
     "context-window": (
-        "fairseq_ms.analysis.context_window.command",
+        "fairseq_ms.analysis.context_window",
         "perplexity against the number of context tokens a model is given",
     ),
     "export": (
@@ -52,18 +52,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "memory": (
         "fairseq_ms.analysis.memory.command",
-        "memory of a training step by scale and purpose, measured and by formula; --fit GIB finds allocations",
+        "memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit",
     ),
     "neighbors": (
-        "fairseq_ms.analysis.neighbors.command",
+        "fairseq_ms.analysis.neighbors",
         "nearest segments of a corpus by the representations of every scale",
     ),
     "nll-by-frequency": (
-        "fairseq_ms.analysis.nll_by_frequency.command",
+        "fairseq_ms.analysis.nll_by_frequency",
         "mean NLL of tokens in bins of equal training frequency, rarest first",
     ),
     "perplexity": (
-        "fairseq_ms.analysis.perplexity.command",
+        "fairseq_ms.analysis.perplexity",
         "evaluate a checkpoint: subword and word perplexity, bits per byte",
     ),
     "plot": (
@@ -88,7 +88,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "perplexity under other models, reference BLEU, repetition and speed of samples",
     ),
     "tradeoff": (
-        "fairseq_ms.analysis.tradeoff.command",
+        "fairseq_ms.analysis.tradeoff",
         "perplexity against memory or time of training, over a folder of runs",
     ),
     "user-dir": (

@@ -11,7 +11,8 @@ light (argparse, json, pathlib) and import torch and fairseq inside `run`, so th
 `args.command` is the command's name.
 
 A flag has fairseq's name where fairseq has one, and otherwise the name that other commands have for the same thing;
-`arguments.add_flag` keeps its older names, which no help shows.
+`arguments.add_flag` keeps its older names, which no help shows, and `flags.add_counts` declares counts in a line each.
+What asks several checkpoints about the same tokens begins with `comparison.load` and ends with `comparison.write`.
 
 A module that says `TAKES_FAIRSEQ_FLAGS = True` finds all arguments that its parser does not know, such as
 `--arch retina_lm --decoder-layers 4`, in `args.fairseq_flags`. One that says `PASSES_ON = True` finds all arguments,

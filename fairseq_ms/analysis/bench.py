@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -17,7 +16,8 @@ NEEDS_FAIRSEQ = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: list them)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="tables to measure, or all (default: list them)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where models run (default: cpu)")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
     parser.add_argument(
@@ -31,22 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="keep contestants with this in their name, and the baseline; may be given several times",
+        help="measure the rows with this in their names alone; may be given several times",
     )
+    parser.add_argument("--list", action="store_true", help="print the names of all rows, and measure nothing")
     parser.add_argument(
-        "--section",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="keep sections with this in their title; may be given several times",
+        "--vocabulary", type=int, metavar="N", help="symbols, in training and compiled-layers (default: 8000)"
     )
+    parser.add_argument("--report", metavar="FILE", help="write a page of all tables to FILE as well")
     parser.add_argument(
-        "--vocabulary", type=int, metavar="N", help="symbols, in the benchmarks of training (default: 8000)"
-    )
-    parser.add_argument(
-        "--criterion",
-        choices=["cross_entropy", "linear_cross_entropy"],
-        help="how our models compute their loss in the benchmarks of training (default: cross_entropy, as fairseq's)",
+        "--records",
+        metavar="FILE",
+        help="write rows to FILE as they are measured, and go on from there (default: beside the report, as .jsonl)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"
@@ -62,10 +57,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--threads must be at least 1: got {args.threads}")
     if args.vocabulary is not None and args.vocabulary < 8:
         raise UsageError(f"--vocabulary must be at least 8: got {args.vocabulary}")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        raise UsageError(f"--json must name a file in a folder that exists: got {args.json!r}")
+    for flag, path in (("--json", args.json), ("--report", args.report), ("--records", args.records)):
+        if path and not Path(path).resolve().parent.is_dir():
+            raise UsageError(f"{flag} must name a file in a folder that exists: got {path!r}")
     root = Path(__file__).resolve().parents[2]
-    if not (root / "benchmarks" / "runner.py").is_file():
+    if not (root / "benchmarks" / "command.py").is_file():
         raise UsageError(
             f"bench needs the folder benchmarks of a checkout beside the package, and there is none in {root}: "
             "clone the repository and install it with pip install -e ."
@@ -75,25 +71,11 @@ def run(args: argparse.Namespace) -> int:
         # thread they wait for: a step then takes twenty times as long and measures nothing. On a quiet one, waking
         # them costs up to as much as the work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Asking whether there is a GPU must not start CUDA here: the processes that measure are forked from this one.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Benchmarks build models by the dozen, and fairseq logs every one of them.
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     fairseq_ms.register()
-    load_package(root / "benchmarks")
+    # In front, so that whatever else is installed under the name is not taken for these benchmarks.
+    sys.path.insert(0, str(root))
     return int(importlib.import_module("benchmarks.command").run(args))
-
-
-def load_package(folder: Path) -> None:
-    """Make the package in a folder importable under the folder's name, by its place and not by the path.
-
-    So the benchmarks belong to the package that they measure, and whatever else is installed under their name is
-    not taken for them.
-    """
-    places = [str(folder)]
-    spec = importlib.util.spec_from_file_location(
-        folder.name, folder / "__init__.py", submodule_search_locations=places
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[folder.name] = package
-    spec.loader.exec_module(package)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.data import Dictionary, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
@@ -176,29 +175,18 @@ def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> l
 
 def token_counts(checkpoint: Checkpoint, split: str = "train") -> np.ndarray:
     """How often each symbol occurs in a split (V,), read in pieces; UsageError when there is no such split."""
+    lines = _lines(checkpoint, split)
     counts = np.zeros(len(checkpoint.dictionary), dtype=np.int64)
-    for piece in _pieces(_lines(checkpoint, split)):
-        found = np.bincount(piece)
-        counts[: found.size] += found
+    pieces = np.cumsum(lines.sizes) // _PIECE
+    for piece in np.split(np.arange(len(lines)), np.flatnonzero(np.diff(pieces)) + 1):
+        counts += np.bincount(torch.cat([lines[index] for index in piece]), minlength=counts.size)
     return counts
 
 
-def _lines(checkpoint: Checkpoint, split: str) -> Sequence[Tensor]:
+def _lines(checkpoint: Checkpoint, split: str) -> FairseqDataset:
     folder = utils.split_paths(str(checkpoint.task.args.data))[0]
     path = str(Path(folder) / split)
     lines = data_utils.load_indexed_dataset(path, checkpoint.dictionary, None)
     if lines is None or len(lines) == 0:
         raise UsageError(f"--gen-subset must name a split of {folder}: there is no {split!r}")
     return lines
-
-
-def _pieces(lines: Sequence[Tensor]) -> Iterator[np.ndarray]:
-    """All tokens of a split, some at a time."""
-    if not isinstance(lines, MMapIndexedDataset):
-        yield from (lines[index].numpy() for index in range(len(lines)))
-        return
-    # Lines lie one behind the other. Read rather than mapped, the file takes no room in this process.
-    place = int(lines._index[0][0])
-    for left in range(int(lines.sizes.sum(dtype=np.int64)), 0, -_PIECE):
-        yield np.fromfile(f"{lines._path}.bin", lines._index.dtype, min(_PIECE, left), offset=place)
-        place += _PIECE * np.dtype(lines._index.dtype).itemsize

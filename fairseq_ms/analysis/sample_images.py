@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import arguments
+from fairseq_ms.analysis.flags import add_counts
+from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
-    from fairseq.models import FairseqLanguageModel
-    from fairseq.tasks import FairseqTask
     from torch import Tensor
     from tqdm import tqdm
+
+    from fairseq_ms.analysis.checkpoints import Checkpoint
 
 
 SIDE = 32
@@ -42,23 +43,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", type=float, default=0.5, help="share of an image's rows to be given (default: %(default)s)"
     )
     parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default: %(default)s)")
-    parser.add_argument("--columns", type=int, default=8, help="images in a row of the grid (default: %(default)s)")
-    parser.add_argument(
-        "--scale", type=int, default=4, help="pixels of the PNG, a side, for one of an image's (default: 4)"
+    add_counts(
+        parser,
+        ("--columns", 8, "images in a row of the grid"),
+        ("--scale", 4, "pixels of the PNG, a side, for one of an image's"),
+        ("--batch-size", 32, "images to draw at a time"),
     )
-    parser.add_argument("--batch-size", type=int, default=32, help="images to draw at a time (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw, complete, and write the grid."""
+    import torch
+
+    from fairseq_ms.analysis import checkpoints
+
+    check(args)
+    checkpoint = checkpoints.load(args.path, args.data, cpu=True)
+    symbols_K = colour_symbols(checkpoint.dictionary)
+    torch.manual_seed(args.seed)
+    pictures: list[Tensor] = []
+    if args.complete:
+        originals = given_images(checkpoint, args.gen_subset, args.complete)
+        given = round(args.keep * SIDE) * SIDE * 3
+        finished = drawn(checkpoint, originals[:, :given], symbols_K, args)
+        pictures += [picture for pair in zip(originals, finished) for picture in pair]
+    if args.count:
+        pictures += list(drawn(checkpoint, torch.empty(args.count, 0, dtype=torch.long), symbols_K, args))
+    write_grid([colours(picture, symbols_K) for picture in pictures], args.png, args.columns, args.scale)
+    print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.png}")
+    return 0
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise ``UsageError`` for flags out of range."""
-    from fairseq_ms.errors import UsageError
-
-    for name, least in (("count", 0), ("complete", 0), ("columns", 1), ("scale", 1), ("batch_size", 1)):
-        if getattr(args, name) < least:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}: got {getattr(args, name)}")
-    if args.count + args.complete == 0:
-        raise UsageError("--count or --complete must be at least 1: got 0 and 0")
+    if min(args.count, args.complete) < 0 or args.count + args.complete == 0:
+        raise UsageError(
+            f"--count or --complete must be at least 1, and neither below 0: got {args.count} and {args.complete}"
+        )
     if not 0 < round(args.keep * SIDE) < SIDE:
         raise UsageError(f"--keep must leave between 1 and {SIDE - 1} rows of {SIDE}: got {args.keep}")
     if not args.temperature > 0.0:
@@ -66,38 +88,9 @@ def check(args: argparse.Namespace) -> None:
     arguments.check_checkpoint(args.path, "--path")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Draw, complete, and write the grid."""
-    import torch
-    from fairseq import checkpoint_utils
-
-    check(args)
-    overrides = {"data": args.data, "tokens_per_sample": TOKENS, "sample_break_mode": "eos"}
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], arg_overrides=overrides)
-    model = models[0]
-    model.prepare_for_inference_(cfg)
-    model.eval()
-    symbols_K = colour_symbols(task.target_dictionary)
-    start = start_symbols(task)
-    torch.manual_seed(args.seed)
-    pictures: list[Tensor] = []
-    if args.complete:
-        originals = given_images(task, args.gen_subset, args.complete)
-        given = round(args.keep * SIDE) * SIDE * 3
-        finished = drawn(model, originals[:, :given], symbols_K, args, start)
-        pictures += [picture for pair in zip(originals, finished) for picture in pair]
-    if args.count:
-        pictures += list(drawn(model, torch.empty(args.count, 0, dtype=torch.long), symbols_K, args, start))
-    write_grid([colours(picture, symbols_K) for picture in pictures], args.png, args.columns, args.scale)
-    print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.png}")
-    return 0
-
-
 def colour_symbols(dictionary: Dictionary) -> Tensor:
     """(256,) the dictionary's index of every colour value; ``UsageError`` for a dictionary of something else."""
     import torch
-
-    from fairseq_ms.errors import UsageError
 
     found = [dictionary.index(str(value)) for value in range(256)]
     if dictionary.unk() in found or len(dictionary) != 256 + dictionary.nspecial:
@@ -105,59 +98,46 @@ def colour_symbols(dictionary: Dictionary) -> Tensor:
     return torch.tensor(found)
 
 
-def start_symbols(task: FairseqTask) -> list[int]:
-    """What stands before the first colour of every image in training."""
-    bos = [task.source_dictionary.bos()] if getattr(task.args, "add_bos_token", False) else []
-    return [*bos, task.source_dictionary.eos()]
-
-
-def given_images(task: FairseqTask, split: str, count: int) -> Tensor:
+def given_images(checkpoint: Checkpoint, split: str, count: int) -> Tensor:
     """(count, 3072) tokens of the first images of a split."""
     import torch
 
-    from fairseq_ms.errors import UsageError
+    from fairseq_ms.analysis import checkpoints
 
-    try:
-        task.load_dataset(split)
-    except FileNotFoundError as error:
-        raise UsageError(f"--gen-subset must be one of the data's splits: there is no {split!r}") from error
-    dataset = task.dataset(split)
-    if len(dataset) < count:
-        raise UsageError(f"--complete must be at most the {len(dataset)} images of {split!r}: got {count}")
-    bos = len(start_symbols(task)) - 1
-    images = [dataset[index]["target"][bos:] for index in range(count)]
+    checkpoint.task.args.sample_break_mode = "eos"
+    # One more, so that a longer image is not cut to what is wanted.
+    images = checkpoints.documents(checkpoint, split, limit=count * TOKENS + 1)
     if any(image.numel() != TOKENS for image in images):
         raise UsageError(f"data must have {TOKENS} tokens an image: got {images[0].numel()}")
+    if len(images) < count:
+        raise UsageError(f"--complete must be at most the {len(images)} images of {split!r}: got {count}")
     return torch.stack(images)
 
 
-def drawn(
-    model: FairseqLanguageModel, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace, start: list[int]
-) -> Tensor:
-    """Continue images of which T tokens are given behind ``start``, in batches; (B, T) to (B, 3072) tokens."""
+def drawn(checkpoint: Checkpoint, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace) -> Tensor:
+    """Continue images of which T tokens are given, in batches; (B, T) to (B, 3072) tokens."""
     import torch
     from tqdm import tqdm
 
     total = (TOKENS - given_BT.shape[1]) * -(-given_BT.shape[0] // args.batch_size)
     with torch.no_grad(), tqdm(total=total, unit=" tokens", desc="drawing") as bar:
         parts = [
-            continued(model, part, symbols_K, args.temperature, bar, start) for part in given_BT.split(args.batch_size)
+            continued(checkpoint, part, symbols_K, args.temperature, bar) for part in given_BT.split(args.batch_size)
         ]
     return torch.cat(parts)
 
 
-def continued(
-    model: FairseqLanguageModel, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: tqdm, start: list[int]
-) -> Tensor:
+def continued(checkpoint: Checkpoint, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: tqdm) -> Tensor:
     """One batch of ``drawn``: all that is given in one pass, and one cached step for each token that is drawn."""
     import torch
 
-    decoder = model.decoder
-    start_BT = torch.tensor(start).repeat(given_BT.shape[0], 1)
-    tokens_BT = torch.cat([start_BT, given_BT], dim=1)
+    words = checkpoint.dictionary
+    # What stands before the first colour of every image in training.
+    start = torch.tensor([words.bos(), words.eos()] if checkpoint.adds_bos else [words.eos()])
+    tokens_BT = torch.cat([start.repeat(given_BT.shape[0], 1), given_BT], dim=1)
     state: dict[str, object] = {}
     while tokens_BT.shape[1] < len(start) + TOKENS:
-        logits_BK = decoder(tokens_BT, incremental_state=state)[0][:, -1, symbols_K] / temperature
+        logits_BK = checkpoint.model.decoder(tokens_BT, incremental_state=state)[0][:, -1, symbols_K] / temperature
         picked_B1 = torch.multinomial(logits_BK.softmax(dim=1), 1)
         tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
         bar.update()
@@ -188,4 +168,4 @@ def write_grid(pictures: list[Tensor], path: Path, columns: int, scale: int) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
     image.save(partial, format="PNG")
-    os.replace(partial, path)
+    partial.replace(path)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class _Saved:
     """What autograd holds in place of a saved tensor, so that its life is the saved tensor's."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, place: Hashable) -> None:
         self.tensor = tensor
+        self.place = place
 
 
 def saved_bytes(forward: Callable[[], object], *modules: nn.Module) -> int:
@@ -27,19 +30,31 @@ def saved_bytes(forward: Callable[[], object], *modules: nn.Module) -> int:
         forward: computes what would be sent backward, and returns it or something that holds it.
         modules: their parameters do not count.
     """
-    alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
+    return sum(saved_bytes_by_place(forward, lambda: None, *modules).values())
+
+
+def saved_bytes_by_place(
+    forward: Callable[[], object], place: Callable[[], Hashable], *modules: nn.Module
+) -> dict[Hashable, int]:
+    """``saved_bytes`` by what ``place()`` returned when a storage was first saved."""
+    alive: weakref.WeakValueDictionary[int, _Saved] = weakref.WeakValueDictionary()
 
     def pack(tensor: Tensor) -> _Saved:
         # Detached, because the graph would otherwise hold itself.
-        saved = _Saved(tensor.detach())
-        alive.add(saved)
+        saved = _Saved(tensor.detach(), place())
+        alive[id(saved)] = saved
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor), torch.enable_grad():
         result = forward()
     gc.collect()
-    parameters = {parameter.untyped_storage().data_ptr() for module in modules for parameter in module.parameters()}
-    storages = [saved.tensor.untyped_storage() for saved in alive]
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    # Storages rather than addresses, which tensors without memory do not have.
+    seen = {StorageWeakRef(parameter.untyped_storage()) for module in modules for parameter in module.parameters()}
+    sizes: dict[Hashable, int] = defaultdict(int)
+    for saved in alive.values():
+        storage = saved.tensor.untyped_storage()
+        if StorageWeakRef(storage) not in seen:
+            seen.add(StorageWeakRef(storage))
+            sizes[saved.place] += storage.nbytes()
     del result
-    return sum(size for pointer, size in sizes.items() if pointer not in parameters)
+    return dict(sizes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
@@ -73,42 +74,55 @@ def score_tokens(
     max_tokens: int = 8192,
     measure: Measure = nll,
 ) -> np.ndarray:
-    """NLL (n,) of every token of a sequence (n,), or another measure, each scored exactly once.
+    """``score_documents`` of one sequence (n,)."""
+    return score_documents(checkpoint, [tokens], window, context, max_tokens, measure)
 
-    The windows are those of ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has
-    ``window - context`` new tokens behind up to ``context`` already scored ones, and the first begins with
-    the end-of-sentence symbol. The default is half a training sample of context. A streaming model has no
-    window: it reads the sequence once, and its memory is the context.
+
+def score_documents(
+    checkpoint: Checkpoint,
+    sequences: Sequence[Tensor],
+    window: int | None = None,
+    context: int | None = None,
+    max_tokens: int = 8192,
+    measure: Measure = nll,
+) -> np.ndarray:
+    """NLL of every token of sequences (n,), or another measure, one sequence behind the other.
+
+    Every token is scored once, and each sequence is read on its own. The windows are those of
+    ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has ``window - context`` new tokens
+    behind up to ``context`` already scored ones, and a sequence's first begins with the end-of-sentence symbol. The
+    default is half a training sample of context. A streaming model has no window: it reads a sequence once, and its
+    memory is the context.
     """
     if checkpoint.streaming:
-        return score_streams(checkpoint, [tokens], measure)[0]
+        rows = max(1, max_tokens // max(sequence.numel() for sequence in sequences))
+        parts = [score_streams(checkpoint, sequences[at : at + rows], measure) for at in range(0, len(sequences), rows)]
+        return np.concatenate([scores for part in parts for scores in part])
     window, context = check_window(checkpoint, window, context)
-    source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
-    scores = np.empty(tokens.numel())
-    for rows in _equal_windows(tokens.numel(), window, context, max_tokens):
-        start, scored, _ = rows[0]
-        spans = [slice(begin, stop) for begin, _, stop in rows]
-        batch = score_windows(
-            checkpoint,
-            torch.stack([source[span] for span in spans]),
-            torch.stack([tokens[span] for span in spans]),
-            first=scored - start,
-            measure=measure,
-        )
-        for values, (_, begin, stop) in zip(batch.cpu().numpy(), rows):
-            scores[begin:stop] = values
+    eos = sequences[0].new_tensor([checkpoint.dictionary.eos()])
+    source = torch.cat([part for tokens in sequences for part in (eos, tokens[:-1])])
+    target = torch.cat(list(sequences))
+    scores = np.empty(target.numel())
+    with tqdm(total=scores.size, unit=" tokens", desc=checkpoint.label, leave=False, disable=None) as bar:
+        for batch in _equal_windows([tokens.numel() for tokens in sequences], window, context, max_tokens):
+            spans = [slice(begin, stop) for begin, _, stop in batch]
+            sources, targets = (torch.stack([tokens[span] for span in spans]) for tokens in (source, target))
+            values = score_windows(checkpoint, sources, targets, batch[0][1] - batch[0][0], measure).cpu().numpy()
+            for row, (_, first, stop) in zip(values, batch):
+                scores[first:stop] = row
+            bar.update(values.size)
     return scores
 
 
 @torch.no_grad()
-def score_streams(checkpoint: Checkpoint, sequences: list[Tensor], measure: Measure = nll) -> list[np.ndarray]:
+def score_streams(checkpoint: Checkpoint, sequences: Sequence[Tensor], measure: Measure = nll) -> list[np.ndarray]:
     """The measure of every token of sequences (n,) that a streaming model reads side by side, each from its beginning.
 
     A sequence begins with the end-of-sentence symbol and an empty memory.
     """
     eos, pad = checkpoint.dictionary.eos(), checkpoint.dictionary.pad()
     # What pads the shorter ones stands behind them, where no score of theirs can depend on it.
-    target = pad_sequence(sequences, batch_first=True, padding_value=pad).to(checkpoint.device)
+    target = pad_sequence(list(sequences), batch_first=True, padding_value=pad).to(checkpoint.device)
     source = torch.cat([target.new_full((len(sequences), 1), eos), target[:, :-1]], dim=1)
     memory, parts = None, []
     # Whole segments at a time, so that the memory keeps no tokens to read again.
@@ -137,26 +151,27 @@ def check_window(checkpoint: Checkpoint, window: int | None, context: int | None
     return window, context
 
 
-def _equal_windows(length: int, window: int, context: int, max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """(first token read, first token scored, end) of all windows, in batches of windows of one shape."""
-    stride = window - context
-    windows = [(max(0, scored - context), scored, min(scored + stride, length)) for scored in range(0, length, stride)]
-    for (_, size), group in itertools.groupby(windows, key=lambda span: (span[1] - span[0], span[2] - span[0])):
+def windows_of(lengths: Sequence[int], window: int, context: int) -> Iterator[tuple[int, int, int]]:
+    """(first token read, first token scored, end) of all windows of sequences that lie one behind the other."""
+    start = 0
+    for length in lengths:
+        for scored in range(0, length, window - context):
+            yield start + max(0, scored - context), start + scored, start + min(scored + window - context, length)
+        start += length
+
+
+def _equal_windows(
+    lengths: Sequence[int], window: int, context: int, max_tokens: int
+) -> Iterator[list[tuple[int, int, int]]]:
+    """All windows, in batches of windows of one shape."""
+
+    def shape(span: tuple[int, int, int]) -> tuple[int, int]:
+        return span[2] - span[0], span[2] - span[1]
+
+    for (size, _), group in itertools.groupby(sorted(windows_of(lengths, window, context), key=shape), key=shape):
         same = list(group)
         rows = max(1, max_tokens // size)
-        for start in range(0, len(same), rows):
-            yield same[start : start + rows]
-
-
-def score_documents(
-    checkpoint: Checkpoint,
-    sequences: list[Tensor],
-    window: int | None = None,
-    context: int | None = None,
-    max_tokens: int = 8192,
-) -> np.ndarray:
-    """NLL of all tokens of several sequences, one after the other; each sequence is read on its own."""
-    return np.concatenate([score_tokens(checkpoint, tokens, window, context, max_tokens) for tokens in sequences])
+        yield from (same[start : start + rows] for start in range(0, len(same), rows))
 
 
 def bootstrap_band(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.models import FairseqLanguageModel
+from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 from fairseq_ms.analysis import checkpoints
-from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.analysis.saved_bytes import saved_bytes_by_place
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
+from fairseq_ms.errors import UsageError
 
 
 class Sample(TypedDict):
@@ -28,8 +32,13 @@ class Sample(TypedDict):
     ntokens: int
 
 
+def tokens_of(cfg: DictConfig) -> int:
+    """Tokens of a row of a batch; the symbol that --add-bos-token puts in front is computed like any other."""
+    return int(cfg.task.tokens_per_sample + cfg.task.add_bos_token)
+
+
 def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: int = 1) -> Sample:
-    """Random tokens (B, T) as fairseq's trainer hands them over; a streaming model's memory is filled before."""
+    """Random tokens (B, T) as fairseq's trainer hands them over, with a streaming model's memory."""
     generator = torch.Generator().manual_seed(seed)
     symbols = len(model.decoder.dictionary)
     device = next(model.parameters()).device
@@ -37,7 +46,7 @@ def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: 
     target = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
     net_input: dict[str, object] = {"src_tokens": source}
     if checkpoints.is_streaming(model):
-        net_input["memory"] = _full_memory(model, source)
+        net_input["memory"] = model.decoder.core.new_memory(batch)
     return {"net_input": net_input, "target": target, "ntokens": batch * tokens}
 
 
@@ -47,40 +56,70 @@ def training_loss(model: FairseqLanguageModel, sample: Sample) -> Tensor:
     return kind(SimpleNamespace(target_dictionary=model.decoder.dictionary), False)(model, sample)[0]
 
 
-@torch.no_grad()
-def _full_memory(model: FairseqLanguageModel, source_BT: Tensor) -> object:
-    """A streaming model's memory when it grows no further."""
-    memory, size = None, -1
-    while True:
-        memory = model(source_BT, memory=memory)[1]["memory"]
-        grown = sum(tensor.numel() for tensor in _tensors(memory))
-        if grown <= size or grown == 0:
-            return memory
-        size = grown
+def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Bytes that a training step on (B, T) tokens keeps for its backward pass, by part of the model and by purpose.
+
+    Parts are what the model has at its top, one for each scale, and last "output, loss" with all else; purposes are
+    "attention", "feed-forward" and "rest". More than two samples are not run: each further one keeps as much as the
+    second does. Raises UsageError where shapes alone do not tell.
+    """
+    model.train()
+    if isinstance(next(model.parameters()), FakeTensor) and not hasattr(model.decoder, "core"):
+        raise UsageError(f"shapes alone do not tell what {type(model).__name__} keeps, only a measurement does")
+    running = [("output, loss", "rest")]
+    places = [*_places(getattr(model.decoder, "core", model.decoder)).items()]
+    few = []
+    with contextlib.ExitStack() as hooks:
+        for module, place in places:
+            before = module.register_forward_pre_hook(lambda *_, place=place: running.append(place))
+            after = module.register_forward_hook(lambda *_: running.pop() and None)
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
+        for samples in range(1, min(batch, 2) + 1):
+            loss = partial(training_loss, model, training_sample(model, samples, tokens))
+            few.append(saved_bytes_by_place(loss, lambda: running[-1], model))
+    parts: dict[str, dict[str, float]] = defaultdict(dict)
+    for part, purpose in dict.fromkeys([*(place for _, place in places), running[0]]):
+        first, last = (kept.get((part, purpose), 0) for kept in (few[0], few[-1]))
+        if last:
+            parts[part][purpose] = first + (batch - 1) * (last - first)
+    return dict(parts)
 
 
-def _tensors(memory: object) -> Iterator[Tensor]:
-    """All tensors in a memory, which is made of tensors, sequences, dictionaries and dataclasses."""
-    if isinstance(memory, Tensor):
-        yield memory
-    elif isinstance(memory, dict | list | tuple):
-        for part in memory.values() if isinstance(memory, dict) else memory:
-            yield from _tensors(part)
-    elif dataclasses.is_dataclass(memory) and not isinstance(memory, type):
-        for field in dataclasses.fields(memory):
-            yield from _tensors(getattr(memory, field.name))
+def _places(core: nn.Module) -> dict[nn.Module, tuple[str, str]]:
+    """The part and the purpose of every module inside of a model."""
+    places = {}
+    for name, module in core.named_modules():
+        part, _, inside = name.partition(".")
+        index = inside.partition(".")[0]
+        # Layers are not told apart, but scales are.
+        if index.isdecimal() and not hasattr(one := core.get_submodule(f"{part}.{index}"), "attention"):
+            part += f" {one.factor}x" if hasattr(one, "factor") else f" {index}"
+        if part:
+            purpose = "attention" if "attention" in name else "feed-forward" if "ffn" in name else "rest"
+            places[module] = part, purpose
+    return places
 
 
 def step_bytes(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
-    """Bytes that a training step on (B, T) tokens keeps for its backward pass.
+    """Bytes that a training step on (B, T) tokens keeps for its backward pass: the sum of ``step_parts``."""
+    return int(sum(sum(purposes.values()) for purposes in step_parts(model, batch, tokens).values()))
 
-    More than two samples are not run: each further one keeps as much as the second does.
+
+class ShapesAlone(FakeTensorMode):
+    """Inside, tensors have shapes and no numbers: models are built and trained on without memory or work for them.
+
+    Raises UsageError where a shape depends on numbers.
     """
-    model.train()
-    few = []
-    for samples in range(1, min(batch, 2) + 1):
-        few.append(saved_bytes(partial(training_loss, model, training_sample(model, samples, tokens)), model))
-    return few[0] + (batch - 1) * (few[-1] - few[0])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # The numbers that a model asks for are the seeds of its dropouts.
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except DynamicOutputShapeException as why:
+            raise UsageError("what it keeps depends on the tokens, which only a measurement has") from why
 
 
 def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | None:
@@ -98,38 +137,35 @@ def mixed_precision_peak(model: FairseqLanguageModel, batch: int, tokens: int) -
     return cuda_peak(model, batch, tokens)
 
 
-def seconds(model: FairseqLanguageModel, batch: int, tokens: int, repeats: int = 3) -> float:
+def seconds(model: FairseqLanguageModel, batch: int, tokens: int) -> float:
     """The shortest of several forward and backward passes on random tokens (B, T), after one to warm up."""
     model.train()
-    device = next(model.parameters()).device
     sample = training_sample(model, batch, tokens)
+    taken = shortest(lambda: training_loss(model, sample).backward(), next(model.parameters()).device)
+    model.zero_grad(set_to_none=True)
+    return taken
+
+
+def shortest(run: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
+    """Seconds of the shortest of several runs on a device, after one to warm up."""
     taken = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        training_loss(model, sample).backward()
+        run()
         wait_for(device)
         taken.append(time.perf_counter() - began)
-    model.zero_grad(set_to_none=True)
     return min(taken[1:])
 
 
-def forward_seconds(module: nn.Module, x: Tensor, repeats: int = 5) -> float:
-    """The shortest of several forward passes over x, in training mode, after one to warm up."""
-    module.train()
-    seconds = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        module(x)
-        wait_for(x.device)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
+def logits_gradient(model: FairseqLanguageModel, batch: int, tokens: int) -> float:
+    """Bytes of the gradient of the logits, in the single precision of fairseq's loss; 0 with adaptive softmax."""
+    adaptive = getattr(model.decoder, "adaptive_softmax", None) is not None
+    return 0.0 if adaptive else 4.0 * batch * tokens * len(model.decoder.dictionary)
 
 
-def weight_bytes(parameters: int, element: int) -> dict[str, float]:
+def weight_bytes(model: nn.Module) -> dict[str, float]:
     """Bytes of weights, gradients and Adam's state; in half precision Adam keeps single precision copies."""
-    copies = 4 if element == 2 else 0
-    return {
-        "weights": float(element * parameters),
-        "gradients": float(element * parameters),
-        "Adam": float((8 + copies) * parameters),
-    }
+    weights = float(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    moments = 8 * sum(parameter.numel() for parameter in model.parameters())
+    copies = 2 * weights if next(model.parameters()).element_size() == 2 else 0
+    return {"weights": weights, "gradients": weights, "Adam": moments + copies}

@@ -55,12 +55,23 @@ def _task_of(flags: Sequence[str]) -> str:
     return "streaming_language_modeling" if streaming else "language_modeling"
 
 
-def build_model(cfg: DictConfig, vocabulary: int, on_meta: bool = False) -> FairseqLanguageModel:
+def build_model(
+    cfg: DictConfig,
+    vocabulary: int,
+    on_meta: bool = False,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> FairseqLanguageModel:
     """The model of a configuration over a dictionary of so many symbols."""
     task = TASK_REGISTRY[cfg.task._name](cfg.task, dictionary_of(vocabulary))
     validate_cutoffs(cfg.model, vocabulary)
-    with torch.device("meta" if on_meta else "cpu"):
-        return task.build_model(cfg.model)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta" if on_meta else device):
+            return task.build_model(cfg.model)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def dictionary_of(vocabulary: int) -> Dictionary:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.memory import Mems
+from fairseq_ms.core.ops.linear import normalise
 from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
 from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.streaming import TransformerXLLayer, shift
@@ -106,10 +107,8 @@ def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) ->
     attention, norm = layer.attention, layer.attention.norm
     weight_ED = attention.qkv.weight.detach()
     if norm is not None:
-        scale, offset = norm.weight.detach(), norm.bias.detach()
-        segment_BTD, memory_BMD = (
-            F.layer_norm(x, norm.normalized_shape, scale, offset, norm.eps) for x in (segment_BTD, memory_BMD)
-        )
+        own_D = [parameter.detach() for parameter in norm.parameters()]
+        segment_BTD, memory_BMD = (normalise(norm, x, *own_D) for x in (segment_BTD, memory_BMD))
     q = queries_of(segment_BTD, weight_ED, attention.heads)
     k, v = keys_and_values(memory_BMD, weight_ED, attention.heads)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -30,7 +30,7 @@ from fairseq_ms.core.hierarchical.chunks import (
     Unfinished,
 )
 from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
-from fairseq_ms.core.layers import TransformerStack
+from fairseq_ms.core.layers import TransformerStack, start_residuals
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
@@ -62,13 +62,18 @@ class TransformerMain(MainModel):
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__(config)
+        self.config = config
         self.stack = TransformerStack(config, config.layers)
 
     def forward(self, e_ME: Tensor, chunks: ChunkTable, past: RowCaches | None = None) -> Tensor:
         """Encodings (M, E) of all chunks to outputs (M, D)."""
         x_RCD = chunks.to_rows(self.embed(e_ME, chunks.index_M))
+        rotation_2RCF = None
+        if self.config.positions == "rotary":
+            places_RC = chunks.to_rows(chunks.index_M.double().unsqueeze(1)).squeeze(2)
+            rotation_2RCF = self.config.rotation(places_RC, x_RCD)
         pasts = None if past is None else past.extend(chunks.begun(e_ME)[0], chunks.counts_R, x_RCD.size(1))
-        return chunks.from_rows(self.stack(x_RCD, pasts))
+        return chunks.from_rows(self.stack(x_RCD, pasts, rotation_2RCF))
 
     def new_state(self, rows: int, chunks: int) -> RowCaches:
         """What it knows of a batch before any chunk, with room for some."""
@@ -144,7 +149,9 @@ class TransformerDecoder(nn.Module):
         self.project_token = Linear(config.token_dim, units)
         self.project_context = Linear(config.dim, units, bias=False)
         ffn_dim = config.local_ffn_dim or 4 * units
-        layers = replace(config, dim=units, ffn_dim=ffn_dim, heads=config.local_heads, head_dim=None, position_dim=0)
+        layers = replace(
+            config, dim=units, ffn_dim=ffn_dim, heads=config.local_heads, head_dim=None, positions="learned"
+        )
         self.stack = TransformerStack(layers, config.local_layers)
 
     def forward(
@@ -199,6 +206,9 @@ def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, Transform
     for name, other in (("encoder", "mlp"), ("main", "transformer"), ("decoder", "transformer")):
         if getattr(c, name) not in ("lstm", other):
             raise ValueError(f"{name} must be lstm or {other}: got {getattr(c, name)!r}")
+    if c.positions != "learned" and (c.main == "lstm" or c.width_of_positions):
+        what = "main" if c.main == "lstm" else "position_dim"
+        raise ValueError(f"positions must be learned with {what} {getattr(c, what)}: got {c.positions}")
     if encoding < 1:
         raise ValueError(f"dim must exceed position_dim {c.width_of_positions}: got {c.dim}")
     encoder: ChunkEncoder
@@ -223,6 +233,7 @@ def initialise(module: nn.Module, std: float | None) -> None:
     for part in module.modules():
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             nn.init.zeros_(part.weight[part.padding_idx])
+    start_residuals(module)
 
 
 class HAED(CausalModel):
@@ -253,6 +264,9 @@ class HAED(CausalModel):
         if state is not None:
             state.length += tokens_BT.size(1)
         return x_BTU
+
+    def max_length(self) -> int | None:
+        return self.config.max_positions if self.config.positions == "learned" else None
 
     def new_state(self, batch_size: int, capacity: int = 0) -> HAEDState:
         length, pad = self.segmentation.max_length, self.segmentation.pad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -81,8 +81,8 @@ class LayerConfig:
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
-        words = (ACTIVATIONS, NORMS, POSITIONS, RESIDUAL_STARTS)
-        for name, known in zip(("activation", "norm", "positions", "init_residual"), words):
+        words: dict[str, Collection[str]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
+        for name, known in {**words, "init_residual": RESIDUAL_STARTS}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}: got {getattr(self, name)}")
         if self.rotary_base <= 1.0:
@@ -113,8 +113,11 @@ class LayerConfig:
         """The norm behind what has norms in front, if ``before``, or behind what has none; else nothing."""
         return self.make_norm() if self.normalize_before == before else nn.Identity()
 
-    def rotation(self, positions: range, like: Tensor, head_dim: int | None = None) -> Tensor | None:
-        """cos and sin of the angles that heads turn by at T positions, (2, T, H / 2); None unless they are rotary."""
+    def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
+        """cos and sin of the angles that heads turn by at T positions, (2, T, H / 2); None unless they are rotary.
+
+        Of positions (B, T), the angles are (2, B, T, H / 2).
+        """
         if self.positions != "rotary":
             return None
         return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.layers import LayerConfig, TokenEmbedding, start_residuals
+from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
-from fairseq_ms.core.ops.output import TiedOutput, untied_output
-from fairseq_ms.core.ops.packing import pack_weights
+from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.sampling import check_sampling, draw
 from fairseq_ms.core.scales import Scale
 
@@ -214,16 +214,11 @@ class CausalModel(nn.Module, ABC):
         texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
-        was_training = self.training
-        self.eval()
-        pack_weights(self)
-        try:
+        with inference(self):
             state = state if state is not None else self.new_state(texts[0].size(0), length)
             for _ in range(n):
                 x_B1D = self.features(texts[-1], state)[:, -1:]
                 texts.append(draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator))
-        finally:
-            self.train(was_training)
         whole = torch.cat(texts, dim=1)
         return whole[0] if prompt.dim() == 1 else whole
 
@@ -257,7 +252,7 @@ class LanguageModel(CausalModel):
             assert isinstance(self.embed.words, nn.Embedding)
             self.project = TiedOutput(self.embed.words)
         elif self.adaptive_softmax is None:
-            self.project = untied_output(config.dim, config.output_vocab_size or config.vocab_size)
+            self.project = Linear(config.dim, config.output_vocab_size or config.vocab_size, bias=False)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the last line of a subclass's constructor."""

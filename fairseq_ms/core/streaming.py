@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import Memory, Mems, StreamState
 from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
 from fairseq_ms.core.ops.attention import split_qkv
@@ -42,7 +43,7 @@ class RelativeAttention(nn.Module):
         self.heads = config.heads
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = nn.LayerNorm(dim) if config.normalize_before else None
+        self.norm = config.norm_before()
         self.qkv = Linear(dim, 3 * inner, bias=False)
         # Not one that packs its weight: a ``SegmentCache`` projects the sinusoids once.
         self.position = nn.Linear(dim, inner, bias=False)
@@ -91,28 +92,25 @@ Pasts = Mapping[str, SegmentCache]
 WHOLE: Pasts = MappingProxyType({})
 
 
-class TransformerXLLayer(nn.Module):
-    """Attention over memory and segment and feed-forward, each beside a residual connection.
-
-    A post-LN layer, the figure's, normalises behind the residual connections; a pre-LN layer in front of attention and
-    feed-forward, which own those norms.
+class TransformerXLLayer(ResidualLayer):
+    """Attention over memory and segment, and feed-forward; the figure's layer is post-LN.
 
     Args:
         name: of its memory
         config: sizes and probabilities
         u_NH: Transformer-XL's u, shared by all layers of a model
         v_NH: Transformer-XL's v
+        depth: how many layers its residual stream runs through
     """
 
-    def __init__(self, name: str, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
-        super().__init__()
+    attention: RelativeAttention
+
+    def __init__(
+        self, name: str, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter, depth: int = 1
+    ) -> None:
+        super().__init__(config, RelativeAttention(config, u_NH, v_NH), depth)
         self.name = name
-        self.attention = RelativeAttention(config, u_NH, v_NH)
-        self.ffn = config.feed_forward()
-        self.drop = Dropout(config.dropout, config.recompute)
         self.checkpoint = config.checkpoint
-        behind = nn.Identity if config.normalize_before else nn.LayerNorm
-        self.after_attention, self.after_ffn = behind(config.dim), behind(config.dim)
 
     def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
         """Compute of Transformer-QL, Figure 2b: (B, T, D) -> (B, T, D).
@@ -126,13 +124,8 @@ class TransformerXLLayer(nn.Module):
         """
         if not s_BTD.size(1):
             return s_BTD
-        if self.checkpoint:
-            return checkpointed(self._compute, s_BTD, m_BMD, positions_PD, past)
-        return self._compute(s_BTD, m_BMD, positions_PD, past)
-
-    def _compute(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None) -> Tensor:
-        s_BTD = self.after_attention(s_BTD + self.drop(self.attention(s_BTD, m_BMD, positions_PD, past)))
-        return self.after_ffn(s_BTD + self.drop(self.ffn(s_BTD)))
+        inputs = s_BTD, m_BMD, positions_PD, past
+        return checkpointed(super().forward, *inputs) if self.checkpoint else super().forward(*inputs)
 
 
 def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
@@ -195,9 +188,9 @@ class StreamingModel(LanguageModel):
         self.u = nn.Parameter(torch.empty(config.heads, config.width_of_head))
         self.v = nn.Parameter(torch.empty(config.heads, config.width_of_head))
 
-    def make_layer(self, name: str) -> TransformerXLLayer:
-        """One Transformer-XL layer, whose memory has this name."""
-        return TransformerXLLayer(name, self.config, self.u, self.v)
+    def make_layer(self, name: str, depth: int) -> TransformerXLLayer:
+        """One of so many Transformer-XL layers, whose memory has this name."""
+        return TransformerXLLayer(name, self.config, self.u, self.v, depth)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; adaptive embeddings and projections start as Transformer-XL's own."""

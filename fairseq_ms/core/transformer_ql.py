@@ -16,7 +16,7 @@ from fairseq_ms.core.layers import TypedList, check_probability
 from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.recompute import draw_uniform
 from fairseq_ms.core.scales import Scale, check_scales
-from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel
+from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel, TransformerXLLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,15 @@ class TransformerQL(StreamingModel):
         check_probability("droppath", config.droppath)
         self.droppath = config.droppath
         self.lengths = scale_lengths(self.segment_len, self.mem_len, factors)
-        self.scales = TypedList(
-            TypedList(self.make_layer(f"scale{scale.factor}.layer{index}") for index in range(scale.layers))
-            for scale in config.scales
-        )
+        self.scales = TypedList(self._layers(f"scale{scale.factor}", scale.layers) for scale in config.scales)
         # Every layer of the figure ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
         # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
-        norm = nn.LayerNorm if config.normalize_before else nn.Identity
-        self.scale_norms = TypedList(norm(config.dim) for _ in config.scales)
-        self.final = TypedList(self.make_layer(f"final.layer{index}") for index in range(config.output_layers))
+        self.scale_norms = TypedList(config.norm_behind(before=True) for _ in config.scales)
+        self.final = self._layers("final", config.output_layers)
         self.reset_parameters()
+
+    def _layers(self, name: str, count: int) -> TypedList[TransformerXLLayer]:
+        return TypedList(self.make_layer(f"{name}.layer{index}", count) for index in range(count))
 
     def forward_segment(
         self, x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE

@@ -34,7 +34,8 @@ class TransformerXL(StreamingModel):
 
     def add_layers(self) -> None:
         """Build what there is beside embeddings."""
-        self.layers = TypedList(self.make_layer(f"layer{index}") for index in range(self.config.layers))
+        depth = self.config.layers
+        self.layers = TypedList(self.make_layer(f"layer{index}", depth) for index in range(depth))
 
     def forward_segment(
         self, x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE

@@ -15,7 +15,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropy
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear_cross_entropy import checkpointed_cross_entropy
+from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.output_matrix import output_matrix
 
@@ -81,8 +81,9 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         factor, length = net_output[1]["scale"], targets_BT.size(1)
         missing = x_BCD.size(1) * factor - length
         bags_NK = F.pad(targets_BT, (0, missing), value=self.padding_idx).view(-1, factor)
-        losses_NK = checkpointed_cross_entropy(x_BCD.flatten(0, 1), weight_VD, bags_NK, self.padding_idx)
-        loss = losses_NK.sum() if reduce else losses_NK.view(len(targets_BT), -1)[:, :length].reshape(-1)
+        loss = linear_cross_entropy(x_BCD.flatten(0, 1), weight_VD, bags_NK, self.padding_idx, reduce)
+        if not reduce:
+            loss = loss.view(len(targets_BT), -1)[:, :length].reshape(-1)
         return loss, loss
 
 

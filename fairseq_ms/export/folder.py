@@ -9,23 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import nn
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export import card, tokenizer
+from fairseq_ms.export import card, sources, tokenizer
 from fairseq_ms.export.card import Facts
-from fairseq_ms.export.hf.weights import keep_derived_buffers, tied_names
-from fairseq_ms.export.sources import Name, collected
-from fairseq_ms.version import __version__
 
 if TYPE_CHECKING:
     from fairseq_ms.analysis.checkpoints import Checkpoint
     from fairseq_ms.export.tokenizer import Pipeline
 
-MODELING, CONFIGURATION = "modeling_fairseq_ms", "configuration_fairseq_ms"
-
-_TEMPLATES = "fairseq_ms.export.hf"
-_BESIDE = {f"{_TEMPLATES}.configuration": CONFIGURATION}
+MODELING = "modeling_fairseq_ms"
 
 
 def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -> None:
@@ -48,23 +42,23 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: 
 
     core = checkpoint.model.decoder.core
     config = configuration(checkpoint)
-    made = f"Written by fairseq-ms export {__version__} from the sources named below; change those and export again."
     files = {
-        f"{CONFIGURATION}.py": configuration_source(type(core), made),
-        f"{MODELING}.py": modeling(type(core), type(core.config), made),
         "config.json": _json(config),
         "generation_config.json": _json(generation_configuration(config)),
         "README.md": card.text(checkpoint, pipeline, facts, config),
     }
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    save_file(weights(core), folder / "model.safetensors", metadata={"format": "pt"})
+    sources.write(folder, MODELING, *modeling(type(core), type(core.config)))
+    # Each tensor once, those that are derived from the dictionary too.
+    tensors = {**dict(core.named_parameters()), **dict(core.named_buffers())}
+    weights = {f"decoder.{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     # safetensors writes for its user alone.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     words = checkpoint.dictionary
     begin = words.symbols[config["bos_token_id"]]
-    positions = config["max_position_embeddings"]
-    tokenizer.write(folder, pipeline, words.symbols, begin, positions, f"The tokenizer.\n\n{made}\n")
+    tokenizer.write(folder, pipeline, words.symbols, begin, config["max_position_embeddings"])
 
 
 def _json(content: object) -> str:
@@ -76,35 +70,30 @@ def class_name(core: type[nn.Module]) -> str:
     return core.__name__ + "ForCausalLM"
 
 
-def configuration_source(core: type[nn.Module], made: str) -> str:
-    """The Python file of the configuration.
+def modeling(core: type[nn.Module], config: type) -> tuple[list[tuple[str, str]], str]:
+    """The Python file of a model of the core with this configuration: imports, and the text behind them.
 
-    It names the model: ``transformers`` tells classes apart by the text of their files, and takes one configuration's
-    model to be that of every folder with the same.
+    The configuration names the model: ``transformers`` tells classes apart by the text of their files, and takes one
+    configuration's model to be that of every folder with the same.
     """
-    docstring = f"The configuration of ``{class_name(core)}``.\n\n{made}\n"
-    return collected([Name(f"{_TEMPLATES}.configuration", "FairseqMsConfig")], docstring, {})
+    name = class_name(core)
+    imports = [
+        (core.__module__, core.__name__),
+        (config.__module__, config.__name__),
+        *(("fairseq_ms.export.hf.causal_lm", name) for name in ("FairseqMsConfig", "FairseqMsForCausalLM")),
+    ]
+    text = f'''class {name}Config(FairseqMsConfig):
+    """The configuration of ``{name}``."""
 
 
-def modeling(core: type[nn.Module], config: type, made: str) -> str:
-    """The Python file of a model of the core with this configuration."""
-    ending = (
-        f"class {class_name(core)}(FairseqMsForCausalLM):\n"
-        f'    """``{core.__name__}`` as a causal language model."""\n\n'
-        f"    core_class = {core.__name__}\n"
-        f"    core_config = {config.__name__}"
-    )
-    own = [Name(kind.__module__, kind.__name__) for kind in (core, config)]
-    roots = [*own, Name(f"{_TEMPLATES}.modeling", "FairseqMsForCausalLM")]
-    return collected(roots, f"``{class_name(core)}``.\n\n{made}\n", _BESIDE, ending)
+class {name}(FairseqMsForCausalLM):
+    """``{core.__name__}`` as a causal language model."""
 
-
-def weights(core: nn.Module) -> dict[str, Tensor]:
-    """All tensors of the model, each once, by their names in the exported one."""
-    keep_derived_buffers(core)
-    tied = tied_names(core)
-    state = core.state_dict()
-    return {f"decoder.{name}": tensor.cpu().contiguous() for name, tensor in state.items() if name not in tied}
+    config_class = {name}Config
+    core_class = {core.__name__}
+    core_config = {config.__name__}
+'''
+    return imports, text
 
 
 def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -120,11 +109,13 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         "max_target_positions": decoder.positions + bos,
     }
     name = class_name(type(decoder.core))
-    tied = {f"decoder.{name}": f"decoder.{first}" for name, first in tied_names(decoder.core).items()}
+    first = {id(parameter): f"decoder.{own}" for own, parameter in decoder.core.named_parameters()}
+    every = decoder.core.named_parameters(remove_duplicate=False, prefix="decoder")
+    tied = {other: first[id(parameter)] for other, parameter in every if first[id(parameter)] != other}
     return {
         "architectures": [name],
         "auto_map": {
-            "AutoConfig": f"{CONFIGURATION}.FairseqMsConfig",
+            "AutoConfig": f"{MODELING}.{name}Config",
             "AutoModelForCausalLM": f"{MODELING}.{name}",
         },
         "model_type": "fairseq_ms",
@@ -132,12 +123,12 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         "model": decoder.core.config.to_dict(),
         "flags": flags,
         "tied": tied,
+        "tie_word_embeddings": bool(tied),
         "vocab_size": len(words),
-        "max_position_embeddings": None if decoder.core.max_length() is None else decoder.positions + bos,
+        "max_position_embeddings": decoder.core.max_length(),
         "bos_token_id": words.bos() if bos else words.eos(),
         "eos_token_id": words.eos(),
         "pad_token_id": words.pad(),
-        "tie_word_embeddings": bool(tied),
         "dtype": str(next(decoder.parameters()).dtype).removeprefix("torch."),
     }
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
-from fairseq_ms.export.sources import Name, collected
+from fairseq_ms.export import sources
 
 if TYPE_CHECKING:
-    from fairseq_ms.export.hf.symbols import Lines
+    from fairseq_ms_pipeline.lines import Lines
 
-LEVELS = {"word": "Words", "bpe": "Subwords", "char": "Characters", "byte": "Bytes"}
-
-_SYMBOLS = "fairseq_ms.export.hf.symbols"
-_TOKENIZERS = "fairseq_ms.export.hf.tokenization"
+LEVELS = ("word", "bpe", "char", "byte")
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Pipeline:
     """How text became symbols.
 
     Attributes:
-        level: a key of ``LEVELS``
+        level: one of ``LEVELS``
         tokenise: ``moses`` or ``none``
         language: of Moses
         codes: the BPE operations, with the level ``bpe``
@@ -44,7 +42,7 @@ class Pipeline:
 
 
 def pipeline_of(
-    data: Path, level: str | None, tokenise: str | None, language: str | None, codes: Path | None
+    data: Path, level: str | None, tokenise: str | None, language: str | None, bpe_codes: str | Path | None
 ) -> Pipeline:
     """The pipeline that the flags name, and where they do not, the ``manifest.json`` in or above the data folder.
 
@@ -62,6 +60,7 @@ def pipeline_of(
             f"{data}: got {level or 'none'}"
         )
     tokenise = tokenise or known.get("tokenise", "none")
+    codes = Path(bpe_codes) if bpe_codes is not None else None
     if level != "bpe" and codes is not None:
         raise UsageError(f"--bpe-codes has no effect with --level {level}: got {codes}")
     if level == "bpe" and codes is None and manifest is not None:
@@ -73,43 +72,31 @@ def pipeline_of(
     return Pipeline(level, tokenise, language or known.get("language", "en"), codes)
 
 
-def classes_of(pipeline: Pipeline) -> list[str]:
-    """The classes of ``hf/symbols.py`` that make up the pipeline, the first derived from first."""
-    return ["Moses"] * (pipeline.tokenise == "moses") + [LEVELS[pipeline.level]]
+def classes_of(pipeline: Pipeline, last: tuple[str, str]) -> list[tuple[str, str]]:
+    """The modules and names of the classes that make up the pipeline, the first derived from first."""
+    moses, subwords = ("fairseq_ms_pipeline.moses", "Moses"), ("fairseq_ms_pipeline.subwords", "Subwords")
+    return [moses] * (pipeline.tokenise == "moses") + [subwords] * (pipeline.level == "bpe") + [last]
 
 
 def lines_of(pipeline: Pipeline) -> Lines:
     """The pipeline, to be used here; raises UsageError where a package is missing."""
-    # Moses and subword-nmt are optional.
-    report.require_package("sacremoses", "the pipeline of preprocess/", "sacremoses")
-    report.require_package("subword_nmt", "the pipeline of preprocess/", "subword-nmt")
-    from fairseq_ms.export.hf import symbols
-
-    lines = type("Pipeline", tuple(getattr(symbols, name) for name in classes_of(pipeline)), {})()
-    lines.language = pipeline.language
-    if pipeline.codes is not None:
-        lines.segmenter = symbols.Segmenter(pipeline.codes)
-    assert isinstance(lines, symbols.Lines)
+    for package in pipeline.packages:
+        report.require_package(package.replace("-", "_"), "the pipeline of preprocess/", package)
+    classes = classes_of(pipeline, ("fairseq_ms_pipeline.lines", "Lines"))
+    lines = type("Pipeline", tuple(getattr(import_module(module), name) for module, name in classes), {})()
+    lines.level, lines.language, lines.codes_file = pipeline.level, pipeline.language, pipeline.codes
     return lines
 
 
-def source(pipeline: Pipeline, docstring: str) -> str:
-    """The Python file of the tokenizer, whose class is ``FairseqMsTokenizer``."""
-    bases = [Name(_SYMBOLS, name) for name in classes_of(pipeline)]
-    bases.append(Name(_TOKENIZERS, "SubwordTokenizer" if pipeline.level == "bpe" else "LineTokenizer"))
-    ending = (
-        f"class FairseqMsTokenizer({', '.join(base.name for base in bases)}):\n"
-        '    """The tokenizer of this folder\'s model."""\n\n'
-        f"    vocab_files_names = {bases[-1].name}.vocab_files_names"
-    )
-    return collected(bases, docstring, {}, ending)
-
-
-def write(
-    folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, positions: int | None, docstring: str
-) -> None:
+def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, positions: int | None) -> None:
     """Write the tokenizer's files; a text begins with the symbol ``begin``."""
-    (folder / "tokenization_fairseq_ms.py").write_text(source(pipeline, docstring), encoding="utf-8")
+    classes = classes_of(pipeline, ("fairseq_ms.export.hf.tokenization", "LineTokenizer"))
+    text = f'''class FairseqMsTokenizer({", ".join(name for _, name in classes)}):
+    """The tokenizer of this folder\'s model."""
+
+    level = "{pipeline.level}"
+'''
+    sources.write(folder, "tokenization_fairseq_ms", classes, text)
     vocabulary = json.dumps(list(symbols), ensure_ascii=False, indent=0)
     (folder / "vocab.json").write_text(vocabulary + "\n", encoding="utf-8")
     if pipeline.codes is not None:

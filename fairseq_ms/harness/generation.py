@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.core.sampling import draw
 from fairseq_ms.errors import UsageError
 
 # What the harness generates where a task does not say how much.
@@ -74,37 +75,21 @@ def continued(
     The end of a line is a token like any other, so that a continuation can have several lines. ``text_of`` is the
     text of tokens.
     """
-    decoder, words = checkpoint.model.decoder, checkpoint.dictionary
-    prompts = prompts_BT.to(checkpoint.device)
-    state = decoder.core.new_state(prompts.size(0), prompts.size(1) + asked.tokens)
-    x_B1D = decoder.core.features(prompts, state)[:, -1:]
-    rows: list[list[int]] = [[] for _ in range(prompts.size(0))]
+    core, words = checkpoint.model.decoder.core, checkpoint.dictionary
+    tokens_BT = prompts_BT.to(checkpoint.device)
+    state = core.new_state(tokens_BT.size(0), tokens_BT.size(1) + asked.tokens)
+    rows: list[list[int]] = [[] for _ in range(tokens_BT.size(0))]
     texts: dict[int, str] = {}
-    while True:
-        output = (decoder.output_layer(x_B1D), None)
-        log_probs_BV = checkpoint.model.get_normalized_probs(output, log_probs=True)[:, -1].float()
+    while len(texts) < len(rows):
+        logits_BV = core.logits(core.features(tokens_BT, state)[:, -1:])[:, -1]
         # Neither stands in a text.
-        log_probs_BV[:, [words.pad(), words.bos()]] = -torch.inf
-        tokens_B1 = _chosen(log_probs_BV, asked)
-        for row, token in enumerate(tokens_B1.flatten().tolist()):
-            if row in texts:
-                continue
-            rows[row].append(token)
-            text = text_of(rows[row])
-            shortened = cut(text, asked.until)
-            if len(rows[row]) == asked.tokens or shortened != text:
-                texts[row] = shortened
-        if len(texts) == len(rows):
-            return [texts[row] for row in range(len(rows))]
-        x_B1D = decoder.core.features(tokens_B1, state)
-
-
-def _chosen(log_probs_BV: Tensor, asked: Settings) -> Tensor:
-    """The next tokens (B, 1)."""
-    if asked.temperature == 0.0:
-        return log_probs_BV.argmax(-1, keepdim=True)
-    scaled_BV = log_probs_BV / asked.temperature
-    if asked.top_k:
-        least_B1 = scaled_BV.topk(min(asked.top_k, scaled_BV.size(-1))).values[:, -1:]
-        scaled_BV = scaled_BV.masked_fill(scaled_BV < least_B1, -torch.inf)
-    return scaled_BV.softmax(-1).multinomial(1)
+        logits_BV[:, [words.pad(), words.bos()]] = -torch.inf
+        tokens_BT = draw(logits_BV, asked.temperature, asked.top_k, 1.0, None)
+        for row, token in enumerate(tokens_BT.flatten().tolist()):
+            if row not in texts:
+                rows[row].append(token)
+                text = text_of(rows[row])
+                shortened = cut(text, asked.until)
+                if len(rows[row]) == asked.tokens or shortened != text:
+                    texts[row] = shortened
+    return [texts[row] for row in range(len(rows))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from unittest.mock import patch
 
 from fairseq_ms.errors import UsageError
 
@@ -17,18 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hand the flags over to the harness, whose exit code is returned."""
+    """Hand the flags over to the harness, whose exit code is that of the process; returns 0."""
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError as error:
         raise UsageError(f"fairseq-ms lm-eval needs the package lm_eval: run pip install lm_eval ({error})") from error
     from fairseq_ms.harness import model  # noqa: F401  (registers the model)
 
-    before, sys.argv = sys.argv, ["lm_eval", *args.passed_on]
-    try:
+    with patch.object(sys, "argv", ["lm_eval", *args.passed_on]):
         cli_evaluate()
-    except SystemExit as end:
-        return int(end.code or 0) if not isinstance(end.code, str) else 1
-    finally:
-        sys.argv = before
     return 0

@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 
 NEEDS_FAIRSEQ = False
@@ -24,15 +25,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--name must consist of letters, digits and underscores: got {args.name!r}")
     if not args.text.is_file():
         raise UsageError(f"TEXT must be a file: got {args.text}")
-    with open(args.text, "rb") as file:
-        file.seek(max(0, args.text.stat().st_size - 1))
-        if file.read(1) != b"\n":
-            raise UsageError(f"TEXT must end in a line end, as its prepared data does: {args.text} does not")
+    if not args.text.read_bytes().endswith(b"\n"):
+        raise UsageError(f"TEXT must end in a line end, as its prepared data does: {args.text} does not")
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{args.name}.yaml"
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(task_text(args.name, args.text.resolve()), encoding="utf-8")
-    unfinished.replace(path)
+    report.write_text(path, task_text(args.name, args.text.resolve()))
     print(path)
     return 0
 

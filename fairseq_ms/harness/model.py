@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,8 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation
 
-Thing = TypeVar("Thing")
+Answer = TypeVar("Answer")
+_PIPELINE = ("level", "tokenise", "language", "bpe_codes")
 
 
 @registry.register_model("fairseq_ms")
@@ -47,30 +48,22 @@ class FairseqMsLM(LM):
         data: str | None = None,
         tokens_per_sample: int | None = None,
         context_window: int | None = None,
-        level: str | None = None,
-        tokenise: str | None = None,
-        language: str | None = None,
-        bpe_codes: str | None = None,
         batch_size: int | str = 1,
         device: str | None = None,
-        symbols: str | None = None,
-        tokenize: str | None = None,
-        **unknown: object,
+        **pipeline: str,
     ) -> None:
         super().__init__()
-        if unknown:
+        spelled = {{"symbols": "level", "tokenize": "tokenise"}.get(name, name): pipeline[name] for name in pipeline}
+        if unknown := spelled.keys() - _PIPELINE:
             raise UsageError(f"--model_args of fairseq_ms has no {min(unknown)}: leave it out")
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise UsageError(f"--batch_size must be a whole number of at least 1 with fairseq_ms: got {batch_size}")
         quieten()
         self.batch_size = int(batch_size)
         self.checkpoint = checkpoints.load(path, data, cpu=True)
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.checkpoint.model.to(self._device)
+        self.checkpoint.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         folder = Path(utils.split_paths(str(self.checkpoint.task.args.data))[0])
-        codes = Path(bpe_codes) if bpe_codes is not None else None
-        known = tokenizer.pipeline_of(folder, level or symbols, tokenise or tokenize, language, codes)
-        self.lines = tokenizer.lines_of(known)
+        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(folder, *map(spelled.get, _PIPELINE)))
         given = tokens_per_sample if tokens_per_sample is not None else context_window
         self.window: int | None = None
         self.context: int | None = None
@@ -91,24 +84,36 @@ class FairseqMsLM(LM):
         """The text of tokens."""
         return self.lines.text_of(self.checkpoint.dictionary[token] for token in tokens)
 
+    def _answered(
+        self,
+        kind: str,
+        requests: Sequence[Instance],
+        groups: Iterable[Sequence[int]],
+        answer: Callable[[Sequence[int]], Iterable[Answer]],
+        silent: bool,
+    ) -> list[Answer]:
+        """The answers to requests in their order; those of a group, given by indices, are asked batch by batch."""
+        results: dict[int, Answer] = {}
+        with tqdm(total=len(requests), desc=kind, disable=silent) as bar:
+            for group in groups:
+                for start in range(0, len(group), self.batch_size):
+                    rows = group[start : start + self.batch_size]
+                    for row, result in zip(rows, answer(rows), strict=True):
+                        results[row] = result
+                        self.cache_hook.add_partial(kind, requests[row].args, result)
+                    bar.update(len(rows))
+        return [results[row] for row in range(len(requests))]
+
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each text, all its tokens scored once, with the windows of the model's arguments."""
-        sequences = [
-            (row, tokens)
-            for row, request in enumerate(requests)
-            for tokens in self._sequences(self.tokens(request.args[0]))
-        ]
-        results = [0.0] * len(requests)
-        # A model with a memory reads several texts side by side, others several windows of a text.
-        together = self.batch_size if self.checkpoint.streaming else 1
-        with tqdm(total=len(sequences), desc="texts", disable=disable_tqdm) as bar:
-            for batch in _batches(sequences, together):
-                for (row, _), nll in zip(batch, self._nll([tokens for _, tokens in batch]), strict=True):
-                    results[row] -= float(nll.sum())
-                bar.update(len(batch))
-        for request, result in zip(requests, results, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, result)
-        return results
+
+        def answer(rows: Sequence[int]) -> Iterator[float]:
+            texts = [self._sequences(self.tokens(requests[row].args[0])) for row in rows]
+            found = iter(self._nll(list(itertools.chain(*texts))))
+            for sequences in texts:
+                yield -sum(float(nll.sum()) for nll in itertools.islice(found, len(sequences)))
+
+        return self._answered("loglikelihood_rolling", requests, [range(len(requests))], answer, disable_tqdm)
 
     def _sequences(self, tokens: Tensor) -> list[Tensor]:
         """What is scored each on its own: a text, or every line of it if the model was trained on lines."""
@@ -120,11 +125,9 @@ class FairseqMsLM(LM):
     def _nll(self, sequences: list[Tensor]) -> list[np.ndarray]:
         """The negative log-likelihoods (n,) of the tokens of each sequence (n,)."""
         if self.window is None:
-            return scoring.score_streams(self.checkpoint, sequences)
-        at_once = self.batch_size * self.window
-        return [
-            scoring.score_tokens(self.checkpoint, tokens, self.window, self.context, at_once) for tokens in sequences
-        ]
+            return scoring.score_streams(self.checkpoint, sequences) if sequences else []
+        asked = (self.window, self.context, self.batch_size * self.window)
+        return [scoring.score_tokens(self.checkpoint, tokens, *asked) for tokens in sequences]
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability of each continuation behind its context, and whether greedy search would give it.
@@ -138,15 +141,12 @@ class FairseqMsLM(LM):
             shared = min(before.numel(), whole.numel())
             differs = (before[:shared] != whole[:shared]).nonzero()
             pairs.append((whole, int(differs[0]) if differs.numel() else shared))
-        results: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
-        order = sorted(range(len(pairs)), key=lambda index: -pairs[index][0].numel())
-        with tqdm(total=len(pairs), desc="continuations", disable=disable_tqdm) as bar:
-            for rows in _batches(order, self.batch_size):
-                for row, result in zip(rows, self._continuations([pairs[row] for row in rows]), strict=True):
-                    results[row] = result
-                    self.cache_hook.add_partial("loglikelihood", requests[row].args, result)
-                bar.update(len(rows))
-        return results
+        order = sorted(range(len(pairs)), key=lambda row: -pairs[row][0].numel())
+
+        def answer(rows: Sequence[int]) -> Iterator[tuple[float, bool]]:
+            return self._continuations([pairs[row] for row in rows])
+
+        return self._answered("loglikelihood", requests, [order], answer, disable_tqdm)
 
     def _continuations(self, pairs: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[float, bool]]:
         """Of tokens, the log-probability of those from an index on, and whether each is the most probable."""
@@ -177,26 +177,21 @@ class FairseqMsLM(LM):
         """
         longest, words = self.checkpoint.longest, self.checkpoint.dictionary
         begin = words.bos() if self.checkpoint.adds_bos else words.eos()
-        prompts: dict[tuple[generation.Settings, int], list[tuple[int, Tensor]]] = {}
+        prompts: list[tuple[Tensor, generation.Settings]] = []
+        groups: dict[tuple[generation.Settings, int], list[int]] = {}
         for row, request in enumerate(requests):
             asked = generation.settings(request.args[1], longest)
             tokens = self.tokens(request.args[0])
             if longest is not None:
                 tokens = tokens[max(0, tokens.numel() + asked.tokens - longest) :]
-            prompt = torch.cat([tokens.new_tensor([begin]), tokens])
-            prompts.setdefault((asked, prompt.numel()), []).append((row, prompt))
-        results = [""] * len(requests)
-        with tqdm(total=len(requests), desc="generated", disable=disable_tqdm) as bar:
-            for (asked, _), group in prompts.items():
-                for batch in _batches(group, self.batch_size):
-                    texts = generation.continued(
-                        self.checkpoint, torch.stack([prompt for _, prompt in batch]), asked, self.text
-                    )
-                    for (row, _), text in zip(batch, texts, strict=True):
-                        results[row] = text
-                        self.cache_hook.add_partial("generate_until", requests[row].args, text)
-                    bar.update(len(batch))
-        return results
+            prompts.append((torch.cat([tokens.new_tensor([begin]), tokens]), asked))
+            groups.setdefault((asked, tokens.numel()), []).append(row)
+
+        def answer(rows: Sequence[int]) -> list[str]:
+            batch = torch.stack([prompts[row][0] for row in rows])
+            return generation.continued(self.checkpoint, batch, prompts[rows[0]][1], self.text)
+
+        return self._answered("generate_until", requests, groups.values(), answer, disable_tqdm)
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness's file of results says about the model."""
@@ -207,9 +202,3 @@ def _nll_and_greedy(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
     """The negative log-likelihood of every target and whether it is the most probable (1, n, 2)."""
     greedy_1n = (log_probs_1nV.argmax(-1) == targets_1n).float()
     return torch.stack([scoring.nll(log_probs_1nV, targets_1n), greedy_1n], dim=-1)
-
-
-def _batches(things: Sequence[Thing], size: int) -> Iterator[list[Thing]]:
-    iterator = iter(things)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch

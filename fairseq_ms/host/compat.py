@@ -1,18 +1,36 @@
-"""What must hold before fairseq is imported: a torch and a fairseq that work, and NumPy's removed names."""
+"""What must hold around fairseq: a torch and a fairseq that work, NumPy's removed names, and a quiet screen."""
+
+from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 import types
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-from fairseq_ms.host import quiet
 
 MIN_TORCH = (2, 6)
 INSTALL_FAIRSEQ = (
     "pip install cython wheel 'setuptools<81' && "
     "pip install --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1"
+)
+# Messages that nobody who uses this package can act on: category, and beginning as a regular expression.
+_KNOWN: tuple[tuple[type[Warning], str], ...] = (
+    # fairseq builds its configuration through hydra's 1.0 interface in every command.
+    (UserWarning, r"hydra\.experimental\.(initialize|compose)\(\) is no longer experimental"),
+    (UserWarning, r"\s*The version_base parameter is not specified"),
+    (UserWarning, r"In '.*': Usage of deprecated keyword in package header '# @package _group_'"),
+    (UserWarning, r"\s*'.*' is validated against ConfigStore schema with the same name"),
+    (UserWarning, r"\s*The strict flag in the compose API is deprecated"),
+    # fairseq spells autocast and AMP's scaler in the old way, which does the same as the new one.
+    (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated"),
+    # fairseq asks for pinned memory whatever the device; without one, torch pins nothing, which is right.
+    (UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
+    # fairseq's own attention (its transformer_lm, trained here for comparison) mixes kinds of masks.
+    (UserWarning, r"Support for mismatched key_padding_mask and attn_mask is deprecated"),
 )
 
 
@@ -20,11 +38,23 @@ def prepare() -> None:
     """Make `import fairseq` work and import it; raises ImportError with one sentence when that cannot be."""
     check_torch()
     restore_numpy_names()
-    check_apex()
-    quiet.silence_known_warnings()
+    hide_wrong_apex()
+    silence_known_warnings()
     if "fairseq" not in sys.modules:
-        with quiet.logging_untouched():
+        with logging_untouched():
             check_fairseq()
+
+
+def check_torch() -> None:
+    """Raise ImportError unless torch loads checkpoints safely by default (2.6 and later)."""
+    import torch
+
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < MIN_TORCH:
+        raise ImportError(
+            f"fairseq_ms needs torch >= 2.6, and this is torch {torch.__version__}; "
+            "run: pip install --upgrade 'torch>=2.6'"
+        )
 
 
 def restore_numpy_names() -> None:
@@ -41,36 +71,14 @@ def restore_numpy_names() -> None:
         numpy.compat = module  # type: ignore[attr-defined]
 
 
-def check_torch() -> None:
-    """Raise ImportError unless torch is there and loads checkpoints safely by default (2.6 and later)."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            f"fairseq_ms needs torch, which cannot be imported ({error}); run: pip install 'torch>=2.6'"
-        ) from None
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < MIN_TORCH:
-        raise ImportError(
-            f"fairseq_ms needs torch >= 2.6, and this is torch {torch.__version__}; "
-            "run: pip install --upgrade 'torch>=2.6'"
-        )
+def hide_wrong_apex() -> None:
+    """Warn of an installed package `apex` that is not NVIDIA's, and keep fairseq from importing it.
 
-
-def check_apex() -> None:
-    """Warn once when the installed package `apex` is not NVIDIA's, and keep fairseq from importing it.
-
-    fairseq falls back to torch only when importing Apex raises ImportError, and the unrelated package of that
-    name can raise anything. It is told apart by its files, without running them.
+    The unrelated package of that name can raise anything. It is told apart by its files, without running them.
     """
-    if "apex" in sys.modules:
-        spec = getattr(sys.modules["apex"], "__spec__", None)
-    else:
-        spec = importlib.util.find_spec("apex")
-    if spec is None:
-        return
-    folders = spec.submodule_search_locations or []
-    if any((Path(folder) / "optimizers" / "fused_adam.py").is_file() for folder in folders):
+    spec = None if "apex" in sys.modules else importlib.util.find_spec("apex")
+    folders = (spec and spec.submodule_search_locations) or []
+    if spec is None or any((Path(folder) / "optimizers" / "fused_adam.py").is_file() for folder in folders):
         return
     warnings.warn(
         "the installed package `apex` is not NVIDIA's and is not used; uninstall it (pip uninstall apex),"
@@ -78,7 +86,7 @@ def check_apex() -> None:
         stacklevel=2,
     )
     # None makes `import apex` raise ImportError, which is what fairseq is prepared for.
-    sys.modules.setdefault("apex", None)  # type: ignore[arg-type]
+    sys.modules["apex"] = None  # type: ignore[assignment]
 
 
 def check_fairseq() -> None:
@@ -93,3 +101,31 @@ def check_fairseq() -> None:
             f"the installed fairseq cannot be imported ({type(error).__name__}: {reason}); "
             f"run: pip uninstall fairseq && {INSTALL_FAIRSEQ}"
         ) from None
+
+
+def silence_known_warnings() -> None:
+    """Ignore the warnings listed above; filters that the user sets later come first and win."""
+    for category, message in _KNOWN:
+        warnings.filterwarnings("ignore", message=message, category=category)
+    # fairseq sets the root logger to DEBUG in some of its commands, and hydra then reports its bookkeeping.
+    hydra = logging.getLogger("hydra")
+    if hydra.level == logging.NOTSET:
+        hydra.setLevel(logging.INFO)
+
+
+@contextmanager
+def logging_untouched() -> Iterator[None]:
+    """Undo what importing fairseq does to the program's logging.
+
+    Some of its modules configure the root logger, to DEBUG on stderr, when they are imported, and one of them
+    then logs that an optional package is missing.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    silent = logging.NullHandler()
+    root.addHandler(silent)  # logging.basicConfig does nothing on a logger that has a handler
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

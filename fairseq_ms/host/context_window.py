@@ -7,12 +7,10 @@ and wrong for several workers or shards. Here a block's context is read from the
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from fairseq.data import LMContextWindowDataset
-from fairseq.tasks import language_modeling
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -65,40 +63,21 @@ class ContextWindowDataset(LMContextWindowDataset):
         return torch.cat(pieces[::-1]) if pieces else torch.empty(0, dtype=torch.long)
 
 
-def install() -> None:
-    """Have fairseq's ``language_modeling`` task evaluate with ``ContextWindowDataset``, and never silently less.
+def with_contexts(
+    original: Any, task: Any, dataset: Any, *args: Any, max_positions: Any = None, context_window: int = 0, **more: Any
+) -> Any:
+    """``eval_lm_dataloader`` of fairseq's ``language_modeling`` task, with ``ContextWindowDataset``.
 
-    fairseq leaves out blocks that are longer than the model's positions; here that is a ``UsageError``, and so are
-    windows of which the context leaves nothing to score.
+    fairseq leaves out blocks that are longer than the model's positions; here that is a ``UsageError``.
     """
-    task = language_modeling.LanguageModelingTask
-    language_modeling.LMContextWindowDataset = ContextWindowDataset
-    if getattr(task.eval_lm_dataloader, "refuses_what_does_not_fit", False):
-        return
-    load, setup = task.eval_lm_dataloader, task.setup_task.__func__
-
-    @functools.wraps(load)
-    def checked(self: Any, dataset: Any, *args: Any, **settings: Any) -> Any:
-        positions, context = settings.get("max_positions"), settings.get("context_window", 0)
-        if context < 0:
-            raise UsageError(f"--context-window must be at least 0: got {context}")
-        if positions is not None:
-            _check_fits(dataset, self.args.tokens_per_sample + context, positions, self.args.sample_break_mode)
-        return load(self, dataset, *args, **settings)
-
-    @functools.wraps(setup)
-    def set_up(cls: Any, args: Any, **settings: Any) -> Any:
-        # fairseq-eval-lm takes the context from the window before it makes the task.
-        if args.tokens_per_sample < 1:
-            raise UsageError(
-                "--tokens-per-sample must be at least 1, and in fairseq-eval-lm 1 more than --context-window: "
-                f"{args.tokens_per_sample} tokens are left to score"
-            )
-        return setup(cls, args, **settings)
-
-    checked.refuses_what_does_not_fit = True  # type: ignore[attr-defined]
-    task.eval_lm_dataloader = checked
-    task.setup_task = classmethod(set_up)
+    if context_window < 0:
+        raise UsageError(f"--context-window must be at least 0: got {context_window}")
+    tokens = task.args.tokens_per_sample
+    if max_positions is not None:
+        _check_fits(dataset, tokens + context_window, max_positions, task.args.sample_break_mode)
+    if context_window > 0:
+        dataset = ContextWindowDataset(dataset, tokens, context_window, task.source_dictionary.pad())
+    return original(task, dataset, *args, max_positions=max_positions, **more)
 
 
 def _check_fits(dataset: Any, window: int, positions: int, break_mode: Any) -> None:

@@ -1,48 +1,105 @@
-"""What happens when the package is imported."""
+"""What happens when the package is imported: fairseq is taught what it lacks, and all that registers with it does."""
 
+from __future__ import annotations
+
+import functools
 import importlib
+import inspect
+import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 PACKAGE = "fairseq_ms"
-# Each has an ``install()`` that may be called again.
-PATCHES = (
-    "errors",
-    "flags",
-    "user_dir",
-    "launching",
-    "precision",
-    "uneven",
-    "context_window",
-    "resuming",
-    "writing",
-    "optimizers",
-    "refusals",
-    "damage",
-    "best",
-    "stopping",
-    "buffering",
-    "data_files",
-    "same_data",
-    "ensembles",
-    "training_checks",
-    "interactive",
-)
 REGISTERING = ("criterions", "optim", "tasks", "models", "presets")
 
 
 def register_all() -> None:
-    """Make fairseq importable, patch it, and import all that registers with it."""
+    """Make fairseq importable, teach it, and import all that registers with it; once."""
     from fairseq_ms.host import compat
 
     compat.prepare()
-    for patch in PATCHES:
-        importlib.import_module(f"{PACKAGE}.host.{patch}").install()
+    teach()
     for room in REGISTERING:
         package = importlib.import_module(f"{PACKAGE}.{room}")
         for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"{package.__name__}.{module}")
+
+
+@functools.cache
+def teach() -> None:
+    """Replace what fairseq does not do right, each function once (docs/host.md says why)."""
+    from fairseq_ms.host import errors
+
+    # hydra catches errors itself and prints a traceback of its own unless it is asked to let them pass.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    sys.excepthook = errors.show
+    for owner, name, around in targets():
+        replace(owner, name, around)
+
+
+def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """All that is replaced in fairseq: where it is, its name, and the class or function that stands for it.
+
+    A function is called with the one that it replaces as its first argument.
+    """
+    from fairseq_ms.host import checkpoints, commands, compat, context_window, data, interactive, trainer
+
+    with compat.logging_untouched():
+        importlib.import_module("fairseq_cli.train")
+    from fairseq import checkpoint_utils, options
+    from fairseq.data import indexed_dataset
+    from fairseq.distributed import utils as distributed_utils
+    from fairseq.file_io import PathManager
+    from fairseq.models import distributed_fairseq_model
+    from fairseq.tasks import LegacyFairseqTask
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+
+    found: list[tuple[Any, str, Callable[..., Any]]] = [
+        (options, "parse_args_and_arch", commands.parse_plainly),
+        (distributed_utils, "call_main", commands.run_together),
+        (distributed_fairseq_model, "DistributedDataParallel", commands.on_its_own_device),
+        (checkpoint_utils, "verify_checkpoint_directory", commands.try_without_trace),
+        (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checked),
+        (distributed_utils, "_broadcast_object_slow", checkpoints.broadcast_any),
+        (PathManager, "copy", checkpoints.copy_whole),
+        (indexed_dataset, "make_dataset", data.make_checked),
+        (indexed_dataset, "_warmup_mmap_file", data.read_no_more),
+        (LanguageModelingTask, "eval_lm_dataloader", context_window.with_contexts),
+        (LegacyFairseqTask, "build_model", trainer.build_for),
+    ]
+    for program in _programs("fairseq_cli.train"):
+        found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", trainer.stop_if_asked)]
+    for program in _programs("fairseq_cli.interactive"):
+        numbered = interactive.Numbered()
+        found += [(program, "buffered_read", numbered.read), (program, "make_batches", numbered.batch)]
+    return found
+
+
+def _programs(name: str) -> list[ModuleType]:
+    """The module of a command as far as it is imported; run by ``python -m``, or by its file, it is the program."""
+    file = importlib.util.find_spec(name).origin  # type: ignore[union-attr]
+    modules = [sys.modules.get(name), sys.modules["__main__"]]
+    return [module for module in modules if module is not None and getattr(module, "__file__", None) == file]
+
+
+def replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put a class in the place of ``owner.name``, or a function that calls ``around(original, ...)``."""
+    if isinstance(around, type):
+        setattr(owner, name, around)
+        return
+    original, static = getattr(owner, name), isinstance(vars(owner)[name], staticmethod)
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **settings: Any) -> Any:
+        return around(original, *args, **settings)
+
+    # fairseq looks for a method's arguments before it passes them.
+    replaced.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    setattr(owner, name, staticmethod(replaced) if static else replaced)
 
 
 def in_own_command() -> bool:

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host.copyable import CopyableModel
-from fairseq_ms.lm.compiling import compile_layers
-from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate, validate_compiling
+from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
 # What fairseq's generator takes for "no limit": a stream has no last position.
-_NO_LIMIT = 10**6
+NO_LIMIT = 10**6
 
 
 class Decoder(FairseqIncrementalDecoder):
@@ -114,7 +112,7 @@ class Decoder(FairseqIncrementalDecoder):
 
     def max_positions(self) -> int:
         """Longest sequence that learned positions cover; what ``--add-bos-token`` puts before it is not counted."""
-        return self.positions if self.core.max_length() is not None else _NO_LIMIT
+        return self.positions if self.core.max_length() is not None else NO_LIMIT
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
         """fairseq's hook of beam search: row i becomes what row ``new_order[i]`` was."""
@@ -127,7 +125,7 @@ class Decoder(FairseqIncrementalDecoder):
         self.reorder_incremental_state_scripting(incremental_state, new_order)
 
 
-class LanguageModel(CopyableModel, FairseqLanguageModel):
+class LanguageModel(FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
 
     A subclass turns its flags into a model of the core and checks them; it is registered with its config dataclass.
@@ -145,6 +143,17 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         With ``features_only``, features (B, T, D) stand in for the logits.
         """
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory, features_only=features_only)
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """As fairseq's, without the local ``train`` that it leaves on the model, which nothing can copy or pickle."""
+        super().make_generation_fast_(**kwargs)
+        self.__dict__.pop("train", None)
+
+    def train(self, mode: bool = True) -> Any:
+        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
+        if mode and self._is_generation_fast:
+            raise RuntimeError("cannot train after make_generation_fast")
+        return super().train(mode)
 
     @classmethod
     def from_pretrained(
@@ -180,15 +189,10 @@ class LanguageModel(CopyableModel, FairseqLanguageModel):
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         fill_in_positions(cfg)
         cls.validate(cfg, task)
-        to_train = not getattr(task, "from_checkpoint", False)
-        if to_train:
+        if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)
-            validate_compiling(cfg)
         model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
-        decoder = Decoder(model, task.target_dictionary, fill_in_positions(cfg))
-        if to_train and cfg.compile_layers:
-            compile_layers(decoder)
-        return cls(decoder)
+        return cls(Decoder(model, task.target_dictionary, fill_in_positions(cfg)))
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.CausalModel:

@@ -25,6 +25,17 @@ class TransformerFlags(FairseqDataclass):
         },
     )
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
+    norm: Norm = field(default="layer", metadata={"help": "layer norm, or RMS norm without mean and shift"})
+    no_bias: bool = field(
+        default=False, metadata={"help": "no biases in the projections of attention and feed-forward blocks"}
+    )
+    init_residual: ResidualStart = field(
+        default="normal",
+        metadata={
+            "help": "what projections into a residual stream of L layers start from: --init-std (normal), "
+            "--init-std / sqrt(2 L) (scaled), or zero"
+        },
+    )
     checkpoint_activations: bool = field(
         default=False,
         metadata={"help": "keep only the input of every transformer layer, and run the layer again in backward"},
@@ -83,15 +94,11 @@ class LanguageModelConfig(TransformerFlags):
         default=None,
         metadata={"help": "standard deviation that word and position embeddings start from (default: --init-std)"},
     )
-    compile_layers: bool = field(
-        default=False,
-        metadata={"help": "train each layer under torch.compile; needs --recompute none, a compiler, and no windows"},
-    )
 
 
 @dataclass
-class PositionedConfig(LanguageModelConfig):
-    """Flags of models without a memory: how they tell positions apart, and what their layers are made of."""
+class PositionFlags(TransformerFlags):
+    """Flags of models without a memory: how they tell positions apart, and what their attention is made of."""
 
     positions: Positions = field(
         default="learned",
@@ -104,7 +111,6 @@ class PositionedConfig(LanguageModelConfig):
         default=10000.0,
         metadata={"help": "base of --positions rotary: the slowest channels turn by about 1 / base a token"},
     )
-    norm: Norm = field(default="layer", metadata={"help": "layer norm, or RMS norm without mean and shift"})
     decoder_normalize_after: bool = field(
         default=False,
         metadata={"help": "norms behind the residual connections (post-LN) instead of in front of each decoder block"},
@@ -112,18 +118,14 @@ class PositionedConfig(LanguageModelConfig):
     qk_norm: bool = field(
         default=False, metadata={"help": "RMS norm of every head's queries and keys, before --positions rotary"}
     )
-    no_bias: bool = field(
-        default=False, metadata={"help": "no biases in the projections of attention and feed-forward blocks"}
-    )
+
+
+@dataclass
+class PositionedConfig(LanguageModelConfig, PositionFlags):
+    """Flags of models without a memory but the hierarchical ones."""
+
     scale_embedding: bool = field(
         default=False, metadata={"help": "multiply embedded words by the square root of --decoder-embed-dim"}
-    )
-    init_residual: ResidualStart = field(
-        default="normal",
-        metadata={
-            "help": "what projections into a residual stream of L layers start from: --init-std (normal), "
-            "--init-std / sqrt(2 L) (scaled), or zero"
-        },
     )
 
 
@@ -169,7 +171,18 @@ def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
 
 def layer_settings(cfg: Any) -> dict[str, Any]:
     """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
+    own = (
+        {}
+        if not hasattr(cfg, "positions")
+        else {
+            "positions": str(cfg.positions),
+            "rotary_base": float(cfg.rotary_base),
+            "normalize_before": not cfg.decoder_normalize_after,
+            "qk_norm": cfg.qk_norm,
+        }
+    )
     return {
+        **own,
         "dim": cfg.decoder_embed_dim,
         "ffn_dim": cfg.decoder_ffn_embed_dim,
         "heads": cfg.decoder_attention_heads,
@@ -177,6 +190,9 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
         "attention_dropout": cfg.attention_dropout,
         "activation_dropout": cfg.activation_dropout,
         "activation": str(cfg.activation_fn),
+        "norm": str(cfg.norm),
+        "bias": not cfg.no_bias,
+        "init_residual": str(cfg.init_residual),
         "recompute": str(cfg.recompute) == "pointwise",
         "checkpoint": cfg.checkpoint_activations,
     }
@@ -197,21 +213,7 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
         "tie_adaptive_projections": cfg.tie_adaptive_proj,
         "init_std": cfg.init_std,
         "embedding_init_std": cfg.embedding_init_std,
-    }
-
-
-def positioned_settings(cfg: PositionedConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
-    """``model_settings`` of a model without a memory."""
-    return {
-        **model_settings(cfg, source_dictionary, target_dictionary),
-        "positions": str(cfg.positions),
-        "rotary_base": float(cfg.rotary_base),
-        "norm": str(cfg.norm),
-        "normalize_before": not cfg.decoder_normalize_after,
-        "qk_norm": cfg.qk_norm,
-        "bias": not cfg.no_bias,
-        "scale_embedding": cfg.scale_embedding,
-        "init_residual": str(cfg.init_residual),
+        "scale_embedding": getattr(cfg, "scale_embedding", False),
     }
 
 
@@ -276,23 +278,6 @@ def validate(cfg: Any, task: Any) -> None:
             f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
             f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
         )
-
-
-def validate_compiling(cfg: Any) -> None:
-    """Raise ``UsageError`` where ``--compile-layers`` cannot work."""
-    if not cfg.compile_layers:
-        return
-    require(
-        str(cfg.recompute) == "none",
-        "--compile-layers needs --recompute none, since torch.compile itself decides what to compute again: "
-        f"got {cfg.recompute}",
-    )
-    windows = getattr(cfg, "scale_windows", None)
-    require(
-        not windows,
-        "--compile-layers cannot be used with --scale-windows, because windows are laid out anew for every length: "
-        f"got {windows}",
-    )
 
 
 def refuse_idle(cfg: Any) -> None:

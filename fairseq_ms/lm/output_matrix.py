@@ -7,7 +7,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from fairseq_ms.core.ops.output import TiedOutput
+from fairseq_ms.core.ops.linear import TiedOutput
 from fairseq_ms.lm.base import Decoder
 
 # The attribute of a decoder that projects, by the method whose output it alone is: subclasses may do more there.

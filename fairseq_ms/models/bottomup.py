@@ -14,7 +14,7 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import PositionedConfig, positioned_settings, require
+from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import Scales, aggregated_scales
 
 
@@ -48,7 +48,7 @@ class BottomUpLanguageModel(LanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
         own = {"downsampler": str(cfg.downsampler), "aggregation_gate": cfg.aggregation_gate}
         return core.BottomUp(core.BottomUpConfig(scales=tuple(fine_to_coarse(cfg)), **own, **settings))
 

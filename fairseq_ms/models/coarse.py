@@ -17,7 +17,7 @@ from fairseq_ms import core
 from fairseq_ms.core.ops.idle import keep_in_graph
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import PositionedConfig, positioned_settings
+from fairseq_ms.lm.config import PositionedConfig, model_settings
 from fairseq_ms.lm.scales import single_scale
 
 
@@ -37,7 +37,7 @@ class CoarseLanguageModel(LanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
         scale = single_scale(cfg.scale_layers)
         return core.CoarseLM(core.CoarseLMConfig(scale=scale, downsampler=str(cfg.downsampler), **settings))
 

@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from fairseq_ms import core
 from fairseq_ms.core.iem import ImplicitEmbedding
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.base import Decoder, LanguageModel
-from fairseq_ms.lm.config import TransformerFlags, fill_in_positions, layer_settings, require, validate_positions
+from fairseq_ms.lm.base import NO_LIMIT, Decoder, LanguageModel
+from fairseq_ms.lm.config import (
+    PositionFlags,
+    fill_in_positions,
+    layer_settings,
+    refuse_given,
+    require,
+    validate_positions,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +50,19 @@ _SIZES = {
     "local_ffn_embed_dim": ("local_ffn_dim", ("decoder", "transformer")),
 }
 
+# Flags of both transformers, the main model and the decoder.
+_OF_TRANSFORMERS = (
+    *("activation_fn", "attention_dropout", "activation_dropout", "checkpoint_activations"),
+    *("norm", "decoder_normalize_after", "qk_norm", "no_bias", "init_residual"),
+)
+
 
 def _optional(help: str) -> Any:
     return field(default=None, metadata={"help": help})
 
 
 @dataclass
-class HAEDConfig(TransformerFlags):
+class HAEDConfig(PositionFlags):
     """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
 
     segmentation: ChoiceEnum(["words", "fixed"]) = field(  # type: ignore[valid-type]
@@ -76,7 +89,8 @@ class HAEDConfig(TransformerFlags):
         default=356, metadata={"help": "width of the main model: chunk encoding plus position embedding"}
     )
     position_embed_dim: Optional[int] = _optional(
-        "width of the position embedding beside the encoding (default: 100 for a transformer main, 0 for lstm)"
+        "width of the position embedding beside the encoding (default: 100 for a transformer main with --positions "
+        "learned, else 0)"
     )
     decoder_layers: Optional[int] = _optional("layers of a transformer main (default: 6)")
     decoder_ffn_embed_dim: Optional[int] = _optional("feed-forward width of a transformer main (default: 1424)")
@@ -157,6 +171,7 @@ def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
         value = getattr(cfg, name)
         require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")
     validate_positions(cfg)
+    require(cfg.rotary_base > 1.0, f"--rotary-base must be above 1: got {cfg.rotary_base}")
     require(
         len(task.source_dictionary) == len(task.target_dictionary),
         "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is read "
@@ -167,6 +182,19 @@ def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
         cfg.decoder_embed_dim > config.width_of_positions,
         f"--decoder-embed-dim must exceed --position-embed-dim {config.width_of_positions}, so that the chunk "
         f"encoding finds room: got {cfg.decoder_embed_dim}",
+    )
+    head_dim, rotary = config.width_of_head, config.positions == "rotary"
+    require(
+        not rotary or head_dim % 2 == 0,
+        f"--positions rotary needs --attention-head-dim to be even: got {head_dim}",
+    )
+    require(
+        config.positions == "learned" or not config.width_of_positions,
+        f"--position-embed-dim must be 0 or left out with --positions {config.positions}: got {cfg.position_embed_dim}",
+    )
+    require(
+        config.positions == "learned" or config.main == "transformer",
+        f"--positions has no meaning with --main lstm: got {config.positions}",
     )
     require(
         config.decoder == "lstm" or cfg.decoder_units % config.local_heads == 0,
@@ -181,12 +209,14 @@ def refuse_idle(cfg: HAEDConfig) -> None:
             value, other = getattr(cfg, name), f"{_flag(part[0])} {getattr(cfg, part[0])}"
             require(value is None, f"{_flag(name)} has no meaning with {other}: got {value}")
     if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
-        for name in ("activation_fn", "attention_dropout", "activation_dropout", "checkpoint_activations"):
+        for name in _OF_TRANSFORMERS:
             value, default = getattr(cfg, name), HAEDConfig.__dataclass_fields__[name].default
             require(
                 str(value) == str(default),
                 f"{_flag(name)} has no meaning without a transformer, with --main lstm and --decoder lstm: got {value}",
             )
+    if str(cfg.positions) != "rotary":
+        refuse_given(HAEDConfig, cfg, ("rotary_base",), "without --positions rotary")
     require(
         str(cfg.query) == "none" or is_first_phase(cfg),
         f"--query has no effect without --criterion {IEM_CRITERION}: got {cfg.query}",
@@ -276,7 +306,8 @@ class HAED(LanguageModel):
             refuse_idle(cfg)
         config = core_config(cfg, task.source_dictionary, cls.config_class)
         if is_first_phase(cfg):
-            model: BaseFairseqModel = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", positions)
+            longest = positions if config.positions == "learned" else NO_LIMIT
+            model: BaseFairseqModel = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
             in_groups(model)
             return model
         decoder = Decoder(cls.core_class(config), task.target_dictionary, positions)

@@ -12,7 +12,7 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import PositionedConfig, positioned_settings, require
+from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import Scales, retina_scales
 
 
@@ -48,7 +48,7 @@ class RetinaLanguageModel(LanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
         own = {"layers": cfg.decoder_layers, "scales": tuple(scales_of(cfg)), "downsampler": str(cfg.downsampler)}
         return core.Retina(core.RetinaConfig(**own, **settings))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import PositionedConfig, positioned_settings, require
+from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import layer_scales
 
 
@@ -42,7 +42,7 @@ class TopDownLanguageModel(LanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
         scales = tuple(layer_scales(cfg.scale_layers))
         return core.TopDown(core.TopDownConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
 

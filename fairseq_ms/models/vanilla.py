@@ -7,7 +7,7 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.config import PositionedConfig, positioned_settings, require
+from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.models.retina import scales_of
 
@@ -33,7 +33,7 @@ class VanillaLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         """With ``--scale-windows``, attention is local: a retina of the single scale 1x."""
-        settings = positioned_settings(cfg, source_dictionary, target_dictionary)
+        settings = model_settings(cfg, source_dictionary, target_dictionary)
         if cfg.scale_windows:
             scales = scales_of(cfg)
             return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=tuple(scales), **settings))

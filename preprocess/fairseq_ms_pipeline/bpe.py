@@ -1,4 +1,4 @@
-"""Stage 3: learn BPE on a bounded sample of word counts; and what it learns, applied to a line."""
+"""Stage 3: learn BPE on a bounded sample of word counts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from subword_nmt import learn_bpe
-from subword_nmt.apply_bpe import BPE
 
 from fairseq_ms_pipeline.files import complete_text
 from fairseq_ms_pipeline.text import UNKNOWN
-
-# A worker keeps the pieces of the words it has met; Zipf's law makes even a small store answer nearly always.
-CACHED_WORDS = 300_000
 
 
 def word_counts(shard: Path) -> Counter[str]:
@@ -67,28 +63,3 @@ def learn(
 
 def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-class Segmenter:
-    """Splits words into subwords by learnt operations, with the pieces of known words at hand."""
-
-    def __init__(self, codes: Path) -> None:
-        with open(codes, encoding="utf-8", newline="\n") as file:
-            self._bpe = BPE(file)
-        self._pieces = {UNKNOWN: UNKNOWN}
-
-    def line(self, line: str) -> str:
-        """The subwords of a tokenised line, `@@` behind all but a word's last."""
-        pieces = self._pieces
-        out = []
-        for word in line.split():
-            known = pieces.get(word)
-            if known is None:
-                known = " ".join(self._bpe.segment_tokens([word]))
-                if len(pieces) >= CACHED_WORDS:
-                    pieces.clear()
-                    self._bpe.cache.clear()
-                    pieces[UNKNOWN] = UNKNOWN
-                pieces[word] = known
-            out.append(known)
-        return " ".join(out)

@@ -9,35 +9,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from fairseq_ms_pipeline.bpe import Segmenter, word_counts
+from fairseq_ms_pipeline.bpe import word_counts
 from fairseq_ms_pipeline.files import complete_text, write_json
-from fairseq_ms_pipeline.text import SPACE
-
-
-def characters(line: str) -> str:
-    """The characters of a tokenised line, separated by spaces; a space itself becomes SPACE."""
-    return " ".join(line.replace(" ", SPACE))
-
-
-def byte_symbols(line: str) -> str:
-    """The UTF-8 bytes of a tokenised line, separated by spaces: ASCII as itself, others as <0xNN>."""
-    return " ".join(_BYTES[byte] for byte in line.encode())
-
-
-_BYTES = [SPACE if n == 32 else chr(n) if n < 128 else f"<0x{n:02X}>" for n in range(256)]
-_BYTE_OF = {symbol: bytes([n]) for n, symbol in enumerate(_BYTES)}
-
-
-def undone(line: str, level: str) -> str:
-    """The tokenised line that a line of symbols was made from; `level` as in a data set's declaration."""
-    if level == "bpe":
-        return (line + " ").replace("@@ ", "").rstrip(" ")
-    if level == "char":
-        return line.replace(" ", "").replace(SPACE, " ")
-    if level == "byte":
-        # A model may generate what is no UTF-8, or begin a character and not end it.
-        return b"".join(_BYTE_OF.get(symbol, symbol.encode()) for symbol in line.split()).decode(errors="replace")
-    return line
+from fairseq_ms_pipeline.subwords import Segmenter
+from fairseq_ms_pipeline.text import byte_symbols, characters
 
 
 @lru_cache(maxsize=1)

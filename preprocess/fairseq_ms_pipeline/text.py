@@ -1,4 +1,4 @@
-"""Lines of text: decoding with a place to point at, whitespace, and words that would be misread later."""
+"""Lines of text: decoding with a place to point at, whitespace, words that would be misread later, and symbols."""
 
 from __future__ import annotations
 
@@ -62,3 +62,29 @@ def spelled(line: str, level: str) -> str:
     if level in ("char", "byte"):
         return " ".join(line.split()).replace(SPACE, "_")
     return " ".join(readable_words(line))
+
+
+def characters(line: str) -> str:
+    """The characters of a tokenised line, separated by spaces; a space itself becomes SPACE."""
+    return " ".join(line.replace(" ", SPACE))
+
+
+def byte_symbols(line: str) -> str:
+    """The UTF-8 bytes of a tokenised line, separated by spaces: ASCII as itself, others as <0xNN>."""
+    return " ".join(_BYTES[byte] for byte in line.encode())
+
+
+_BYTES = [SPACE if n == 32 else chr(n) if n < 128 else f"<0x{n:02X}>" for n in range(256)]
+_BYTE_OF = {symbol: bytes([n]) for n, symbol in enumerate(_BYTES)}
+
+
+def undone(line: str, level: str) -> str:
+    """The tokenised line that a line of symbols was made from; `level` as in a data set's declaration."""
+    if level == "bpe":
+        return (line + " ").replace("@@ ", "").rstrip(" ")
+    if level == "char":
+        return line.replace(" ", "").replace(SPACE, " ")
+    if level == "byte":
+        # A model may generate what is no UTF-8, or begin a character and not end it.
+        return b"".join(_BYTE_OF.get(symbol, symbol.encode()) for symbol in line.split()).decode(errors="replace")
+    return line

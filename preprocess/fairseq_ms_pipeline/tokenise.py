@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
-from sacremoses import MosesTokenizer
-
 from fairseq_ms_pipeline.files import complete_text, write_json
-from fairseq_ms_pipeline.text import spelled
-
-
-@lru_cache(maxsize=4)
-def _moses(language: str) -> MosesTokenizer:
-    return MosesTokenizer(lang=language)
-
-
-def tokenised(line: str, how: str, language: str, level: str = "bpe") -> str:
-    """One line's words, separated by single spaces; `how` is `moses` or `none` (white space decides)."""
-    if how == "moses":
-        line = _moses(language).tokenize(line, escape=False, return_str=True)
-    return spelled(line, level)
+from fairseq_ms_pipeline.moses import tokenised
 
 
 def tokenise_shard(raw: Path, out: Path, how: str, language: str, level: str) -> int:

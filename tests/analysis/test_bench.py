@@ -1,8 +1,11 @@
-"""The benchmark runner: what it counts, that parity comes first, and what `fairseq-ms bench` says."""
+"""How tables are measured: what comes first, what is counted, and what becomes of rows that fail."""
 
 import json
-import shutil
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,145 +13,173 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.losses import hidden_bytes
-from benchmarks.memory import resident_growth, resident_peak
-from benchmarks.report import table
-from benchmarks.runner import (
-    Contestant,
-    Options,
-    ParityError,
-    Section,
-    assert_parity,
-    discover,
-    measure_section,
-    run_sections,
-)
+from benchmarks import command, measuring
+from benchmarks.device import peak, seconds
+from benchmarks.measuring import DiedError, call_in_child, in_child, in_turns, measure
+from benchmarks.peers import hidden_bytes
+from benchmarks.records import Records
+from benchmarks.report import page
+from benchmarks.table import TIME, NotInstalledError, Options, ParityError, Row, Table, Work, assert_parity, settled, to
 from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.cli import main
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
-from tests.helpers.cli import run_cli
+from fairseq_ms.errors import UsageError
 
+MACHINE = {"device": "a device", "memory_gb": 80, "torch": "2", "python": "3", "quick": False}
+OPTIONS = Options(quick=True, rounds=2, least_seconds=0.0)
 MEBIBYTE = 2**20
 
 
-def keep_mebibytes(count: int):
-    """A forward pass that keeps this many mebibytes on its context, out of autograd's sight."""
+def raising(error: Exception) -> Callable[[], Work]:
+    def build() -> Work:
+        raise error
 
-    class Hiding(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.hidden = torch.ones(count * MEBIBYTE // 4)
-            return x.sum()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    x = torch.ones(3, requires_grad=True)
-    return lambda: Hiding.apply(x), x
+    return build
 
 
-def test_bytes_hidden_from_autograd_show_in_the_process() -> None:
-    forward, _ = keep_mebibytes(64)
-    assert saved_bytes(forward) == 0
-    # The allocator rounds up, and other pages may be given back or touched meanwhile.
-    assert resident_growth(keep_mebibytes, 64) == pytest.approx(64 * MEBIBYTE, abs=8 * MEBIBYTE)
+def sleeping(milliseconds: float) -> Callable[[], Work]:
+    return lambda: Work(lambda: time.sleep(milliseconds / 1e3), 1, lambda: {"peak": 12_345.0})
 
 
-def two_contestants(log: list[str], parity) -> Section:
-    return Section(
-        "work",
-        "ms",
-        [Contestant("slow", lambda: log.append("slow")), Contestant("fast", lambda: log.append("fast"), goal=1e9)],
-        "slow",
-        parity,
-        scale=1e3,
-    )
+def a_table(rows: dict[str, Callable[[], Work]], parity: Callable[[], str] | None = None) -> Table:
+    made = [Row((name, "fp16"), build, "fp16") for name, build in rows.items()]
+    ratios = {"to fairseq's": lambda settings: to(settings, model="fairseq")}
+    columns = {TIME: "ms", "peak": "GB"}
+    return Table("a table", "A table", "About it.", ["model", "precision"], columns, made, 1e3, ratios, parity)
 
 
-def test_nothing_is_measured_when_parity_fails() -> None:
-    log: list[str] = []
-
-    def parity() -> str:
-        raise ParityError("they differ by 3")
-
-    (result,) = run_sections([two_contestants(log, parity)], Options(rounds=2))
-    assert log == []
-    assert "rows" not in result
-    assert "NOT MEASURED" in table(result)
-    assert "they differ by 3" in table(result)
+def measured(table: Table, options: Options = OPTIONS) -> dict[str, dict]:
+    return {record["key"].split(" | ")[1]: record for record in measure(table, table.rows, options)}
 
 
-def test_rounds_are_interleaved_and_the_first_one_is_not_counted() -> None:
-    log: list[str] = []
-    rows = measure_section(two_contestants(log, lambda: "same"), Options(rounds=3))
-    assert log == ["slow", "fast"] * 4
-    assert [len(row.values) for row in rows] == [3, 3]
+def test_rows_take_turns_and_what_warms_up_is_not_counted(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def writing(name: str) -> Work:
+        def run() -> None:
+            with log.open("a") as file:
+                file.write(name)
+
+        return Work(run)
+
+    rows = [Row((name,), lambda name=name: writing(name)) for name in "ab"]
+    times, failures = in_turns(rows, Options(rounds=3, least_seconds=0.0))
+    assert log.read_text() == "aabb" + "ab" * 3
+    assert {settings: len(values) for settings, values in times.items()} == {("a",): 3, ("b",): 3}
+    assert failures == {}
 
 
-def test_ratios_are_of_the_same_round_and_the_table_names_missed_goals() -> None:
-    section = Section(
-        "work",
-        "bytes",
-        [Contestant("a", lambda: 10.0), Contestant("b", lambda: 4.0, 0.5), Contestant("c", lambda: 9.0, 0.5)],
-        "a",
-        lambda: "same",
-        measure="value",
-    )
-    (result,) = run_sections([section], Options())
-    assert [(row["ratio"], row["meets_goal"]) for row in result["rows"]] == [(1.0, None), (0.4, True), (0.9, False)]
-    lines = table(result).splitlines()
-    assert "falls short" in lines[-2]
-    assert "falls short" not in lines[-3]
+def test_a_line_for_every_row_whatever_became_of_it() -> None:
+    rows = {
+        "ours": sleeping(10),
+        "large": raising(MemoryError("10 GB")),
+        "other": raising(NotInstalledError("transformers")),
+        "broken": raising(RuntimeError("two\nlines")),
+        "dies": lambda: Work(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        "fairseq": sleeping(20),
+        "later": sleeping(1),
+    }
+    table = a_table(rows)
+    records = {record["key"]: record for record in measure(table, table.rows[:-1], OPTIONS)}
+    lines = page([table], records, MACHINE).splitlines()
+    lines = lines[lines.index("## A table") + 4 :]
+    assert lines[0] == "| model | precision | ms | ratio to fairseq's | GB |"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:8]]
+    ours, fairseq = cells[0], cells[5]
+    assert 0.4 < float(ours[3].split()[0]) < 0.8
+    assert float(fairseq[2].split()[0]) >= 20
+    assert (ours[4], fairseq[3]) == ("12,345", "1")
+    assert [line[2] for line in cells[1:5]] == [
+        "does not fit",
+        "not installed: transformers",
+        "failed: RuntimeError: two lines",
+        "failed: the process ended with -9",
+    ]
+    assert lines[8:] == ["", "Rows not measured: 1 (`--list` names them)."]
+    assert [settled(records[table.key(row)]) for row in table.rows[:-1]] == [True, True, False, False, False, True]
 
 
-def test_ratios_to_further_baselines_are_of_the_same_rounds() -> None:
-    values = iter([10.0, 4.0, 9.0])
-    contestants = [Contestant(name, lambda: next(values)) for name in "abc"]
-    further = {"b": {"c": 2.0, "a": 3.0, "left out": 1.0}}
-    section = Section("work", "bytes", contestants, "a", lambda: "same", measure="value", further=further)
-    (result,) = run_sections([section], Options())
-    found = [(row["name"], row["baseline"], row["ratio"], row["meets_goal"]) for row in result["further"]]
-    assert found == [("c", "b", 2.25, False), ("a", "b", 2.5, True)]
-    assert "c to b: 2.250 (2.250 .. 2.250)  <= 2  falls short" in table(result)
+def test_a_row_that_fails_when_it_is_timed_costs_no_other() -> None:
+    def failing() -> None:
+        raise RuntimeError("in its round")
+
+    found = measured(a_table({"fairseq": sleeping(1), "fails": lambda: Work(failing), "ours": sleeping(1)}))
+    assert found["fails"]["failed"] == "RuntimeError: in its round"
+    assert len(found["ours"]["numbers"][TIME]) == 2
+
+
+def test_ratios_are_of_rounds_in_turns_and_else_of_medians() -> None:
+    table = a_table({"fairseq": sleeping(1), "ours": sleeping(1)})
+    ours, theirs = [3.0, 8.0, 5.0], [2.0, 4.0, 5.0]
+
+    def ratio(ours_together: str, theirs_together: str) -> str:
+        records = {
+            f"a table | {name} | fp16": {"numbers": {TIME: values}, "seconds": 1.0, "together": together}
+            for name, values, together in (("ours", ours, ours_together), ("fairseq", theirs, theirs_together))
+        }
+        (line,) = (line for line in page([table], records, MACHINE).splitlines() if line.startswith("| ours"))
+        return line.split("|")[4].strip()
+
+    assert ratio("1", "1") == "1.500 (1.000 .. 2.000)"
+    assert ratio("1", "2") == "1.250"
+
+
+def test_times_are_divided_by_units_and_what_comes_before_is_not_timed() -> None:
+    work = Work(lambda: time.sleep(0.01), before=lambda: time.sleep(0.05))
+    assert 0.01 <= seconds(work, OPTIONS, repeats=2) < 0.05
+    times, _ = in_turns([Row(("a",), lambda: Work(lambda: time.sleep(0.02), 20))], OPTIONS)
+    assert all(0.001 <= value < 0.01 for value in times["a",])
+
+
+def test_short_work_is_done_several_times_a_round_and_the_time_divided(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def short() -> None:
+        with log.open("a") as file:
+            file.write("x")
+        time.sleep(0.02)
+
+    times, _ = in_turns([Row(("short",), lambda: Work(short))], Options(rounds=2, least_seconds=0.1))
+    # Twice to warm up, then a tenth of a second a round, which is five times unless sleeping takes longer than asked.
+    assert 2 + 2 <= len(log.read_text()) <= 2 + 2 * 5
+    assert all(0.02 <= value < 0.1 for value in times["short",])
 
 
 def test_the_cpu_clock_does_not_count_waiting() -> None:
-    def times(clock: str) -> float:
-        section = Section("work", "s", [Contestant("sleep", lambda: time.sleep(0.2))], "sleep", lambda: "same")
-        return measure_section(section, Options(rounds=1, clock=clock))[0].values[0]
-
-    assert times("wall") >= 0.2
-    assert times("cpu") < 0.1
+    work = Work(lambda: time.sleep(0.2))
+    assert seconds(work, Options(clock="wall")) >= 0.2
+    assert seconds(work, Options(clock="cpu")) < 0.1
 
 
-def test_short_work_is_done_several_times_a_round_and_the_time_divided() -> None:
-    log: list[str] = []
+def test_the_peak_of_a_process_is_what_was_there_at_once() -> None:
+    x = torch.ones(64 * MEBIBYTE // 4, requires_grad=True)
 
-    def short() -> None:
-        log.append("short")
-        time.sleep(0.02)
+    def both() -> None:
+        # Twice the numbers is gone before their gradient is made; pages of libraries come on top.
+        (x * 2).sum().backward()
+        x.grad = None
 
-    section = Section("work", "s", [Contestant("short", short)], "short", lambda: "same")
-    (row,) = measure_section(section, Options(rounds=2, least_seconds=0.1))
-    # Once to warm up, then a tenth of a second a round, which is five times unless sleeping takes longer than asked.
-    assert 1 + 2 * 2 <= len(log) <= 1 + 2 * 5
-    assert all(0.02 <= value < 0.1 for value in row.values)
+    assert call_in_child(lambda: peak(both, OPTIONS)) == pytest.approx(64 * MEBIBYTE, abs=16 * MEBIBYTE)
 
 
-def test_sections_are_chosen_by_their_titles() -> None:
-    def sections():
-        for title in ("batch 1", "batch 8"):
-            yield Section(title, "s", [Contestant("a", lambda: 1.0)], "a", lambda: "same", measure="value")
-
-    assert [result["title"] for result in run_sections(sections(), Options(sections=("8",)))] == ["batch 8"]
-    assert len(list(run_sections(sections(), Options()))) == 2
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs Linux")
+def test_what_asks_for_more_memory_than_there_is_does_not_fit() -> None:
+    found = measured(a_table({"huge": lambda: Work(lambda: None, 1, lambda: {"peak": torch.ones(2**44).sum().item()})}))
+    assert "can't allocate memory" in found["huge"]["does not fit"]
 
 
-def test_only_keeps_the_baseline() -> None:
-    rows = measure_section(two_contestants([], lambda: "same"), Options(rounds=1, only=("fast",)))
-    assert [row.name for row in rows] == ["slow", "fast"]
-    rows = measure_section(two_contestants([], lambda: "same"), Options(rounds=1, only=("nothing",)))
-    assert [row.name for row in rows] == ["slow"]
+def test_a_child_goes_with_whoever_stops_listening_and_its_death_is_an_error() -> None:
+    def pid_and_sleep(send: Callable[[int], None]) -> None:
+        send(os.getpid())
+        time.sleep(100)
+
+    messages = in_child(pid_and_sleep)
+    pid = next(messages)
+    messages.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(DiedError, match="ended with -9"):
+        call_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def test_parity_refuses_nan_and_too_large_a_difference() -> None:
@@ -157,68 +188,6 @@ def test_parity_refuses_nan_and_too_large_a_difference() -> None:
     for other in (one + 1e-5, one + torch.nan):
         with pytest.raises(ParityError, match=r"^x: "):
             assert_parity("x", one, other, 1e-6)
-
-
-def test_every_benchmark_is_found_and_described() -> None:
-    found = discover()
-    assert set(found) >= {"generate", "layer-scaling", "retina-attention", "train-memory", "train-speed"}
-    assert all(module.HELP for module in found.values())
-
-
-def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: Path) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('somebody else')", encoding="utf-8")
-    listed = run_cli("fairseq-ms", "bench", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}).stdout
-    assert "layer-scaling" in listed
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layer-scaling",
-        "haed-parts",
-        *(
-            pytest.param(n, marks=pytest.mark.slow)
-            for n in ("generate", "retina-attention", "train-memory", "compiled-layers")
-        ),
-    ],
-)
-def test_a_benchmark_runs_and_writes_its_numbers(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "numbers.json"
-    flags = ("--quick", "--rounds", "1", "--threads", "1", "--json", path)
-    # The growth of the process is measured in a fresh one for every model.
-    result = run_cli("fairseq-ms", "bench", name, *flags, timeout=1200.0)
-    assert result.returncode == 0, result.stderr
-    assert "parity" in result.stdout
-    report = json.loads(path.read_text())
-    assert report["machine"]["cores"] > 0
-    assert all(row["values"] for part in report["results"] for row in part["rows"])
-    assert [entry.name for entry in tmp_path.iterdir()] == ["numbers.json"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["no-such"], "NAME must be one of"),
-        (["generate", "--rounds", "0"], "--rounds must be at least 1: got 0"),
-        (["generate", "--threads", "0"], "--threads must be at least 1: got 0"),
-        (["generate", "--json", "no/such/folder/x.json"], "--json must name a file in a folder that exists"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
-    result = run_cli("fairseq-ms", "bench", *arguments, check=False)
-    assert result.returncode == 2
-    assert sentence in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_without_a_checkout_it_says_so(tmp_path: Path) -> None:
-    package = Path(__file__).parents[2] / "fairseq_ms"
-    shutil.copytree(package, tmp_path / "fairseq_ms", ignore=shutil.ignore_patterns("__pycache__"))
-    result = run_cli("fairseq-ms", "bench", "generate", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, check=False)
-    assert result.returncode == 2
-    assert "bench needs the folder benchmarks of a checkout" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_a_gradient_made_in_the_forward_pass_counts_as_kept_and_that_of_a_parameter_does_not() -> None:
@@ -231,21 +200,95 @@ def test_a_gradient_made_in_the_forward_pass_counts_as_kept_and_that_of_a_parame
     assert (kept, logits) == (6 * 5 * 4, (6 * 5 + 6 * 9 + 6 * 2 + 1) * 4)
 
 
-def double_mebibytes(count: int):
-    """A forward pass that needs this many mebibytes for a moment, and as many again in backward."""
-    x = torch.ones(count * MEBIBYTE // 4, requires_grad=True)
-    return lambda: (x * 2).sum(), x
+def test_records_are_of_one_machine_and_half_a_line_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    Records(path, MACHINE).append({"key": "a", "failed": "x", "seconds": 1.0})
+    with path.open("a") as file:
+        file.write('{"key": "b", "numb')
+    records = Records(path, MACHINE)
+    records.append({"key": "a", "numbers": {}, "seconds": 1.0})
+    assert records.by_key() == {"a": {"key": "a", "numbers": {}, "seconds": 1.0}}
+    assert len(path.read_text().splitlines()) == 3
+    with pytest.raises(UsageError, match="--records must name a file that this machine has written"):
+        Records(path, {**MACHINE, "device": "another"})
 
 
-def test_the_peak_of_a_process_is_what_was_there_at_once() -> None:
-    # Twice the numbers is gone before their gradient is made; pages of libraries come on top.
-    assert resident_peak(double_mebibytes, 64) == pytest.approx(64 * MEBIBYTE, abs=16 * MEBIBYTE)
+@pytest.mark.parametrize("content", ["a letter\nto somebody", "no end of line", "[1]\n"])
+def test_a_file_of_somebody_else_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="--records must name a file that this command has written"):
+        Records(path, MACHINE)
+    assert path.read_text() == content
 
 
-def test_a_criterion_is_for_the_benchmarks_of_training() -> None:
-    done = run_cli("fairseq-ms", "bench", "generate", "--criterion", "linear_cross_entropy", check=False)
-    expected = (
-        "--vocabulary and --criterion are for train-memory, train-speed and compiled-layers: got them with 'generate'"
+@pytest.fixture
+def one_table(monkeypatch: pytest.MonkeyPatch) -> Callable[[Table], None]:
+    """The command with this table alone."""
+
+    def only(table: Table) -> None:
+        monkeypatch.setattr(command, "tables", lambda options: {table.name: table})
+
+    monkeypatch.setattr(measuring.gc, "freeze", lambda: None)
+    return only
+
+
+def bench(tmp_path: Path, *flags: str) -> tuple[int, list[dict]]:
+    found = main(["bench", "a table", "--quick", "--rounds", "1", "--report", str(tmp_path / "page.md"), *flags])
+    return found, [json.loads(line) for line in (tmp_path / "page.jsonl").read_text().splitlines()[1:]]
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command takes the modules that are patched here for those of the checkout, which they are."""
+    monkeypatch.setattr("fairseq_ms.analysis.bench.load_package", lambda folder: None)
+
+
+def test_nothing_is_measured_when_parity_fails(one_table, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def parity() -> str:
+        raise ParityError("they differ by 3")
+
+    one_table(a_table({"ours": raising(AssertionError("measured"))}, parity))
+    code, records = bench(tmp_path)
+    assert code == 1
+    assert [record["key"] for record in records] == ["a table"]
+    assert (
+        "failed: a table: not measured, since parity failed: ParityError: they differ by 3" in capsys.readouterr().err
     )
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+
+
+def test_the_command_goes_on_where_it_ended_with_what_rows_are_divided_by(one_table, tmp_path: Path) -> None:
+    one_table(a_table({"fairseq": sleeping(1), "ours": sleeping(1), "other": sleeping(1)}, lambda: "same"))
+    assert bench(tmp_path, "--only", "ours")[0] == 0
+    records = bench(tmp_path, "--json", str(tmp_path / "numbers.json"))[1]
+    names = [record["key"].split(" | ")[1:2] for record in records]
+    assert names == [[], ["fairseq"], ["ours"], ["other"], ["fairseq"]] or names[3:] == [["fairseq"], ["other"]]
+    assert bench(tmp_path)[1] == records
+    report = json.loads((tmp_path / "numbers.json").read_text())
+    assert report["machine"]["cores"] > 0
+    assert len(report["results"]) == 4
+    assert "Checked before: same." in (tmp_path / "page.md").read_text()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"page.md", "page.jsonl", "numbers.json"}
+
+
+def test_an_interruption_leaves_a_report_and_no_process(one_table, tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+
+    def hanging() -> Work:
+        # Not before the parent is behind its fork, whose hooks swallow an interruption.
+        time.sleep(1)
+        started.write_text(str(os.getpid()))
+        time.sleep(100)
+        raise AssertionError
+
+    def end() -> None:
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    one_table(a_table({"hanging": hanging}))
+    threading.Thread(target=end, daemon=True).start()
+    assert bench(tmp_path)[0] == 130
+    assert "Tables not measured" in (tmp_path / "page.md").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)

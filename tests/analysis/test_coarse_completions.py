@@ -1,5 +1,6 @@
 """`fairseq-ms coarse-completions`: the most probable words of the next bag."""
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,9 @@ import torch
 from omegaconf import OmegaConf
 
 from fairseq_ms.analysis.checkpoints import Checkpoint
-from fairseq_ms.analysis.coarse_completions.command import read_lines
-from fairseq_ms.analysis.coarse_completions.completions import complete, encode, readable, scale_of
+from fairseq_ms.analysis.coarse_completions import complete, readable, scale_of
+from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from tests.helpers.cli import run_cli
-from tests.helpers.corpus import train_command, write_corpus
 from tests.naive import multiscale as naive
 from tests.registry import Case, random_case
 
@@ -28,7 +27,7 @@ def test_completions_are_the_best_words_after_the_last_k_gram(seed: int) -> None
     case = random_case("coarse_lm", seed)
     checkpoint = checkpoint_of(case)
     words = [f"w{case.rng.randrange(9)}" for _ in range(case.rng.randint(1, 90))]
-    found = complete(checkpoint, encode(checkpoint, " ".join(words)), top=5)
+    found = complete(checkpoint, " ".join(words), top=5)
     scale = scale_of(checkpoint)
     assert (found.scale, found.label) == (scale, "here")
     assert (found.read - 1) % scale == 0
@@ -48,7 +47,7 @@ def test_without_top_there_are_as_many_words_as_the_scale_has_tokens() -> None:
     for seed in range(6):
         case = random_case("coarse_lm", seed)
         checkpoint = checkpoint_of(case)
-        assert len(complete(checkpoint, encode(checkpoint, "w1 w2 w3")).words) == scale_of(checkpoint)
+        assert len(complete(checkpoint, "w1 w2 w3").words) == scale_of(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -65,29 +64,37 @@ def test_another_architecture_and_an_empty_context_get_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"must hold a model of --arch coarse_lm: model\.pt holds vanilla_lm"):
         scale_of(vanilla)
     with pytest.raises(UsageError, match="--text must have at least one word: got '  '"):
-        encode(vanilla, "  ")
+        complete(checkpoint_of(random_case("coarse_lm", 0)), "  ")
 
 
-def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
-    data = write_corpus(tmp_path)
-    run_cli(*train_command("coarse_lm", data, tmp_path / "small", "--scale-layers", "2x=1"))
-    checkpoint = tmp_path / "small" / "checkpoint_last.pt"
-    command = ("fairseq-ms", "coarse-completions", checkpoint, "--cpu")
-    done = run_cli(*command, "--text", "word1 word2 word3", "--text", "word4", "--json", tmp_path / "out.json")
-    assert "Context: word1 word2 word3\ncheckpoint  scale  completion\n" in done.stdout
+def test_the_command_prints_a_table_and_writes_json(models: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    command = ["coarse-completions", str(models / "coarse/model.pt"), "--cpu"]
+    assert main([*command, "--text", "w1 w2 w3 w4 w5", "--text", "w4", "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "Context: w1 w2 w3 w4 w5\ncheckpoint  scale  completion\n" in printed
     results = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert [result["context"] for result in results] == ["word1 word2 word3", "word4"]
+    assert [result["context"] for result in results] == ["w1 w2 w3 w4 w5", "w4"]
     (completion,) = results[0]["completions"]
-    assert (completion["scale"], completion["read"], len(completion["words"])) == (2, 3, 2)
-    assert "  ".join(completion["words"]) in done.stdout
-    piped = run_cli(*command, "--input", "-", "--top", "3", input="word1 word2 word3\n\nword4\n")
-    assert piped.stdout.count("Context: ") == 2
-    failed = run_cli(*command, "--input", tmp_path / "missing.txt", check=False)
-    assert failed.returncode == 2
-    assert failed.stderr.strip().endswith(f"--input must be a file: {tmp_path}/missing.txt does not exist")
+    assert (completion["scale"], completion["read"], len(completion["words"])) == (4, 5, 4)
+    assert "  ".join(completion["words"]) in printed
+    monkeypatch.setattr("sys.stdin", io.StringIO("w1 w2 w3\n\nw4\n"))
+    assert main([*command, "--input", "-", "--top", "3"]) == 0
+    assert capsys.readouterr().out.count("Context: ") == 2
 
 
-def test_contexts_that_are_not_text_get_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "latin1.txt").write_bytes("déjà\n".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"--input must be text in UTF-8: got .*latin1\.txt"):
-        read_lines(str(tmp_path / "latin1.txt"))
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "--input must be a file: {} does not exist"),
+        ("déjà\n".encode("latin-1"), "--input must be text in UTF-8: got {}"),
+        (b" \n\n", "--input must have at least one line that is not blank: got {}"),
+    ],
+)
+def test_contexts_that_are_not_text_get_one_sentence(
+    content: bytes | None, sentence: str, tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "contexts.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["coarse-completions", "model.pt", "--input", str(path)]) == 2
+    assert sentence.format(path) in capsys.readouterr().err

@@ -5,41 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms.analysis.context_length.formula import (
-    by_formula,
-    compressive_transformer,
-    transformer_ql,
-    transformer_xl,
-)
+from fairseq_ms.analysis.context_length.formula import by_formula, transformer_ql
 from fairseq_ms.analysis.context_length.measured import measured
-from tests.helpers.cli import run_cli
+from fairseq_ms.cli import main
 from tests.registry import build, dictionary
 
 SMALL = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 16, "decoder_attention_heads": 2}
-
-
-@pytest.mark.parametrize(
-    ("segment", "memory", "average"),
-    # Tables 1, 3 and 5. At 02/30 the paper prints the minimum, 332, for the average.
-    [(4, 12, 138), (8, 24, 276), (8, 8, 100), (16, 16, 200), (2, 30, 333), (16, 0, 8), (64, 0, 32), (128, 0, 64)],
-)
-def test_the_corrected_algorithm_gives_the_paper_s_context_of_transformer_ql(
-    segment: int, memory: int, average: float
-) -> None:
-    assert transformer_ql(segment, memory, {1: 3, 2: 3}, 2).average == average
-
-
-def test_the_paper_s_context_of_the_other_models() -> None:
-    assert [transformer_xl(s, m, 8).average for s, m in ((4, 12), (8, 24), (8, 8), (16, 16), (2, 30))] == [
-        98,
-        196,
-        68,
-        136,
-        241,
-    ]
-    assert compressive_transformer(4, 6, 6, 2, 8).average == 146
-    assert compressive_transformer(8, 12, 12, 2, 8).average == 292
-    assert transformer_ql(2, 30, {1: 3, 2: 3}, 2).minimum == 332
 
 
 @pytest.mark.parametrize("compression", ["max", "avg"])
@@ -77,14 +48,15 @@ def test_a_compressive_network_sees_farther_than_the_paper_counts() -> None:
 
 
 def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: Path) -> None:
-    printed = run_cli("fairseq-ms", "context-length", "--paper", "--json", tmp_path / "paper.json").stdout
-    assert "332" in printed
+    assert main(["context-length", "--paper", "--json", str(tmp_path / "paper.json")]) == 0
     rows = json.loads((tmp_path / "paper.json").read_text())["paper"]
-    assert len(rows) == 16
+    # At 02/30 the paper prints the minimum, 332, for the average.
+    assert [row["average"] for row in rows] == [98, 146, 138, 196, 292, 276, 68, 100, 136, 200, 241, 333, 8, 16, 32, 64]
     assert [row["average"] - row["printed"] for row in rows if row["average"] != row["printed"]] == [1.0]
+    assert transformer_ql(2, 30, {1: 3, 2: 3}, 2).minimum == 332
     flags = ["--arch", "transformer_ql", "--tokens-per-sample", "4", "--mem-len", "4", "--decoder-embed-dim", "16"]
     flags += ["--scale-layers", "1x=1,2x=1,4x=1", "--output-layers", "1", "--decoder-attention-heads", "2"]
-    run_cli("fairseq-ms", "context-length", *flags, "--measure", "--json", tmp_path / "one.json")
+    assert main(["context-length", *flags, "--measure", "--json", str(tmp_path / "one.json")]) == 0
     results = json.loads((tmp_path / "one.json").read_text())["results"]
     assert results["formula"] == results["measured"] == {"minimum": 44, "maximum": 48, "average": 46.0}
 
@@ -100,8 +72,10 @@ def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: P
         (("--paper", "--arch", "transformer_xl"), "--paper must be given without a model"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(flags: tuple[str, ...], sentence: str) -> None:
-    done = run_cli("fairseq-ms", "context-length", *flags, check=False)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_bad_input_is_refused_in_one_sentence(
+    flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["context-length", *flags]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fairseq.data import Dictionary
 
-from fairseq_ms.analysis import checkpoints
-from fairseq_ms.analysis.perplexity import renormalise
+from fairseq_ms.analysis import checkpoints, perplexity
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import damage
+from fairseq_ms.host import checkpoints as host_checkpoints
 from tests.helpers import trained
 from tests.helpers.corpus import large_data
 
@@ -66,13 +66,23 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pyt
         tmp_path / "model.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "12"
     )
     read: list[str] = []
-    find = damage.defect
+    find = host_checkpoints.defect
 
     def noting(path: str) -> str | None:
         read.append(path)
         return find(path)
 
-    monkeypatch.setattr(damage, "defect", noting)
-    found = renormalise.evaluate(str(path), None, None, None, None, ["--cpu", "--gen-subset", "test"])
-    assert found.scored.targets == 6 * 18
+    monkeypatch.setattr(host_checkpoints, "defect", noting)
+    found = perplexity.evaluate(perplexity.load(str(path), cpu=True), "test")
+    assert found.targets == 6 * 18
     assert read == [str(path)]
+
+
+def test_a_checkpoint_with_a_flag_that_is_gone_loads(tmp_path: Path) -> None:
+    data = trained.write_corpus(tmp_path / "data", {"train": trained.random_lines(3, 20)})
+    path = trained.write_checkpoint(tmp_path / "old" / "model.pt", data, "vanilla_lm", *trained.TINY)
+    state = torch.load(path)
+    state["cfg"]["model"]["compile_layers"] = True
+    torch.save(state, path)
+    weights = trained.load(tmp_path, "old").model.state_dict()
+    assert all(torch.equal(weights[name], state["model"][name]) for name in state["model"])

@@ -2,15 +2,12 @@
 
 import json
 import math
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import checkpoints
-from fairseq_ms.analysis.neighbors import search
+from fairseq_ms.analysis import checkpoints, neighbors
 from fairseq_ms.cli import main
 from tests.helpers.trained import load, random_lines
 
@@ -21,24 +18,24 @@ from tests.helpers.trained import load, random_lines
 )
 def test_identical_segments_are_nearest_neighbours_at_every_scale(models, name, scales):
     checkpoint = load(models, name)
-    assert search.scales_of(checkpoint) == scales
-    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
-    vectors = search.embed(checkpoint, segments, scales, max_tokens=100)
+    assert neighbors.scales_of(checkpoint) == scales
+    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    vectors = neighbors.embed(checkpoint, segments, scales, max_tokens=100)
     for scale in scales:
         assert len(vectors[scale]) == 40
-        (first, *_) = search.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
-        assert first.segment == 31
-        assert first.cosine == pytest.approx(1.0, abs=1e-5)
+        (row, cosine), *_ = neighbors.nearest(vectors[scale], vectors[scale][5], 3, exclude=5)
+        assert row == 31
+        assert cosine == pytest.approx(1.0, abs=1e-5)
 
 
 def test_representations_see_only_their_own_segment_and_are_means_over_it(models):
     checkpoint = load(models, "topdown")
-    segments = search.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
     alone = checkpoint.model.decoder.core.representations(segments[7:8])
-    together = search.embed(checkpoint, segments, [4, 16], max_tokens=200)
+    together = neighbors.embed(checkpoint, segments, [4, 16], max_tokens=200)
     for scale in (4, 16):
         assert alone[scale].shape == (1, math.ceil(18 / scale), 16)
-        np.testing.assert_allclose(together[scale][7], alone[scale][0].mean(0).detach().numpy(), atol=1e-5)
+        torch.testing.assert_close(together[scale][7], alone[scale][0].mean(0), atol=1e-5, rtol=0)
 
 
 def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(models):
@@ -55,44 +52,16 @@ def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(m
     torch.testing.assert_close(found[4], seen[0])
 
 
-def brute_force(corpus: np.ndarray, query: np.ndarray, count: int) -> list[int]:
-    cosines = [float(row @ query / np.linalg.norm(row) / np.linalg.norm(query)) for row in corpus]
-    return sorted(range(len(corpus)), key=lambda row: -cosines[row])[:count]
-
-
-def test_search_finds_what_comparing_with_every_row_finds():
+def test_the_nearest_are_found_by_comparing_with_every_row():
     generator = np.random.default_rng(8)
-    corpus, queries = generator.normal(size=(70, 9)), generator.normal(size=(6, 9))
-    cosines, rows = search.search(corpus, queries, 11)
-    for query, found, similar in zip(queries, rows, cosines):
-        assert found.tolist() == brute_force(corpus, query, 11)
-        assert similar[0] == pytest.approx(
-            float(corpus[found[0]] @ query / np.linalg.norm(corpus[found[0]]) / np.linalg.norm(query))
-        )
-
-
-def test_search_by_faiss_finds_the_same(monkeypatch):
-    class Index:
-        """What the search uses of faiss.IndexFlatIP: inner products with every row, greatest first."""
-
-        def __init__(self, dim: int) -> None:
-            self.rows = np.empty((0, dim), np.float32)
-
-        def add(self, rows: np.ndarray) -> None:
-            self.rows = np.concatenate([self.rows, rows])
-
-        def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-            products = queries @ self.rows.T
-            order = np.argsort(-products, axis=1)[:, :count]
-            return np.take_along_axis(products, order, 1), order
-
-    generator = np.random.default_rng(9)
-    corpus, queries = generator.normal(size=(40, 5)), generator.normal(size=(3, 5))
-    expected = search.search(corpus, queries, 7)
-    monkeypatch.setitem(sys.modules, "faiss", SimpleNamespace(IndexFlatIP=Index))
-    cosines, rows = search._search_by_faiss(corpus, queries, 7)
-    assert rows.tolist() == expected[1].tolist()
-    np.testing.assert_allclose(cosines, expected[0], atol=1e-6)
+    corpus, query = generator.normal(size=(70, 9)), generator.normal(size=9)
+    cosines = [float(row @ query / np.linalg.norm(row) / np.linalg.norm(query)) for row in corpus]
+    expected = sorted(range(70), key=lambda row: -cosines[row])
+    found = neighbors.nearest(torch.tensor(corpus), torch.tensor(query), 11)
+    assert [row for row, _ in found] == expected[:11]
+    assert [cosine for _, cosine in found] == pytest.approx([cosines[row] for row in expected[:11]])
+    without = neighbors.nearest(torch.tensor(corpus), torch.tensor(query), 99, exclude=expected[1])
+    assert [row for row, _ in without] == [expected[0], *expected[2:]]
 
 
 def test_neighbors_answers_queries_by_position_and_by_text(models, tmp_path, capsys):

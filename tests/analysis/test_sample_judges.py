@@ -1,4 +1,4 @@
-"""The judges of samples, n-gram and pretrained models, against independent scorers."""
+"""The judges of samples, n-gram and pretrained models, against independent scorers, and the text they read."""
 
 import itertools
 import math
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairseq_ms.analysis.sample_metrics import ngram_lm, pretrained_lm
+from fairseq_ms.analysis.sample_metrics import judges
+from fairseq_ms.analysis.sample_metrics.command import side_by_side
 from fairseq_ms.errors import UsageError
 
 ARPA = """\\data\\
@@ -75,8 +76,7 @@ def needs_kenlm() -> None:
 def test_kenlm_scores_equal_an_independent_back_off_scorer(tmp_path):
     needs_kenlm()
     (tmp_path / "tiny.arpa").write_text(ARPA)
-    model = ngram_lm.NGramModel(str(tmp_path / "tiny.arpa"))
-    assert model.order == 3
+    model = judges.NGramModel(str(tmp_path / "tiny.arpa"))
     tables = arpa_tables()
     for words in itertools.product(["a", "b", "c", "zzz", "</s>"], repeat=4):
         for split in range(4):
@@ -92,27 +92,27 @@ def test_kenlm_scores_equal_an_independent_back_off_scorer(tmp_path):
 def test_ngram_perplexity_is_over_all_words_of_all_samples(tmp_path):
     needs_kenlm()
     (tmp_path / "tiny.arpa").write_text(ARPA)
-    model = ngram_lm.NGramModel(str(tmp_path / "tiny.arpa"))
+    model = judges.NGramModel(str(tmp_path / "tiny.arpa"))
     contexts, texts = [["a"], []], [["b", "c"], ["a"]]
     log10 = [-0.1549, -0.0969, -0.3979]
-    assert ngram_lm.perplexity(model, contexts, texts) == pytest.approx(10 ** (-sum(log10) / 3), rel=1e-4)
+    assert model.perplexity(contexts, texts) == pytest.approx(10 ** (-sum(log10) / 3), rel=1e-4)
 
 
 def test_what_is_no_ngram_model_is_refused_in_one_sentence(tmp_path, monkeypatch):
     needs_kenlm()
     with pytest.raises(UsageError, match="--ngram-lm must be an ARPA or binary file: nowhere does not exist"):
-        ngram_lm.NGramModel("nowhere")
+        judges.NGramModel("nowhere")
     (tmp_path / "bad.arpa").write_text("\\data\\\nno\n")
     with pytest.raises(UsageError, match=r"--ngram-lm must be an ARPA or binary file: .*bad.arpa is not"):
-        ngram_lm.NGramModel(str(tmp_path / "bad.arpa"))
+        judges.NGramModel(str(tmp_path / "bad.arpa"))
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UsageError, match="needs kenlm's program lmplz on the PATH"):
-        ngram_lm.estimate(["a b"], 4, str(tmp_path))
+        judges.estimate(["a b"], 4, str(tmp_path))
 
 
 def test_the_lines_of_a_text_are_those_between_its_ends_of_line() -> None:
-    assert list(ngram_lm.sentences(["a", "b", "</s>", "c", "</s>"])) == ["a b", "c"]
-    assert list(ngram_lm.sentences(["</s>", "a", "</s>", "</s>", "b"])) == ["", "a", "", "b"]
+    assert list(judges.sentences(["a", "b", "</s>", "c", "</s>"])) == ["a b", "c"]
+    assert list(judges.sentences(["</s>", "a", "</s>", "</s>", "b"])) == ["", "a", "", "b"]
 
 
 def test_lmplz_is_given_the_text_and_its_failure_is_told(tmp_path, monkeypatch):
@@ -122,10 +122,10 @@ def test_lmplz_is_given_the_text_and_its_failure_is_told(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\n[ \"$2$4\" = 4--skip_symbols ] || { echo 'wrong order' >&2; exit 3; }\ncat\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    path = ngram_lm.estimate(["a b", "c"], 4, str(tmp_path))
+    path = judges.estimate(["a b", "c"], 4, str(tmp_path))
     assert Path(path).read_text() == "a b\nc\n"
     with pytest.raises(UsageError, match="lmplz ended with 3 \\(wrong order\\)"):
-        ngram_lm.estimate(["a b"], 2, str(tmp_path))
+        judges.estimate(["a b"], 2, str(tmp_path))
 
 
 class TwoTokens(torch.nn.Module):
@@ -143,7 +143,7 @@ def test_pretrained_perplexity_scores_every_token_after_its_context():
         return {"input_ids": [4] * add_special_tokens + [int(word) for word in text.split()]}
 
     hit, miss = -math.log(math.e**2 / (math.e**2 + 4)), -math.log(1 / (math.e**2 + 4))
-    found = pretrained_lm.perplexity(TwoTokens(), tokenizer, ["0 1", "3"], ["2 3 3", "4"])
+    found = judges.pretrained_perplexity(TwoTokens(), tokenizer, [("0 1", "2 3 3"), ("3", "4")])
     assert found == pytest.approx(math.exp((3 * hit + miss) / 4))
 
 
@@ -154,7 +154,43 @@ def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
     model = TwoTokens()
     vars(model)["config"] = SimpleNamespace(max_position_embeddings=4)
     hit = math.log((math.e**2 + 4) / math.e**2)
-    assert pretrained_lm.perplexity(model, tokenizer, ["3 3 3 0 1"], ["2 3"]) == pytest.approx(math.exp(hit))
-    assert pretrained_lm.perplexity(model, tokenizer, [""], ["2 3"]) == pytest.approx(math.exp(hit))
+    for context in ("3 3 3 0 1", ""):
+        assert judges.pretrained_perplexity(model, tokenizer, [(context, "2 3")]) == pytest.approx(math.exp(hit))
     with pytest.raises(UsageError, match="--length must fit into the 4 positions of --hf-lm: got 4 tokens"):
-        pretrained_lm.perplexity(model, tokenizer, [""], ["1 2 3 4"])
+        judges.pretrained_perplexity(model, tokenizer, [("", "1 2 3 4")])
+
+
+@pytest.mark.parametrize("text", ['He said, "I don\'t know (yet)."', "A well-known 1,234.5 m race."])
+def test_tokenisation_by_moses_is_undone(text: str) -> None:
+    from sacremoses import MosesTokenizer
+
+    words = MosesTokenizer(lang="en").tokenize(text, escape=False, aggressive_dash_splits=True)
+    assert len(words) > len(text.split())
+    assert judges.text_of(words) == text
+
+
+def test_wikitexts_marks_and_ends_of_lines_are_text_again() -> None:
+    marked = "a 12 @,@ 345 @.@ 6 state @-@ of @-@ the @-@ art band </s> </s> It is new . </s>"
+    assert judges.text_of(marked.split(" ")) == "a 12,345.6 state-of-the-art band\n\nIt is new.\n"
+
+
+def test_a_sample_begins_with_what_joins_it_to_its_context() -> None:
+    assert judges.continuation(["Zane", "shook"], ["his", "head", "."]) == ("Zane shook", " his head.")
+    assert judges.continuation(["he", "said"], [",", "and"]) == ("he said", ", and")
+    assert judges.continuation(["end", ".", "</s>"], ["New"]) == ("end.\n", "New")
+    assert judges.continuation([], ["New", "."]) == ("", "New.")
+
+
+def test_samples_of_all_models_stand_below_their_context() -> None:
+    results = [
+        {
+            "label": label,
+            "samples": [
+                {"context": "he said", "completions": [f", {word} .", "x"]},
+                {"context": "y", "completions": ["z"]},
+            ],
+        }
+        for label, word in (("vanilla", "yes"), ("retina", "no"))
+    ]
+    assert side_by_side(results, 1) == ["", "prompt 1", "he said", "", "vanilla", ", yes.", "", "retina", ", no."]
+    assert len(side_by_side(results, 9)) == 18

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import checkpoints, scoring, training_step
-from fairseq_ms.analysis.context_shuffle import perturbation
-from fairseq_ms.analysis.context_window import curve
-from fairseq_ms.analysis.neighbors import search
+from fairseq_ms.analysis import checkpoints, context_shuffle, context_window, neighbors, scoring, training_step
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.core.memory import Memory
@@ -59,21 +56,21 @@ def test_a_stream_is_scored_once_with_all_the_memory_it_has(place, arch):
 def test_context_tools_read_windows_from_an_empty_memory(place, arch):
     checkpoint = checkpoints.load(str(place / arch / "model.pt"))
     tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
-    targets = curve.choose_targets(tokens.numel(), 13, 5)
-    found = curve.nll_with_context(checkpoint, tokens, targets, 13)
+    targets = context_window.choose_targets(tokens.numel(), 13, 5)
+    found = context_window.nll_with_context(checkpoint, tokens, targets, 13)
     for target, nll in zip(targets, found):
         logits = checkpoint.model(tokens[None, target - 13 : target])[0][0, -1]
         assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
-    windows = perturbation.cut_windows(tokens, 24, None)
-    _, raised = perturbation.increase_in_nll(checkpoint, windows, 12, "shuffle", seed=1)
+    windows = context_shuffle.cut_windows(tokens, 24, None)
+    _, raised = context_shuffle.increase_in_nll(checkpoint, windows, 12, "shuffle", seed=1)
     assert np.abs(raised[:, 0]).max() > 1e-4
 
 
 def test_damage_beyond_segment_and_memory_is_never_felt(place):
     checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
     tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
-    windows = perturbation.cut_windows(tokens, 40, None)
-    _, raised = perturbation.increase_in_nll(checkpoint, windows, 12, "replace", seed=1)
+    windows = context_shuffle.cut_windows(tokens, 40, None)
+    _, raised = context_shuffle.increase_in_nll(checkpoint, windows, 12, "replace", seed=1)
     # A token sees 5 states of memory and at most 6 of its segment, in each of two layers.
     np.testing.assert_allclose(raised[:, 2 * (5 + 6) :], 0.0, atol=2e-6)
     assert np.abs(raised[:, :5]).max() > 1e-3
@@ -99,16 +96,17 @@ def test_a_training_step_is_measured_with_a_full_memory(place):
     memory = sample["net_input"]["memory"]
     assert isinstance(memory, Memory)
     assert memory.batch_size == 3
-    assert all(state.any() for state in memory.states.values())
+    lengths = {name: state.size(1) for name, state in memory.states.items()}
+    assert lengths == checkpoint.model.decoder.core.memory_lengths()
     assert training_step.step_bytes(checkpoint.model, 3, 6) > 0
 
 
 def test_streaming_models_say_what_they_cannot_answer(place, capsys):
     checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
     with pytest.raises(UsageError, match="transformer_xl, which does not"):
-        search.scales_of(checkpoint)
+        neighbors.scales_of(checkpoint)
     assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
     assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err
     assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--bins", "3"]) == 0
     assert main(["memory", "--path", str(place / "transformer_ql/model.pt")]) == 0
-    assert "no breakdown: there is no formula for transformer_ql" in capsys.readouterr().out
+    assert "scales 1" in capsys.readouterr().out

@@ -2,14 +2,14 @@
 
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from fairseq_ms.analysis import checkpoints, scoring, training_step
-from fairseq_ms.analysis.memory.formula import rows_of
-from fairseq_ms.analysis.memory.layers import sizes_of
-from fairseq_ms.analysis.tradeoff.runs import layers_of
+from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.analysis.tradeoff import layers_of
 from fairseq_ms.cli import main
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
 
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
     return folder / "runs"
 
 
-def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_formula(runs, tmp_path, capsys):
+def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_step(runs, tmp_path, capsys):
     files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
     assert main(["tradeoff", str(runs), "--batch-size", "3", *files]) == 0
     results = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -46,9 +46,11 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_formul
         checkpoint = checkpoints.load(str(runs / run["label"] / "checkpoint_best.pt"))
         nll = scoring.score_documents(checkpoint, checkpoints.documents(checkpoint, "test")).mean()
         assert run["perplexity"] == pytest.approx(math.exp(nll))
-        sizes = sizes_of(checkpoint.cfg.model, 3, 64, len(checkpoint.dictionary))
-        kept = sum(row.kept for row in rows_of(checkpoint.cfg.model, sizes))
-        assert run["kept_bytes"] == pytest.approx(kept, rel=0.1)
+        model = checkpoint.model.train()
+        kept = saved_bytes(
+            partial(training_step.training_loss, model, training_step.training_sample(model, 3, 64)), model
+        )
+        assert run["kept_bytes"] == kept
         parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
         assert run["total_bytes"] == run["kept_bytes"] + 16 * parameters
         assert run["kept_bytes_per_target"] == run["kept_bytes"] / (3 * 64)

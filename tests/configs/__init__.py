@@ -18,15 +18,22 @@ from __future__ import annotations
 import random
 
 
+def layer_parts(rng: random.Random) -> dict:
+    """What layers of any model may be made of."""
+    return {
+        "norm": rng.choice(["layer", "rms"]),
+        "no_bias": rng.random() < 0.3,
+        "init_residual": rng.choice(["normal", "normal", "scaled"]),
+        "activation_fn": rng.choice(["gelu", "relu", "relu_squared", "swish", "swiglu"]),
+    }
+
+
 def random_parts(rng: random.Random) -> dict:
     """What layers without a memory may be made of, positions among it."""
     return {
+        **layer_parts(rng),
         "positions": rng.choice(["learned", "rotary", "none"]),
-        "norm": rng.choice(["layer", "rms"]),
         "decoder_normalize_after": rng.random() < 0.3,
         "qk_norm": rng.random() < 0.5,
-        "no_bias": rng.random() < 0.3,
         "scale_embedding": rng.random() < 0.3,
-        "init_residual": rng.choice(["normal", "normal", "scaled"]),
-        "activation_fn": rng.choice(["gelu", "relu", "relu_squared", "swish", "swiglu"]),
     }

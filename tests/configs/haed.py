@@ -1,5 +1,7 @@
 import random
 
+from tests.configs import random_parts
+
 # With words, how many tokens a chunk has decides the shapes of what is computed, and so the order of additions;
 # in float64.
 TOLERANCE = 1e-12
@@ -36,6 +38,12 @@ def random_flags(rng: random.Random, main: str | None = None) -> dict:
         }
     else:
         flags["main_units"] = rng.choice([3, 7])
+    if "transformer" in (main, decoder):
+        flags |= {name: value for name, value in random_parts(rng).items() if name != "scale_embedding"}
+        if main == "lstm":
+            del flags["positions"]
+        elif flags["positions"] != "learned":
+            flags |= {"decoder_embed_dim": room, "position_embed_dim": 0}
     if decoder == "transformer":
         flags |= {"local_layers": rng.choice([1, 2]), "local_attention_heads": 2, "local_ffn_embed_dim": 9}
     return flags

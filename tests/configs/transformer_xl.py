@@ -1,5 +1,7 @@
 import random
 
+from tests.configs import layer_parts
+
 TASK = "streaming_language_modeling"
 CONTEXT_WINDOW = 0
 
@@ -16,6 +18,7 @@ def stack_flags(rng: random.Random) -> dict:
         "decoder_normalize_before": rng.random() < 0.5,
         "share_decoder_input_output_embed": rng.random() < 0.5,
         "recompute": rng.choice(["pointwise", "none"]),
+        **layer_parts(rng),
     }
 
 

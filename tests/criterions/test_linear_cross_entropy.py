@@ -15,7 +15,6 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from torch import Tensor, multiprocessing, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_ms.core.ops import linear_cross_entropy as module
@@ -95,18 +94,15 @@ def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor])
         assert distance <= 1e-6, f"{name}: {distance}"
 
 
-@pytest.fixture(params=["torch's function", "checkpointed rows"])
-def _both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROWS_ON_A_CPU", 7)
-    if request.param == "checkpointed rows":
-        monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+@pytest.fixture(autouse=True)
+def _few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROWS", 7)
 
 
 def test_every_architecture_but_those_of_chunks_has_an_output_matrix() -> None:
     assert set(ARCHITECTURES) - set(ARCHS) == {"haed", "hred"}
 
 
-@pytest.mark.usefixtures("_both_paths")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("arch", [*ARCHS, "transformer_lm"])
 def test_loss_and_gradients_are_those_of_cross_entropy(arch: str, tied: bool) -> None:
@@ -119,7 +115,6 @@ def test_loss_and_gradients_are_those_of_cross_entropy(arch: str, tied: bool) ->
         assert found[0][0][1] == (3 if sentence_avg else samples[0]["ntokens"])
 
 
-@pytest.mark.usefixtures("_both_paths")
 @pytest.mark.parametrize("flags", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.3, "ignore_prefix_size": 5}])
 def test_smoothing_accuracy_and_prefixes_are_those_of_label_smoothed_cross_entropy(flags: dict) -> None:
     model, sample = small("retina_lm", True), batch()
@@ -144,7 +139,6 @@ def test_smoothing_accuracy_and_prefixes_are_those_of_label_smoothed_cross_entro
     assert printed[0]["accuracy"] > 0
 
 
-@pytest.mark.usefixtures("_both_paths")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_with_a_scaled_loss_is_as_far_from_full_as_cross_entropy_is(dtype: torch.dtype) -> None:
     exact, sample = small("vanilla_lm", True).eval(), batch()

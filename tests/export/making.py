@@ -1,31 +1,26 @@
-"""Checkpoints of every architecture, exported, and what fairseq makes of them: python -m tests.export.making FOLDER.
-
-A process of its own, because it needs safetensors, which lies beside the environment.
-"""
+"""Checkpoints of every architecture, exported, and what fairseq makes of them."""
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
-from safetensors.torch import save_file
 
-import fairseq_ms  # noqa: F401  (registers everything)
 from fairseq_ms import cli
 from fairseq_ms.analysis import checkpoints
 from fairseq_ms.export import tokenizer
-from fairseq_ms_pipeline import bpe, segment
-from fairseq_ms_pipeline.tokenise import tokenised
+from fairseq_ms_pipeline import bpe, text
+from fairseq_ms_pipeline.moses import tokenised
+from fairseq_ms_pipeline.subwords import Segmenter
 from tests.export.cases import CASES, LEVELS, MAX_LENGTH, PROMPTS, STREAMING, TEXT
 from tests.helpers import trained
 
 
-def main(folder: Path) -> None:
+def make(folder: Path) -> None:
+    """A folder for each of ``CASES`` and ``LEVELS``."""
     lines = trained.random_lines(1, 40)
     data = trained.write_corpus(folder / "data" / "bin", {"train": lines, "valid": lines[:5], "test": lines[5:12]})
-    torch.set_num_threads(1)
     for number, (name, flags) in enumerate(CASES.items()):
         torch.manual_seed(number)
         task = "streaming_language_modeling" if name in STREAMING else "language_modeling"
@@ -45,16 +40,16 @@ def write_tokenizer(folder: Path, level: str) -> None:
         codes = folder / "learnt.bpe"
         bpe.learn([Counter({"said": 9, "done": 8, "did": 7, "word": 3})], 10, 4, codes)
     # What looks like fairseq's own symbols is spelled out in data of characters and bytes.
-    text = TEXT if how == "moses" else TEXT + "an <unk> and </s>\n"
-    lines = [tokenised(line, how, "en", level) for line in text.split("\n")]
-    segmented = {"bpe": bpe.Segmenter(codes).line if codes else None, "word": str}
-    segmented |= {"char": segment.characters, "byte": segment.byte_symbols}
+    given = TEXT if how == "moses" else TEXT + "an <unk> and </s>\n"
+    lines = [tokenised(line, how, "en", level) for line in given.split("\n")]
+    segmented = {"bpe": Segmenter(codes).line if codes else None, "word": str}
+    segmented |= {"char": text.characters, "byte": text.byte_symbols}
     symbols = " </s> ".join(segmented[level](line) for line in lines).split()
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *sorted({*symbols} - {"</s>"})]
     pipeline = tokenizer.Pipeline(level, how, "en", codes)
-    tokenizer.write(folder, pipeline, vocabulary, "</s>", 64, "made")
-    plain = text if how == "moses" else "\n".join(lines)
-    (folder / "expected.json").write_text(json.dumps({"text": text, "symbols": symbols, "plain": plain}))
+    tokenizer.write(folder, pipeline, vocabulary, "</s>", 64)
+    plain = given if how == "moses" else "\n".join(lines)
+    (folder / "expected.json").write_text(json.dumps({"text": given, "symbols": symbols, "plain": plain}))
 
 
 @torch.no_grad()
@@ -76,8 +71,7 @@ def write_reference(file: Path, path: Path) -> None:
         continued.append(hypotheses[0][0]["tokens"].tolist())
     found = {"tokens": tokens.tolist(), "prompts": PROMPTS, "continued": continued}
     file.with_suffix(".json").write_text(json.dumps(found))
+    # Beside the environment.
+    from safetensors.torch import save_file
+
     save_file({"log_probs": log_probs.contiguous()}, file.with_suffix(".safetensors"))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

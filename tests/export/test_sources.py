@@ -1,99 +1,64 @@
-"""Definitions are moved into one file by what they use."""
+"""Our modules become files of one folder, and these import nothing but each other and what is installed there."""
 
 import ast
-import importlib.util
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from fairseq_ms.export import sources
 from fairseq_ms.export.folder import modeling
-from fairseq_ms.export.sources import CannotCollect, Name, collected
+from fairseq_ms.export.tokenizer import LEVELS, Pipeline, classes_of
 from tests.registry import ARCHITECTURES, random_case
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Write modules of a package that counts as our own."""
-    monkeypatch.setattr(sources, "OWN", (*sources.OWN, "collected_package"))
+def imported(files: dict[str, str]) -> set[str]:
+    """The packages that files import; each file that they name is one of them."""
+    packages = set()
+    for node in (node for text in files.values() for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level or node.module in files
+            packages |= set() if node.level else {str(node.module).partition(".")[0]}
+    return packages - set(sys.stdlib_module_names)
+
+
+def test_imports_are_followed_and_rewritten_and_nothing_else_changes(tmp_path: Path, monkeypatch) -> None:
+    package = tmp_path / "fairseq_ms_toy" / "deep"
+    package.mkdir(parents=True)
+    low = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from fairseq_ms_toy.high import Root\n\n"
+    low += "def half(x: 'Root'):\n    return x / 2  # from fairseq_ms_toy.high import\n"
+    high = (
+        "import math\n\nfrom fairseq_ms_toy.deep.low import (\n    half,\n)\n\nclass Root:\n    value = half(math.pi)\n"
+    )
+    (package / "low.py").write_text(low)
+    (package / "unused.py").write_text("")
+    (package.parent / "high.py").write_text(high)
     monkeypatch.syspath_prepend(str(tmp_path))
-    sources.read.cache_clear()
-    folder = tmp_path / "collected_package"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-
-    def write(**modules: str) -> None:
-        for name, text in modules.items():
-            (folder / f"{name}.py").write_text(text)
-
-    yield write
-    sources.read.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("collected_package")]:
-        del sys.modules[name]
-
-
-def run(text: str, folder: Path) -> dict:
-    """The names of a module that is imported from a file."""
-    path = folder / "a_collected_module.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return vars(module)
-
-
-def test_what_a_root_does_not_use_stays_behind(package, tmp_path: Path) -> None:
-    package(
-        low='"""Low."""\nimport math\nimport fairseq\n\n# The half.\nHALF = math.pi / 2\n\n\ndef unused():\n'
-        "    return fairseq\n",
-        high='"""High."""\nfrom collected_package.low import HALF, unused\n\n\ndef root():\n    return 2 * HALF\n',
-    )
-    text = collected([Name("collected_package.high", "root")], "Doc.", {})
-    names = run(text, tmp_path)
-    assert names["root"]() == pytest.approx(3.14159265)
-    assert "unused" not in names
-    assert "# The half." in text
-    assert "fairseq" not in text
-
-
-def test_definitions_of_one_name_are_told_apart(package, tmp_path: Path) -> None:
-    package(
-        one="def _step(x):\n    return x + 1\n\n\ndef one(x):\n    return _step(x)\n",
-        two="from collected_package.one import one\n\n\ndef _step(x):\n    return one(x) * 10\n\n\n"
-        "def two(x):\n    return _step(x)\n",
-    )
-    names = run(collected([Name("collected_package.two", "two")], "Doc.", {}), tmp_path)
-    assert names["two"](2) == 30
-
-
-def test_something_of_fairseqs_is_refused(package) -> None:
-    package(model="from fairseq.models import FairseqEncoder\n\n\nclass Root(FairseqEncoder):\n    pass\n")
-    with pytest.raises(CannotCollect, match="FairseqEncoder is needed"):
-        collected([Name("collected_package.model", "Root")], "Doc.", {})
-
-
-def test_annotations_may_name_what_is_fairseqs(package, tmp_path: Path) -> None:
-    package(
-        model="from __future__ import annotations\nfrom fairseq.data import Dictionary\n\nSize = int\n\n\n"
-        "def root(words: Dictionary) -> Size:\n    return len(words)\n"
-    )
-    text = collected([Name("collected_package.model", "root")], "Doc.", {})
-    assert run(text, tmp_path)["root"]([1, 2]) == 2
-    assert "Size = int" in text
-    assert "import Dictionary" not in text
+    out = tmp_path / "exported_toy"
+    out.mkdir()
+    sources.write(out, "entry", [("fairseq_ms_toy.high", "Root")], "class Own(Root):\n    pass\n")
+    assert {file.name for file in out.iterdir()} == {"entry.py", "toy_high.py", "toy_deep_low.py"}
+    copied = (out / "toy_deep_low.py").read_text().split("\n", 1)[1]
+    assert copied == low.replace("    from fairseq_ms_toy.high", "    from .toy_high")
+    assert import_module("exported_toy.entry").Own.value == pytest.approx(1.57079633)
+    # transformers 4.57 does not look for what the files beside name.
+    assert "from .toy_deep_low import" in (out / "entry.py").read_text()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_file_of_every_model_imports_nothing_of_fairseqs_and_of_ours(arch: str) -> None:
+def test_a_model_needs_torch_and_transformers_alone(arch: str) -> None:
     core = random_case(arch, 0).model.decoder.core
-    text = modeling(type(core), type(core.config), "made")
-    imported = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add("" if node.level else str(node.module).partition(".")[0])
-    assert imported <= {*sys.stdlib_module_names, "torch", "transformers", ""}
+    files = sources.copies([module for module, _ in modeling(type(core), type(core.config))[0]])
+    assert imported(files) == {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("tokenise", ["moses", "none"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_tokenizer_needs_the_packages_of_its_pipeline_alone(level: str, tokenise: str) -> None:
+    pipeline = Pipeline(level, tokenise, "en", None)
+    classes = classes_of(pipeline, ("fairseq_ms.export.hf.tokenization", "LineTokenizer"))
+    packages = {package.replace("-", "_") for package in pipeline.packages}
+    assert imported(sources.copies([module for module, _ in classes])) == {"transformers", *packages}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import random
 import shutil
@@ -61,10 +60,6 @@ def disks(rng: random.Random, share: float) -> Iterator[Trial]:
                 first = rng.randint(1, {"write": 400, "fsync": 20, "replace": 12}[call])
                 attempt = functools.partial(trials.failing_disk, arch, call, number, first, times)
                 yield Trial(f"{what} in {call}", f"{arch} from call {first}, {times} times", attempt)
-    # Only root may make a file system of a given size.
-    for _ in range(max(1, round(share * 9)) if trials.may_mount() else 0):
-        arch, room = rng.choice(list(ARCHITECTURES)), rng.randint(40, 200)
-        yield Trial("tmpfs that fills up", f"{arch} {room}k", functools.partial(trials.full_tmpfs, arch, room))
 
 
 def files(rng: random.Random, share: float) -> Iterator[Trial]:
@@ -81,19 +76,11 @@ def files(rng: random.Random, share: float) -> Iterator[Trial]:
                 yield Trial(f"{name}: {damage}", f"{arch} seed {seed}", attempt)
 
 
-def workers(rng: random.Random, share: float) -> Iterator[Trial]:
-    """Processes that read data."""
-    for _ in range(max(1, round(share * 12))):
-        arch, update, buffer = rng.choice(list(ARCHITECTURES)), rng.randint(1, 12), rng.choice([0, 10])
-        attempt = functools.partial(trials.killed_worker, arch, update, buffer)
-        yield Trial("data worker killed", f"{arch} update {update} buffer {buffer}", attempt)
-
-
 def all_trials(seed: int, share: float, only: str = "", strikes: int = STRIKES) -> list[Trial]:
     """The campaign's trials; a share of 1 is the whole, and a small one has one of every row."""
     rng = random.Random(seed)
     found = list(signals(rng, share, strikes))
-    found += [trial for make in (disks, files, workers) for trial in make(rng, share)]
+    found += [trial for make in (disks, files) for trial in make(rng, share)]
     # In any order, so that the first minutes have faults of every kind.
     rng.shuffle(found)
     return [trial for trial in found if only in trial.row]
@@ -119,10 +106,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the random moments and places (default: 1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many (default: all)")
     parser.add_argument("--only", default="", help="only rows that contain this")
-    parser.add_argument("--json", type=Path, help="write the counts and what went wrong to a file")
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="faults-"))
-    bench, wrong = Bench(place), []
+    bench, wrong = Bench(place), 0
     rows: dict[str, list[int]] = {}
     end = time.monotonic() + 60 * args.minutes
     for number, trial in enumerate(tqdm(all_trials(args.seed, args.share, args.only), unit="run", smoothing=0)):
@@ -133,15 +119,13 @@ def main() -> int:
         tried[0] += faults
         tried[1] += faults if problem is None else 0
         if problem is not None:
-            wrong.append({"row": trial.row, "trial": trial.name, "problem": problem})
+            wrong += 1
             tqdm.write(f"NOT SURVIVED: {trial.row}: {trial.name} (see {place / str(number)})\n{problem}")
     rows["all"] = [sum(column) for column in zip(*rows.values())]
     width = max(map(len, rows))
     print(f"| {'fault':{width}} | tried | survived |\n| {'-' * width} | ----- | -------- |")
     for row, (tried_, survived) in sorted(rows.items(), key=lambda item: (item[0] == "all", item[0])):
         print(f"| {row:{width}} | {tried_:5} | {survived:8} |")
-    if args.json is not None:
-        args.json.write_text(json.dumps({"seed": args.seed, "rows": rows, "not survived": wrong}, indent=1))
     if not wrong:
         shutil.rmtree(place)
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""Faults that a process of ``fairseq-train`` meets: it is struck by a signal, or its disk or a data worker fails.
+"""Faults that a process of ``fairseq-train`` meets: it is struck by a signal, or its disk fails.
 
 Each function is called in the process before it trains, with the number of its rank as the last argument. When the
 fault is met, a byte is added to the file ``met``.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
-import multiprocessing
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,32 +17,23 @@ from typing import Any
 import torch
 from fairseq.trainer import Trainer
 
-from fairseq_ms.host import writing
+from fairseq_ms.host import checkpoints
 
 MOMENTS = ("forward", "update", "saving", "validation", "between epochs", "any time")
 DISK = ("write", "fsync", "replace")
 
 
-def strike(
-    moment: str, count: int, signum: int, ranks: tuple[int, ...], group: bool, met: Path | None, rank: int
-) -> None:
-    """Send this process a signal, and with ``group`` all processes it has started too.
+def strike(moment: str, count: int, signum: int, ranks: tuple[int, ...], met: Path | None, rank: int) -> None:
+    """Send this process a signal if its rank is among ``ranks``.
 
     ``moment`` is one of ``MOMENTS``, and ``count`` says which one of its kind; for "any time" it is milliseconds.
     """
     if rank not in ranks:
         return
-    if group:
-        os.setsid()
 
     def act() -> None:
         _note(met)
-        if group:
-            # From outside, as a scheduler does: a data worker obeys the process that it works for.
-            sending = ["kill", f"-{int(signum)}", "--", f"-{os.getpgid(0)}"]
-            subprocess.run(sending, check=True, start_new_session=True)
-        else:
-            os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)
 
     turn = _turn(count, act)
     if moment == "forward":
@@ -80,19 +68,7 @@ def fail(call: str, number: int, count: int, times: int, met: Path | None, rank:
 
     _disk(call, turn)
     # Nobody waits for the pauses between attempts.
-    writing._PAUSES = (0.0, 0.0)
-
-
-def kill_worker(update: int, met: Path | None, rank: int) -> None:
-    """Kill a process that reads data, after an update."""
-
-    def kill() -> None:
-        for worker in multiprocessing.active_children()[:1]:
-            assert worker.pid is not None
-            _note(met)
-            os.kill(worker.pid, signal.SIGKILL)
-
-    _after(Trainer, "train_step", _turn(update, kill))
+    checkpoints._PAUSES = (0.0, 0.0)
 
 
 def _note(met: Path | None) -> None:
@@ -137,7 +113,7 @@ def _after(owner: Any, name: str, turn: Callable[[], None]) -> None:
 def _disk(call: str, turn: Callable[[], None]) -> None:
     """Take a turn in every such call by which a checkpoint is written; a write has written half by then."""
     if call == "write":
-        vars(writing)["open"] = functools.partial(_opened, turn)
+        vars(checkpoints)["open"] = functools.partial(_opened, turn)
     else:
         _before(os, call, turn)
 

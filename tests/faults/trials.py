@@ -11,13 +11,11 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ms.host.damage import defect
+from fairseq_ms.host.checkpoints import defect
 from tests.faults import injections
 from tests.faults.damages import DAMAGES
 from tests.helpers.forked import curve, rank_log, run
@@ -134,7 +132,7 @@ def signalled(
     logs: list[Path] = []
     for moment, count in strikes:
         log = place / f"{len(logs)}.log"
-        fault = functools.partial(injections.strike, moment, count, signum, struck, False, place / "met")
+        fault = functools.partial(injections.strike, moment, count, signum, struck, place / "met")
         codes = run(bench.command(arch, place / "run"), log, ranks, fault)
         logs.append(log)
         require(None not in codes, f"a rank hangs after {moment} {count}: {codes}", log)
@@ -146,7 +144,6 @@ def signalled(
             require(all(codes[rank] in (-signum, 0) for rank in set(struck) - alone), f"ended with {codes}", log)
             for rank in alone:
                 require(codes[rank] == 1, f"rank {rank} ended with {codes[rank]}", rank_log(log, rank))
-                require_sentence(rank_log(log, rank))
         else:
             # Before training begins, a signal ends a process at once, and the others with it.
             stopped, early = codes == [128 + signum] * ranks, -signum in codes
@@ -172,61 +169,10 @@ def failing_disk(arch: str, call: str, number: int, count: int, times: int, benc
     return met(place)
 
 
-def full_tmpfs(arch: str, room: int, bench: Bench, place: Path) -> int:
-    """The checkpoints' folder is a file system of so many kilobytes, until it gets more."""
-    save_dir, log = place / "run", place / "0.log"
-    save_dir.mkdir()
-    mount(save_dir, f"size={room}k")
-    try:
-        codes = run(bench.command(arch, save_dir), log)
-        if codes != [0]:
-            require(codes == [1], f"ended with {codes}", log)
-            require_sentence(log)
-        require(not list(save_dir.glob("*.tmp")), "half a checkpoint is left", log)
-        require_whole(save_dir, log)
-        mount(save_dir, "remount,size=64m")
-        finish(bench, arch, 1, place, [log])
-        return int(codes != [0])
-    finally:
-        subprocess.run(["umount", save_dir], check=True)
-
-
-def mount(folder: Path, options: str) -> None:
-    """Mount a tmpfs; raises PermissionError for others than root."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise PermissionError(done.stderr.strip())
-
-
-def may_mount() -> bool:
-    """Whether this process may mount a tmpfs."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            mount(Path(folder), "size=64k")
-        except (PermissionError, FileNotFoundError):
-            return False
-        subprocess.run(["umount", folder], check=True)
-    return True
-
-
-def killed_worker(arch: str, update: int, buffer: int, bench: Bench, place: Path) -> int:
-    """A process that reads data is killed."""
-    log = place / "0.log"
-    more = ("--num-workers", "2", "--data-buffer-size", str(buffer))
-    fault = functools.partial(injections.kill_worker, update, place / "met")
-    codes = run(bench.command(arch, place / "run", *more), log, 1, fault)
-    # The last batches may have been read by then.
-    if codes != [0]:
-        require(codes == [1], f"ended with {codes}", log)
-        require_sentence(log)
-    finish(bench, arch, 1, place, [log])
-    return met(place)
-
-
 def damaged_checkpoint(arch: str, damage: str, seed: int, bench: Bench, place: Path) -> int:
     """``checkpoint_last.pt`` of an unfinished run is damaged."""
     rng, log = random.Random(seed), place / "0.log"
-    fault = functools.partial(injections.strike, "update", rng.randint(4, 15), signal.SIGTERM, (0,), False, None)
+    fault = functools.partial(injections.strike, "update", rng.randint(4, 15), signal.SIGTERM, (0,), None)
     run(bench.command(arch, place / "run"), log, 1, fault)
     last = place / "run" / "checkpoint_last.pt"
     kept = last.read_bytes()

@@ -3,8 +3,10 @@
 A process of its own, because it needs lm_eval, which lies beside the environment.
 """
 
+import io
 import json
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from fairseq_ms import cli
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.harness.model import FairseqMsLM
-from tests.harness.cases import CASES, QUESTIONS, TEXTS
+from tests.harness.cases import CASES, QUESTIONS, REFUSED, TEXTS
 from tests.helpers import trained
 
 BATCHES = (1, 3)
@@ -34,6 +36,7 @@ def main(folder: Path) -> None:
         torch.manual_seed(number)
         path = trained.write_checkpoint(folder / name / "model.pt", data, *case.flags, task=case.task)
         print(json.dumps({"name": name, **asked(folder, data, path, case.window)}), flush=True)
+    print(json.dumps({"name": "commands", **commands(folder / "retina")}), flush=True)
 
 
 def prepared(folder: Path, command: tuple[str, ...]) -> Path:
@@ -54,17 +57,8 @@ def asked(folder: Path, data: Path, path: Path, window: dict[str, int]) -> dict[
     model = FairseqMsLM(str(path), device="cpu", batch_size=2)
     write_questions(tasks, model)
     flags = [part for name, value in window.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    arguments = [
-        "perplexity",
-        str(path),
-        "--cpu",
-        *flags,
-        "--batch-size",
-        "2",
-        "--json",
-        str(path.with_suffix(".json")),
-    ]
-    assert cli.main(arguments) == 0
+    flags += ["--batch-size", "2", "--json", str(path.with_suffix(".json"))]
+    assert cli.main(["perplexity", str(path), "--cpu", *flags]) == 0
     found: dict[str, Any] = {"perplexity": json.loads(path.with_suffix(".json").read_text())}
     given = ",".join([f"path={path}", *(f"{name}={value}" for name, value in window.items())])
     for batch in BATCHES:
@@ -74,6 +68,24 @@ def asked(folder: Path, data: Path, path: Path, window: dict[str, int]) -> dict[
     found["chosen"] = [harness(given, "chosen", tasks, batch)["acc"] for batch in BATCHES]
     found["written"] = [harness(given, "written", tasks, batch)["exact_match"] for batch in BATCHES]
     return {**found, **log_likelihoods(path, model), **texts(model)}
+
+
+def commands(folder: Path) -> dict[str, Any]:
+    """What the command prints: its table, and what it says of arguments that cannot work."""
+
+    def command(arguments: str, *more: str) -> tuple[int, str, str]:
+        given = ",".join(part for part in (f"path={folder / 'model.pt'}", arguments) if part)
+        flags = ["--model", "fairseq_ms", "--device", "cpu", "--model_args", given]
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = cli.main(["lm-eval", *flags, "--include_path", str(folder / "tasks"), *more])
+        return code, out.getvalue(), err.getvalue()
+
+    window = ",".join(f"{name}={value}" for name, value in CASES["retina"].window.items())
+    return {
+        "table": command(window, "--batch_size", "2", "--tasks", "raw"),
+        "refused": [command(arguments, "--tasks", "written", *more) for arguments, more, _ in REFUSED],
+    }
 
 
 def harness(given: str, task: str, tasks: Path, batch: int) -> dict[str, float]:
@@ -117,18 +129,12 @@ def write_questions(tasks: Path, model: FairseqMsLM) -> None:
 
 
 @torch.no_grad()
-def log_probs_of(checkpoint: Checkpoint, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities (n + 1, V) of what follows none, one, ... and all n tokens of a text, by one forward pass."""
-    words = checkpoint.dictionary
-    first = [words.bos()] if checkpoint.adds_bos else []
-    source = torch.cat([torch.tensor([*first, words.eos()]), tokens])
-    return checkpoint.model.get_normalized_probs(checkpoint.model(source[None]), log_probs=True)[0, len(first) :]
-
-
 def score(checkpoint: Checkpoint, context: torch.Tensor, whole: torch.Tensor) -> tuple[float, bool]:
-    """The log-probability of tokens behind a context, and whether each is the most probable."""
-    log_probs = log_probs_of(checkpoint, whole)[context.numel() : -1]
-    own = whole[context.numel() :]
+    """The log-probability of tokens behind a context by one forward pass, and whether each is the most probable."""
+    words, model, own = checkpoint.dictionary, checkpoint.model, whole[context.numel() :]
+    first = [words.bos()] if checkpoint.adds_bos else []
+    source = torch.cat([torch.tensor([*first, words.eos()]), whole])
+    log_probs = model.get_normalized_probs(model(source[None]), log_probs=True)[0, len(first) + context.numel() : -1]
     return float(log_probs.gather(1, own[:, None]).double().sum()), bool((log_probs.argmax(-1) == own).all())
 
 

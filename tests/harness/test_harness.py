@@ -10,31 +10,33 @@ import pytest
 from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
 from fairseq_ms.harness import generation
-from tests.harness.cases import CASES
+from tests.harness.cases import CASES, REFUSED
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
 
 
 @pytest.fixture(scope="session")
-def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that finds the harness, and no network."""
-    folder = library("lm-eval", tmp_path_factory.getbasetemp())
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """What the harness makes of each checkpoint, and what its command prints; without a network."""
+    library_folder = library("lm-eval", tmp_path_factory.getbasetemp())
     cache = tmp_path_factory.mktemp("cache")
-    return {"PYTHONPATH": str(folder), "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-
-
-@pytest.fixture(scope="session")
-def answers(offline: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
-    """A folder of checkpoints, and what the harness makes of each."""
+    env = {"PYTHONPATH": str(library_folder), "HF_HOME": str(cache)}
+    env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     folder = tmp_path_factory.mktemp("asked")
-    done = run_cli("python", "-m", "tests.harness.asking", folder, env=offline, cwd=ROOT, timeout=600)
+    done = run_cli("python", "-m", "tests.harness.asking", folder, env=env, cwd=ROOT, timeout=900)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
-    assert [answer["name"] for answer in found] == list(CASES)
-    return folder, found
+    assert [answer["name"] for answer in found] == [*CASES, "commands"]
+    return {answer["name"]: answer for answer in found}
+
+
+@pytest.fixture
+def answers(printed: dict[str, dict]) -> list[dict]:
+    """What the harness makes of each checkpoint."""
+    return [printed[name] for name in CASES]
 
 
 def test_bits_per_byte_of_a_text_are_those_of_the_perplexity_command_at_any_batch_size(answers) -> None:
-    for answer in answers[1]:
+    for answer in answers:
         ours = answer["perplexity"]
         # Sums of float32 in another order.
         assert answer["tokenised"] == pytest.approx(ours["bits_per_byte"], abs=1e-6), answer
@@ -44,7 +46,7 @@ def test_bits_per_byte_of_a_text_are_those_of_the_perplexity_command_at_any_batc
 
 
 def test_continuations_have_the_likelihood_of_one_forward_pass(answers) -> None:
-    for answer in answers[1]:
+    for answer in answers:
         for batch in (1, 3):
             # Sums of up to a dozen log-probabilities down to -20, of float32 in another order.
             assert answer[f"difference {batch}"] <= 1e-4, answer
@@ -53,49 +55,27 @@ def test_continuations_have_the_likelihood_of_one_forward_pass(answers) -> None:
         assert answer["chosen"] == [1.0, 1.0], answer
 
 
-def test_texts_are_those_of_fairseqs_generator(answers) -> None:
-    for answer in answers[1]:
+def test_texts_are_those_of_whole_forward_passes_and_settings_work(answers) -> None:
+    for answer in answers:
         assert answer["written"] == [1.0, 1.0], answer
-
-
-def test_settings_of_generation_work(answers) -> None:
-    for answer in answers[1]:
         for claim in ("a stop string is cut off", "one string may stop", "the best alone is greedy"):
             assert answer[claim], (claim, answer)
         assert answer["samples differ from greedy"], answer
         assert answer["long contexts are cut"], answer
 
 
-def test_the_command_prints_the_harnesss_table(answers, offline: dict[str, str]) -> None:
-    folder, found = answers
-    path, tasks = folder / "retina" / "model.pt", folder / "retina" / "tasks"
-    command = ["fairseq-ms", "lm-eval", "--model", "fairseq_ms", "--device", "cpu", "--batch_size", "2"]
-    command += ["--model_args", f"path={path},tokens_per_sample=32,context_window=13"]
-    done = run_cli(*command, "--tasks", "raw", "--include_path", tasks, env=offline)
-    (row,) = [line.split("|") for line in done.stdout.splitlines() if "bits_per_byte" in line]
-    assert f"{found[0]['raw 1']:.4f}" in [cell.strip() for cell in row], done.stdout
+def test_the_command_prints_the_harnesss_table(printed) -> None:
+    code, out, _ = printed["commands"]["table"]
+    (row,) = [line.split("|") for line in out.splitlines() if "bits_per_byte" in line]
+    assert f"{printed['retina']['raw 1']:.4f}" in [cell.strip() for cell in row], out
+    assert code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "more", "sentence"),
-    [
-        ("tokens_per_sample=99", [], "--tokens-per-sample must lie between 1 and the 40 positions"),
-        ("pretrained=gpt2", [], "--model_args of fairseq_ms has no pretrained"),
-        ("data=nowhere", [], "--data must be a folder that fairseq-preprocess wrote"),
-        ("level=letters", [], "--level must be one of word, bpe, char, byte"),
-        ("language=de", [], "--language has no effect without --tokenise moses"),
-        ("", ["--batch_size", "auto"], "--batch_size must be a whole number of at least 1"),
-        ("", ["--gen_kwargs", "num_beams=4"], "generation_kwargs must be among until, max_gen_toks, do_sample"),
-    ],
-)
-def test_what_cannot_work_is_one_sentence(arguments, more, sentence, answers, offline) -> None:
-    folder = answers[0] / "retina"
-    given = ",".join(part for part in (f"path={folder / 'model.pt'}", arguments) if part)
-    command = ["fairseq-ms", "lm-eval", "--model", "fairseq_ms", "--model_args", given, "--device", "cpu"]
-    done = run_cli(*command, "--tasks", "written", "--include_path", folder / "tasks", *more, env=offline, check=False)
-    assert done.returncode == 2
-    assert sentence in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_what_cannot_work_is_one_sentence(printed) -> None:
+    for (code, _, err), (arguments, _, sentence) in zip(printed["commands"]["refused"], REFUSED, strict=True):
+        assert code == 2, (arguments, err)
+        assert sentence in err.splitlines()[-1]
+        assert "Traceback" not in err
 
 
 def test_without_lm_eval_the_sentence_says_what_to_install(monkeypatch, capsys) -> None:

@@ -1,8 +1,9 @@
-"""``fairseq-train`` in processes forked from one that has imported everything, and killed at chosen updates."""
+"""fairseq's commands in processes forked from one that has imported everything, and killed at chosen updates."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import multiprocessing
 import os
@@ -13,9 +14,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import fairseq_cli.train  # noqa: F401
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes longer than the rest of a tiny run)
 from fairseq.trainer import Trainer
-from fairseq_cli.train import cli_main
 
 # A server without threads forks them, so nothing of the tests' own process is inherited.
 context = multiprocessing.get_context("forkserver")
@@ -36,7 +37,7 @@ def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bo
 
 
 def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None = None) -> list[int | None]:
-    """Run a ``fairseq-train`` command as ``train`` does, and return the exit codes of all ranks.
+    """Run a command of fairseq's as ``train`` does, and return the exit codes of all ranks.
 
     None stands for a rank that had not ended after five minutes, which is many times what a tiny run takes.
     """
@@ -94,8 +95,9 @@ def _work(arguments: Sequence[str], log: str, rank: int, fault: Fault | None) ->
     if fault is not None:
         fault(rank)
     sys.argv = list(arguments)
+    module = arguments[0].removeprefix("fairseq-").replace("-", "_")
     try:
-        cli_main()
+        importlib.import_module(f"fairseq_cli.{module}").cli_main()
     except Exception:
         # As at the end of a program; multiprocessing would print every traceback.
         sys.excepthook(*sys.exc_info())

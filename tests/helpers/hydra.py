@@ -7,7 +7,7 @@ import torch
 from fairseq import criterions, optim
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import lr_scheduler
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
@@ -42,6 +42,21 @@ def by_arch(arch: str) -> Any:
         if value is not None and name != "arch":
             setattr(cfg, name, value)
     return cfg
+
+
+class _Words(list):
+    def pad(self) -> int:
+        return 1
+
+
+def parameters(model: str, cfg: Any, symbols: int) -> int:
+    """How many the model of a configuration from ``by_arch`` has; its weights take no memory."""
+    words, args = _Words(["w"] * symbols), argparse.Namespace(tokens_per_sample=cfg.tokens_per_sample)
+    cfg.max_target_positions, cfg.add_bos_token = None, False
+    task = argparse.Namespace(source_dictionary=words, target_dictionary=words, args=args)
+    with torch.device("meta"):
+        built = MODEL_REGISTRY[model].build_model(cfg, task)
+    return sum(parameter.numel() for parameter in built.parameters())
 
 
 def assert_the_file_carries_the_values_of(arch: str) -> None:

@@ -39,7 +39,7 @@ def test_patience_ends_a_run_that_is_interrupted_when_it_ends_the_uninterrupted_
     for epoch in range(2, 9):
         # Behind the second update of each epoch but the first; every process counts its own.
         count = per_epoch if epoch > 2 else per_epoch + 2
-        fault = functools.partial(strike, "update", count, signal.SIGTERM, (0,), False, None)
+        fault = functools.partial(strike, "update", count, signal.SIGTERM, (0,), None)
         log = tmp_path / f"{epoch}.log"
         codes = run(tiny_training(folders, tmp_path / "run", *STUCK), log, 1, fault)
         found += validations(log)

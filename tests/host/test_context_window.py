@@ -15,7 +15,6 @@ from fairseq.tasks import language_modeling
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.context_window import ContextWindowDataset
 from tests.helpers import trained
-from tests.helpers.cli import USER_DIR, run_cli
 from tests.naive.windows import block_lengths, naive_log_probs, scored_log_probs
 from tests.registry import build, dictionary
 
@@ -76,10 +75,6 @@ def test_every_target_is_scored_once_and_in_order() -> None:
     assert torch.equal(torch.cat(scored), torch.cat([corpus[index]["target"] for index in range(len(corpus))]))
 
 
-def test_the_language_modeling_task_uses_these_windows() -> None:
-    assert language_modeling.LMContextWindowDataset is ContextWindowDataset
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Lines of 1 to 15 tokens, their ends included."""
@@ -138,19 +133,5 @@ def test_a_line_longer_than_the_positions_is_refused_and_not_left_out(data: Path
             UsageError, match=r"^--sample-break-mode eos needs .* 12 positions.*: got a line of 15 tokens$"
         ):
             task.eval_lm_dataloader(task.dataset("test"), max_positions=12, context_window=context)
-
-
-def test_a_context_window_that_leaves_nothing_to_score_is_refused(data: Path, tmp_path: Path) -> None:
-    path = trained.write_checkpoint(
-        tmp_path / "model.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "16"
-    )
-    done = run_cli(
-        *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", path, "--cpu"),
-        *("--tokens-per-sample", "16", "--context-window", "16"),
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: --tokens-per-sample must be at least 1")
-    assert "Traceback" not in done.stderr
-    with pytest.raises(UsageError, match="--context-window: -1 tokens are left"):
-        task_of(data, -1, "none")
+    with pytest.raises(UsageError, match=r"^--context-window must be at least 0: got -1$"):
+        task.eval_lm_dataloader(task.dataset("test"), context_window=-1)

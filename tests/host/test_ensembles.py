@@ -1,27 +1,18 @@
-"""Generation from several models at once: the mean of their probabilities, whichever of them is fairseq's own."""
+"""Generation from several models at once: the mean of their probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq.models import FairseqLanguageModel
-from fairseq.models.lstm_lm import LSTMLanguageModel
-from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_ms.errors import UsageError
-from tests.helpers import trained
-from tests.helpers.cli import USER_DIR, run_cli
 from tests.lm.test_generation import _NaiveDecoder, ragged_prompts
-from tests.registry import GENERATORS, Case, build, random_case, setting
+from tests.registry import GENERATORS, Case, build, random_case
 
 
 class _MeanOfModels(torch.nn.Module):
@@ -41,33 +32,6 @@ class _MeanOfModels(torch.nn.Module):
 
     def get_normalized_probs(self, output, log_probs, sample=None):
         return output[0]
-
-
-def fairseqs_own(case: Case, kind: str) -> Any:
-    """A small model of fairseq's, over the same dictionary."""
-    words = case.dictionary
-    task = SimpleNamespace(dictionary=words, source_dictionary=words, target_dictionary=words)
-    if kind == "lstm_lm":
-        sizes = {"decoder_embed_dim": 8, "decoder_hidden_size": 8, "decoder_out_embed_dim": 8, "decoder_layers": 1}
-        flags = {
-            "dropout": 0.0,
-            "decoder_attention": "0",
-            "criterion": "cross_entropy",
-            "max_target_positions": 64,
-            **sizes,
-        }
-        model = LSTMLanguageModel.build_model(SimpleNamespace(**flags), task)
-    else:
-        cfg = TransformerLanguageModelConfig(
-            decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_layers=2, decoder_attention_heads=2
-        )
-        cfg.decoder_output_dim = cfg.decoder_input_dim = 8
-        cfg.tokens_per_sample = cfg.max_target_positions = 64
-        cfg.tpu = False
-        model = TransformerLanguageModel.build_model(cfg, task)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model.eval()
 
 
 def generate(models: list[Any], case: Case, prompts: torch.Tensor, beam: int) -> list[list[dict[str, Any]]]:
@@ -93,19 +57,6 @@ def assert_mean_of(models: list[Any], case: Case, beam: int) -> None:
             torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("kind", ["transformer_lm", "lstm_lm"])
-@pytest.mark.parametrize("arch", GENERATORS)
-def test_an_ensemble_with_a_model_of_fairseqs_averages_probabilities_in_either_order(
-    arch: str, kind: str, beam: int
-) -> None:
-    case = random_case(arch, 1)
-    other = fairseqs_own(case, kind)
-    beam = min(beam, setting(arch, "BEAM", beam))
-    assert_mean_of([case.model, other], case, beam)
-    assert_mean_of([other, case.model], case, beam)
-
-
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_an_ensemble_of_two_of_ours_averages_probabilities(arch: str) -> None:
     case = random_case(arch, 2)
@@ -113,51 +64,3 @@ def test_an_ensemble_of_two_of_ours_averages_probabilities(arch: str) -> None:
     assert_mean_of([case.model, build(arch, {"init_std": 0.4, **case.flags}, case.dictionary).eval()], case, beam=2)
     vanilla = build("vanilla_lm", {"decoder_embed_dim": 8, "decoder_attention_heads": 2}, case.dictionary).eval()
     assert_mean_of([vanilla, case.model], case, beam=2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    lines = trained.random_lines(3, 6, length=7)
-    return trained.write_corpus(tmp_path_factory.mktemp("ensembles"), {"train": lines, "test": lines})
-
-
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_the_interactive_command_takes_an_ensemble_in_either_order(
-    ours_first: bool, data: Path, tmp_path: Path
-) -> None:
-    ours = trained.write_checkpoint(
-        tmp_path / "ours.pt", data, "vanilla_lm", *trained.TINY, "--tokens-per-sample", "24"
-    )
-    theirs = trained.write_checkpoint(
-        tmp_path / "theirs.pt", data, "transformer_lm", *trained.TINY, "--tokens-per-sample", "24"
-    )
-    path = f"{ours}:{theirs}" if ours_first else f"{theirs}:{ours}"
-    done = run_cli(
-        *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", path, "--cpu", "--beam", "2"),
-        *("--task", "language_modeling", "--max-len-b", "9"),
-        input="w1 w2\n",
-    )
-    assert "\tw1 w2" in done.stdout.split("H-0")[1]
-
-
-@pytest.mark.parametrize(
-    ("task", "sentence"),
-    [
-        ("language_modeling", "--task must be streaming_language_modeling for a model with a memory"),
-        ("streaming_language_modeling", "--arch must be a model with a memory"),
-    ],
-)
-def test_a_streaming_model_and_one_without_a_memory_are_no_ensemble(
-    task: str, sentence: str, data: Path, tmp_path: Path
-) -> None:
-    flags = [*trained.TINY, "--tokens-per-sample", "8"]
-    streaming = trained.write_checkpoint(
-        tmp_path / "xl.pt", data, "transformer_xl", *flags, task="streaming_language_modeling"
-    )
-    plain = trained.write_checkpoint(tmp_path / "plain.pt", data, "vanilla_lm", *flags)
-    args = SimpleNamespace(_name=task, data=str(data), add_bos_token=False, max_target_positions=None)
-    args.tokens_per_sample, args.output_dictionary_size = 8, -1
-    loaded = TASK_REGISTRY[task].setup_task(args)
-    for paths in ([streaming, plain], [plain, streaming]):
-        with pytest.raises(UsageError, match=sentence):
-            checkpoint_utils.load_model_ensemble([str(path) for path in paths], task=loaded)

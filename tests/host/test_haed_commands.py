@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_ms import cli
+from fairseq_ms.errors import UsageError
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import write_corpus
 from tests.registry import build, dictionary
@@ -95,47 +96,6 @@ def test_both_phases_train_all_their_parts_at_their_own_rates(data: Path, tmp_pa
     assert min(moved.values()) > 0.0
     assert moved["main"] < moved["encoder"], "the main model has the lower rate"
 
-    refused = run_cli(
-        *(
-            "fairseq-eval-lm",
-            data,
-            "--user-dir",
-            USER_DIR,
-            "--cpu",
-            "--path",
-            first / "checkpoint_last.pt",
-            "--tokens-per-sample",
-            "24",
-        ),
-        check=False,
-    )
-    assert refused.returncode == 1
-    assert refused.stderr.strip().splitlines()[-1].startswith("fairseq-eval-lm: error: --path must be a model with")
-
-
-def test_a_first_phase_that_is_stopped_and_resumed_repeats_itself_bit_by_bit(data: Path, tmp_path: Path) -> None:
-    def train(folder: Path, updates: int) -> str:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-        done = run_cli(
-            *("fairseq-train", data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "haed"),
-            *flags,
-            *("--criterion", "in_batch_sampled_softmax", "--negative-batches", "2", "--log-q-correction", "unigram"),
-            *("--log-q-blocks", "40", "--dropout", "0.1", "--tokens-per-sample", "24", "--batch-size", "4", "--cpu"),
-            *("--optimizer", "adam", "--lr", "0.01", "--max-update", str(updates), "--save-dir", folder),
-            *("--num-workers", "0", "--disable-validation", "--log-format", "json", "--log-interval", "1"),
-        )
-        return done.stdout + done.stderr
-
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = train(whole, 9)
-    train(broken, 5)
-    resumed = train(broken, 9)
-    first, second = saved(whole), saved(broken)
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
-    losses = [re.findall(r'"loss": "([\d.]+)".*?"num_updates": "(\d+)"', log) for log in (expected, resumed)]
-    assert losses[1]
-    assert set(losses[1]) <= set(losses[0])
-
 
 @pytest.mark.parametrize("query", ["none", "linear"])
 def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactly(query: str, caplog) -> None:
@@ -155,6 +115,8 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
     assert all(torch.equal(model.state_dict()[name], value) for name, value in decoder.items())
     dropped = {"none": "nothing", "linear": "query.weight (1 tensors), query.bias (1 tensors)"}[query]
     assert f"not needed any more: {dropped}" in caplog.text
+    with pytest.raises(UsageError, match=r"^--path must be a model with a decoder: this one was trained with --crit"):
+        first.prepare_for_inference_(None)
     # A checkpoint of the second phase is loaded as it is.
     again = build("haed", flags, dictionary(4))
     again.load_state_dict(model.state_dict(), strict=True)

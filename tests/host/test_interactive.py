@@ -66,20 +66,8 @@ def command(folder: Path, arch: str, *more: str) -> list[str]:
     if not path.exists():
         segment = "4" if task.startswith("streaming") else str(POSITIONS)
         write_checkpoint(path, folder / "data", arch, *flags, "--tokens-per-sample", segment, task=task)
-    load = [
-        "--user-dir",
-        str(USER_DIR),
-        "--task",
-        task,
-        "--path",
-        str(path),
-        "--cpu",
-        "--beam",
-        "1",
-        "--max-len-b",
-        "3",
-    ]
-    return ["fairseq-interactive", str(folder / "data"), *load, *more]
+    load = ["--user-dir", str(USER_DIR), "--task", task, "--path", str(path), "--cpu", "--beam", "1", "--max-len-b"]
+    return ["fairseq-interactive", str(folder / "data"), *load, "3", *more]
 
 
 def answered(printed: str) -> list[int]:
@@ -134,14 +122,18 @@ def batches(lines: list[str], cfg: Any, task: Any, longest: int) -> Any:
         yield SimpleNamespace(ids=torch.tensor([place]), line=line)
 
 
+def none(*args: Any) -> None:
+    """fairseq's reading, which is not used."""
+
+
 def test_a_line_ends_at_a_line_feed_alone_and_may_hold_any_bytes(tmp_path: Path) -> None:
     source = tmp_path / "lines"
     source.write_bytes("a\rb\nc\r\n\nd\x85e\u2028f\n".encode() + b"g\xff h\n\xc3\nlast")
-    buffers = list(Numbered(batches).buffered_read(str(source), 3))
+    buffers = list(Numbered().read(none, str(source), 3))
     assert [len(buffer) for buffer in buffers] == [3, 3, 1]
     assert list(itertools.chain(*buffers)) == ["a\rb", "c", "", "d\x85e\u2028f", "g\ufffd h", "\ufffd", "last"]
     with pytest.raises(UsageError, match=r"^--input must be a file that can be read: got .*none \(No such file"):
-        list(Numbered(batches).buffered_read(str(tmp_path / "none"), 3))
+        list(Numbered().read(none, str(tmp_path / "none"), 3))
 
 
 def test_lines_without_room_are_named_by_their_numbers_in_the_input_and_no_buffer_is_kept(
@@ -150,16 +142,16 @@ def test_lines_without_room_are_named_by_their_numbers_in_the_input_and_no_buffe
     source = tmp_path / "lines"
     source.write_text("aa\nb\nc\nddd\nee\nf\n")
     task = SimpleNamespace(dataset_to_epoch_iter={})
-    reader = Numbered(batches)
+    reader = Numbered()
     answered = []
-    for buffer in reader.buffered_read(str(source), 2):
-        answered += [batch.line for batch in reader.make_batches(buffer, SimpleNamespace(skip=True), task, 1)]
+    for buffer in reader.read(none, str(source), 2):
+        answered += [batch.line for batch in reader.batch(batches, buffer, SimpleNamespace(skip=True), task, 1)]
         assert not task.dataset_to_epoch_iter
     assert answered == ["b", "c", "f"]
     assert [record.message.partition(": ")[2] for record in caplog.records] == ["line 1", "line 4", "line 5"]
-    reader = Numbered(batches)
-    buffers = reader.buffered_read(str(source), 2)
-    assert len(list(reader.make_batches(next(buffers), SimpleNamespace(skip=False), task, 2))) == 2
+    reader = Numbered()
+    buffers = reader.read(none, str(source), 2)
+    assert len(list(reader.batch(batches, next(buffers), SimpleNamespace(skip=False), task, 2))) == 2
     sentence = r"^--skip-invalid-size-inputs-valid-test must be given .* the model's 2 positions: line 4 has 3 tokens$"
     with pytest.raises(UsageError, match=sentence):
-        list(reader.make_batches(next(buffers), SimpleNamespace(skip=False), task, 2))
+        list(reader.batch(batches, next(buffers), SimpleNamespace(skip=False), task, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.trainer import Trainer
+from torch.multiprocessing import ProcessExitedException
 
-from fairseq_ms.host import stopping
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host import commands
+from tests.faults import injections
 from tests.faults.injections import strike
 from tests.helpers.cli import environment
-from tests.helpers.forked import curve, run
+from tests.helpers.forked import Fault, curve, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "3", "--log-interval", "2")
@@ -37,7 +42,7 @@ def whole(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def assert_stops_and_goes_on(
-    fault: functools.partial, signum: int, ranks: int, folders: list[Path], whole: Path, place: Path, *more: str
+    fault: Fault, signum: int, ranks: int, folders: list[Path], whole: Path, place: Path, *more: str
 ) -> None:
     """Under the fault, until the run ends by itself: the same losses and weights, each printed once."""
     printed: dict = {}
@@ -73,7 +78,7 @@ def assert_stops_and_goes_on(
 def test_one_process_stops_wherever_it_is_asked(
     moment: str, count: int, signum: int, folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    fault = functools.partial(strike, moment, count, signum, (0,), False, None)
+    fault = functools.partial(strike, moment, count, signum, (0,), None)
     assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path)
 
 
@@ -83,28 +88,37 @@ def test_one_process_stops_wherever_it_is_asked(
 def test_two_ranks_stop_after_the_same_update_whoever_is_asked(
     moment: str, count: int, asked: tuple[int, ...], folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    fault = functools.partial(strike, moment, count, signal.SIGTERM, asked, False, None)
+    fault = functools.partial(strike, moment, count, signal.SIGTERM, asked, None)
     assert_stops_and_goes_on(fault, signal.SIGTERM, 2, folders, whole, tmp_path)
 
 
-@pytest.mark.parametrize(("buffer", "signum"), [("0", signal.SIGTERM), ("10", signal.SIGTERM), ("10", signal.SIGUSR1)])
-def test_data_workers_that_are_asked_too_go_on_until_the_update_is_done(
-    buffer: str, signum: int, folders: list[Path], whole: Path, tmp_path: Path
-) -> None:
-    fault = functools.partial(strike, "update", 4, signum, (0,), True, None)
-    more = ("--num-workers", "2", "--data-buffer-size", buffer)
-    assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path, *more)
-
-
 def test_without_a_checkpoint_to_write_the_log_says_so(folders: list[Path], tmp_path: Path) -> None:
-    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,), False, None)
+    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,), None)
     assert run(tiny_training(folders, tmp_path / "run", *FLAGS, "--no-save"), tmp_path / "log", 1, fault) == [143]
-    assert "without saving, since --no-save is given" in (tmp_path / "log").read_text()
+    assert "not saved, since --no-save is given" in (tmp_path / "log").read_text()
+
+
+def ask_all(rank: int) -> None:
+    """SIGUSR1 after the fourth update, for the processes that read data, too, as from Slurm."""
+
+    def act() -> None:
+        for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+            os.kill(process.pid or 0, signal.SIGUSR1)
+
+    injections._after(Trainer, "train_step", injections._turn(4, act))
+
+
+@pytest.mark.parametrize("buffer", ["0", "10"])
+def test_data_workers_that_are_asked_too_go_on_until_the_update_is_done(
+    buffer: str, folders: list[Path], whole: Path, tmp_path: Path
+) -> None:
+    more = ("--num-workers", "2", "--data-buffer-size", buffer)
+    assert_stops_and_goes_on(ask_all, signal.SIGUSR1, 1, folders, whole, tmp_path, *more)
 
 
 def test_a_run_that_is_done_when_it_is_asked_ends_well(folders: list[Path], whole: Path, tmp_path: Path) -> None:
     updates = max(int(step) for _, step in curve(whole / "1.log"))
-    fault = functools.partial(strike, "update", updates, signal.SIGTERM, (0,), False, None)
+    fault = functools.partial(strike, "update", updates, signal.SIGTERM, (0,), None)
     assert run(tiny_training(folders, tmp_path / "run", *FLAGS), tmp_path / "log", 1, fault) == [0]
     assert_same_weights(whole / "1", tmp_path / "run")
 
@@ -120,7 +134,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", commands.SIGNALS, ids=lambda signum: signum.name)
 def test_the_parent_of_the_ranks_hands_the_signal_on_and_ends_as_they_do(
     signum: int, folders: list[Path], tmp_path: Path
 ) -> None:
@@ -160,34 +174,10 @@ def test_signals_are_the_users_again_when_training_is_over(folders: list[Path], 
     assert done.stdout.splitlines()[-1] == "as before", done.stderr
 
 
-@pytest.mark.parametrize("signum", stopping.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", commands.SIGNALS, ids=lambda signum: signum.name)
 def test_a_parent_ends_as_its_ranks_do_if_one_of_them_alone_was_asked(signum: int) -> None:
-    class Ranks:
-        processes: tuple[object, ...] = ()
-
-        def __init__(self, code: int) -> None:
-            self.code = code
-
-        def join(self) -> bool:
-            raise torch.multiprocessing.ProcessExitedException("", error_index=0, error_pid=1, exit_code=self.code)
-
     with pytest.raises(SystemExit) as ended:
-        stopping._handing_on(lambda **settings: Ranks(128 + signum))
+        commands.end_as(ProcessExitedException("", error_index=0, error_pid=1, exit_code=128 + signum))
     assert ended.value.code == 128 + signum
-    with pytest.raises(torch.multiprocessing.ProcessExitedException):
-        stopping._handing_on(lambda **settings: Ranks(-signum))
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--no-last-checkpoints",), "the same command begins anew, since --no-last-checkpoints is given"),
-        (("--restore-file", "nowhere.pt"), "the same command begins with --restore-file nowhere.pt again"),
-    ],
-)
-def test_what_the_same_command_does_next_is_said(
-    flags: tuple[str, ...], said: str, folders: list[Path], tmp_path: Path
-) -> None:
-    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,), False, None)
-    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, *flags), tmp_path / "log", 1, fault) == [143]
-    assert said in (tmp_path / "log").read_text()
+    with pytest.raises(UsageError, match=f"process 1 of this run has ended with exit code -{int(signum)}, which"):
+        commands.end_as(ProcessExitedException("", error_index=1, error_pid=1, exit_code=-signum))

@@ -50,6 +50,18 @@ def test_two_processes_have_the_losses_of_one_and_go_on_where_the_other_number_s
 
 
 @pytest.mark.slow
+def test_with_muon_two_processes_have_the_losses_of_one_and_one_goes_on_where_they_stopped(text: str, tmp_path: Path):
+    out, muon = [["--out", str(tmp_path / name)] for name in ("one", "two")], ["--muon-lr", "0.02"]
+    one = losses(run(text, *SMALL, *muon, *out[0], "--steps", "4"))
+    two = losses(run(text, *SMALL, *muon, *out[1], "--steps", "4", processes=2))
+    # Muon rounds to eight bits, which another order of sums may tip.
+    assert two == pytest.approx(one, abs=1e-3)
+    assert losses(run(text, *SMALL, *out[0], "--steps", "4", "--out", str(tmp_path / "adamw"))) != one
+    more = losses(run(text, *SMALL, *muon, *out[1], "--steps", "6"))
+    assert more == pytest.approx(losses(run(text, *SMALL, *muon, *out[0], "--steps", "6")), abs=2e-3)
+
+
+@pytest.mark.slow
 def test_binarised_data_are_read_and_bad_data_are_one_sentence(tmp_path: Path):
     data = write_corpus(tmp_path / "data", {"train": random_lines(1, 60)})
     assert losses(run(str(data / "train"), *SMALL, "--out", str(tmp_path / "out"), "--steps", "2"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from fairseq_ms.analysis import checkpoints, sample_images, scoring
-from fairseq_ms.analysis.coarse_completions import completions
-from fairseq_ms.analysis.perplexity import renormalise
+from fairseq_ms.analysis import checkpoints, coarse_completions, sample_images
 from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
@@ -124,16 +121,6 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained.write_checkpoint(path, data, "vanilla_lm", *trained.TINY, *flags)
 
 
-@pytest.mark.parametrize("context", [0, 5])
-def test_the_perplexity_command_scores_what_the_analyses_score(context: int, checkpoint: Path, data: Path) -> None:
-    loaded = checkpoints.load(str(checkpoint), cpu=True)
-    assert loaded.longest == WINDOW
-    expected = scoring.score_documents(loaded, checkpoints.documents(loaded, "test"), WINDOW, context)
-    found = renormalise.evaluate(str(checkpoint), None, None, context, None, ["--cpu", "--gen-subset", "test"])
-    assert found.scored.targets == expected.size == corpus_tokens(data, "test", loaded.dictionary).numel()
-    assert found.bits == pytest.approx(expected.sum() / math.log(2), rel=1e-5)
-
-
 def test_a_prompt_and_its_samples_fill_the_positions_behind_bos(checkpoint: Path) -> None:
     loaded = checkpoints.load(str(checkpoint), cpu=True)
     samples.check_lengths(loaded, 4, WINDOW - 5)
@@ -157,7 +144,7 @@ def test_completions_are_read_behind_bos(seed: int) -> None:
     task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
     loaded = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
     tokens = torch.randint(4, 13, (30,))
-    found = completions.complete(loaded, tokens)
+    found = coarse_completions.complete(loaded, " ".join(words[int(token)] for token in tokens))
     assert found.read == 16 // found.scale * found.scale
     row = torch.tensor([[words.bos(), *tokens[-found.read :].tolist()]])
     with torch.no_grad():
@@ -174,7 +161,9 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
     symbols = sample_images.colour_symbols(words)
     given = symbols[torch.randint(256, (2, sample_images.TOKENS - 20))]
     with torch.no_grad(), tqdm(disable=True) as bar:
-        drawn = sample_images.continued(model, given, symbols, 1e-6, bar, [words.bos(), words.eos()])
+        task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
+        checkpoint = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
+        drawn = sample_images.continued(checkpoint, given, symbols, 1e-6, bar)
         start = torch.tensor([[words.bos(), words.eos()]]).repeat(2, 1)
         likeliest = symbols[model(torch.cat([start, drawn[:, :-1]], dim=1))[0][:, 1:, symbols].argmax(dim=2)]
     assert torch.equal(drawn[:, -20:], likeliest[:, -20:])

@@ -66,12 +66,7 @@ def test_what_is_between_scales_is_refused_with_one_scale(flag: str, value: Any)
 
 
 def test_a_closed_gate_in_front_of_nothing_is_refused() -> None:
-    gated = {
-        "decoder_embed_dim": 8,
-        "scale_layers": "4x=1,1x=1",
-        "decoder_attention_heads": 2,
-        "aggregation_gate": True,
-    }
+    gated = {**NARROW, "scale_layers": "4x=1,1x=1", "aggregation_gate": True}
     with pytest.raises(ValueError, match=r"^--init-residual must not be zero with --aggregation-gate, .*: got zero"):
         build("multiscale_bottomup", {**gated, "init_residual": "zero"}, dictionary(9))
     build("multiscale_bottomup", {**gated, "init_residual": "scaled"}, dictionary(9))

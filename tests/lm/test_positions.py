@@ -38,7 +38,38 @@ def model_of(arch: str, own: dict[str, Any], **flags: Any) -> Any:
 def test_models_with_positions_of_their_own_have_no_such_flags() -> None:
     for flag in ("positions", "rotary_base"):
         offering = [arch for arch in ARCHITECTURES if flag in MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__]
-        assert offering == sorted(OWN)
+        assert offering == sorted([*OWN, "haed", "hred"])
+
+
+@either
+def test_the_main_model_of_haed_reads_texts_of_any_length(positions: str) -> None:
+    flags = {"main": "transformer", "criterion": "cross_entropy", "init_std": 0.4, "decoder_embed_dim": 8}
+    small = {"encoder_units": 8, "decoder_units": 6, "decoder_ffn_embed_dim": 9, "attention_head_dim": 4}
+    torch.manual_seed(1)
+    model = build("haed", {**flags, **small, "positions": positions}, dictionary(9), TRAINED).double().eval()
+    assert model.decoder.core.main.positions is None
+    tokens, state = torch.randint(4, 13, (2, 60)), {}
+    with torch.no_grad():
+        whole = model(tokens)[0]
+        for end in range(40, 61):
+            cached = model.decoder(tokens[:, :end], incremental_state=state)[0]
+            torch.testing.assert_close(cached[:, -1], whole[:, end - 1], rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"positions": "rotary", "attention_head_dim": 3}, "--positions rotary needs --attention-head-dim to be even"),
+        ({"positions": "none", "position_embed_dim": 9}, "--position-embed-dim must be 0 or left out with --positions"),
+        ({"positions": "rotary", "main": "lstm"}, "--positions has no meaning with --main lstm: got rotary"),
+        ({"rotary_base": 500.0}, "--rotary-base has no effect without --positions rotary: got 500.0"),
+        ({"main": "lstm", "qk_norm": True}, "--qk-norm has no meaning without a transformer"),
+        ({"main": "lstm", "norm": "rms"}, "--norm has no meaning without a transformer"),
+    ],
+)
+def test_what_breaks_a_rule_of_haed_is_one_sentence(flags: dict, sentence: str) -> None:
+    with pytest.raises(UsageError, match=f"^{sentence}"):
+        build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
 
 
 @either

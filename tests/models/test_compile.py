@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from tests.registry import ARCHITECTURES, Case, build, random_case, setting
 
 DROPPED = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-# Tracing takes half a minute for each of the others.
-QUICK = ("vanilla_lm",)
 
 
 def trained_case(arch: str, seed: int) -> Case:
@@ -31,14 +29,13 @@ def gradients(model: nn.Module, logits: Tensor) -> list[Tensor]:
     return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, grads, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "arch", [pytest.param(arch, marks=[] if arch in QUICK else [pytest.mark.slow]) for arch in ARCHITECTURES]
-)
+# A stack of layers, one for every scale, and layers with a memory: what others add is traced for up to ten minutes.
+@pytest.mark.parametrize("arch", ["vanilla_lm", "multiscale_topdown", "transformer_xl"])
 def test_a_compiled_training_step_gives_what_the_model_gives(arch: str) -> None:
     case = trained_case(arch, 3)
     tokens = case.tokens(2, 7)
     torch._dynamo.reset()
-    compiled = torch.compile(case.model, backend="aot_eager")
+    compiled = torch.compile(case.model, backend="eager")
     results = []
     for model in (case.model, compiled):
         torch.manual_seed(5)
@@ -47,8 +44,8 @@ def test_a_compiled_training_step_gives_what_the_model_gives(arch: str) -> None:
         # Another step has other masks of dropout.
         assert (model(tokens)[0] != logits).any()
     for one, other in zip(*results, strict=True):
-        # float32, the same operations, some of them decomposed into others.
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        # float32, the same operations.
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if not setting(arch, "DATA_DECIDES_SHAPES", False)])

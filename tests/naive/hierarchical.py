@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.haed import LSTMDecoder, TransformerMain
 from fairseq_ms.core.hierarchical.chunks import MLPEncoder
+from tests.naive.multiscale import stack
 
 
 def segment(tokens: list[int], kind: str, longest: int, separators: set[int]) -> tuple[list[list[int]], list[int]]:
@@ -57,7 +58,7 @@ def main_output(main, encodings: list[Tensor]) -> Tensor:
     if main.positions is not None:
         encodings = [torch.cat([e, main.positions.weight[n]]) for n, e in enumerate(encodings)]
     if isinstance(main, TransformerMain):
-        return main.stack(torch.stack(encodings).unsqueeze(0))[0, -1]
+        return stack(encodings, main.stack, main)[-1]
     return main.out(lstm_outputs(main.lstm.cell, encodings, True)[-1])
 
 

@@ -23,12 +23,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def normalised(x_D: Tensor, norm: nn.Module | None) -> Tensor:
+def normalised(x_D: Tensor, norm: Any) -> Tensor:
     """Layer norm, RMS norm, or none where a layer has its norms elsewhere."""
     if norm is None or isinstance(norm, nn.Identity):
         return x_D
     if isinstance(norm, nn.RMSNorm):
-        return x_D / (x_D.pow(2).mean() + norm.eps).sqrt() * norm.weight
+        return x_D / (x_D.pow(2).mean() + 1e-5).sqrt() * norm.weight
     centred = x_D - x_D.mean()
     return centred / (centred.pow(2).mean() + norm.eps).sqrt() * norm.weight + norm.bias
 

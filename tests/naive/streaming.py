@@ -3,6 +3,7 @@
 States are Python lists of (B, D) vectors, one a position; nothing is shared with the package but the weights.
 """
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -11,10 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.naive.multiscale import ACTIVATIONS, linear
+
 States = list[Tensor]
 
 
-def norm(module: torch.nn.LayerNorm, x: Tensor) -> Tensor:
+def norm(module: Any, x: Tensor) -> Tensor:
+    if isinstance(module, torch.nn.RMSNorm):
+        return x / ((x**2).mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
     return (x - mean) / (variance + module.eps).sqrt() * module.weight + module.bias
@@ -71,9 +76,9 @@ def compute(layer: Any, segment: States, memory: States) -> States:
 
 
 def feed_forward(layer: Any, x: Tensor) -> Tensor:
-    # relu, not clamp: at exactly 0, where states of an empty memory lie, their derivatives differ.
-    hidden = torch.relu(x @ layer.ffn.up.weight.T + layer.ffn.up.bias)
-    return hidden @ layer.ffn.down.weight.T + layer.ffn.down.bias
+    return torch.stack(
+        [linear(ACTIVATIONS[layer.ffn.activation](linear(row, layer.ffn.up)), layer.ffn.down) for row in x]
+    )
 
 
 def shift(states: States, memory: States) -> States:
@@ -149,15 +154,13 @@ def compressive_transformer(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]
 
 def reconstruction(layer: Any, states: States, old: States, new: States) -> Tensor:
     att = layer.attention
-    dim = att.qkv.in_features
     heads, width = att.u.shape
     w_q, w_k, w_v = (w.detach() for w in att.qkv.weight.split(heads * width))
 
     def prepared(x: Tensor) -> Tensor:
         if att.norm is None:
             return x
-        own = att.norm
-        return F.layer_norm(x, (dim,), own.weight.detach(), own.bias.detach(), own.eps)
+        return norm(copy.deepcopy(att.norm).requires_grad_(False), x)
 
     squares = []
     for x in states:

@@ -8,11 +8,11 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_ms.core.ops import linear_cross_entropy as module
 from fairseq_ms.core.ops.linear_cross_entropy import (
     above_mean,
-    checkpointed_cross_entropy,
     linear_cross_entropy,
     most_probable,
 )
@@ -23,13 +23,9 @@ ROWS, AT_ONCE, DIM, SYMBOLS = 23, 7, 6, 31
 HALF = [torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(params=["torch's function", "checkpointed rows"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to the loss; without torch's function as before torch 2.13."""
-    monkeypatch.setattr(module, "_ROWS_ON_A_CPU", AT_ONCE)
-    if request.param == "checkpointed rows":
-        monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
-    return request.param
+@pytest.fixture(autouse=True)
+def _few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROWS", AT_ONCE)
 
 
 def drawn(dtype: torch.dtype, rows: int = ROWS) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,9 +67,7 @@ def assert_equal(found: Tensor, expected: Tensor, inputs: list[Tensor], toleranc
 # Rounding of sums over 6, 23 and 31 numbers.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 @pytest.mark.parametrize("reduce", [True, False])
-def test_loss_and_gradients_are_those_of_the_logits(
-    path: str, dtype: torch.dtype, tolerance: float, reduce: bool
-) -> None:
+def test_loss_and_gradients_are_those_of_the_logits(dtype: torch.dtype, tolerance: float, reduce: bool) -> None:
     x, weight, target = drawn(dtype)
     expected = written_out(x, weight, target)
     found = linear_cross_entropy(x, weight, target, PADDING, reduce)
@@ -81,7 +75,7 @@ def test_loss_and_gradients_are_those_of_the_logits(
 
 
 @pytest.mark.cpu
-def test_nothing_as_large_as_the_logits_is_allocated(path: str) -> None:
+def test_nothing_as_large_as_the_logits_is_allocated() -> None:
     x, weight, target = drawn(torch.float32, rows=40 * AT_ONCE)
     with profile(profile_memory=True) as recorded:
         linear_cross_entropy(x, weight, target, PADDING).backward()
@@ -92,20 +86,60 @@ def test_nothing_as_large_as_the_logits_is_allocated(path: str) -> None:
     assert AT_ONCE * SYMBOLS * 4 <= largest <= max(AT_ONCE * SYMBOLS, x.numel()) * 4 < x.size(0) * SYMBOLS * 4
 
 
-def test_without_gradients_there_are_none(path: str) -> None:
-    x, weight, target = drawn(torch.float32)
+@pytest.mark.parametrize("rows", [ROWS, 2000])
+@pytest.mark.parametrize("scale", [1.0, 128.0, 65536.0])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_loss_and_gradients_are_those_of_double_precision(dtype: torch.dtype, scale: float, rows: int) -> None:
+    x, weight, target = drawn(dtype, rows)
     with torch.no_grad():
-        loss = linear_cross_entropy(x, weight, target, PADDING)
-    assert not loss.requires_grad
-    torch.testing.assert_close(loss, written_out(x, weight, target).sum().detach())
-    # As for a model whose embedding is frozen.
-    linear_cross_entropy(x, weight.detach(), target, PADDING).backward()
-    expected = torch.autograd.grad(written_out(x, weight, target).sum(), x)[0]
-    torch.testing.assert_close(x.grad, expected)
+        # Gradients then fit into float16 at the largest scale, where its p - 1 would not.
+        x.mul_(0.3 / rows), weight.mul_(0.1)
+    loss = linear_cross_entropy(x, weight, target, PADDING)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    expected = written_out(*wide, target).sum()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0.0)
+    found = torch.autograd.grad(loss * scale, [x, weight])
+    for one, other in zip(found, torch.autograd.grad(expected * scale, wide), strict=True):
+        # Rounded three times: the gradient by the logits, the product, and what comes of the scale. In single precision
+        # sums over 2,000 rows are further off.
+        atol = max(1.5 * torch.finfo(dtype).eps, 3e-6) * float(other.abs().max())
+        torch.testing.assert_close(one.double(), other, rtol=0.0, atol=atol)
+
+
+def test_products_are_computed_for_what_needs_a_gradient_alone() -> None:
+    x, weight, target = drawn(torch.float32)
+
+    def products(x: Tensor, weight: Tensor) -> float:
+        with FlopCounterMode(display=False) as counted:
+            loss = linear_cross_entropy(x, weight, target, PADDING)
+        torch.testing.assert_close(loss, written_out(x, weight, target).sum())
+        return counted.get_total_flops() / (2 * ROWS * SYMBOLS * DIM)
+
+    assert products(x, weight) == 3
+    # As for a model whose embedding is frozen, and for a matrix alone.
+    assert products(x, weight.detach()) == products(x.detach(), weight) == 2
+    with torch.no_grad():
+        assert products(x, weight) == 1
+        assert not linear_cross_entropy(x, weight, target, PADDING).requires_grad
+    for inputs in ([x], [weight]):
+        given = [tensor if any(tensor is one for one in inputs) else tensor.detach() for tensor in (x, weight)]
+        found, expected = linear_cross_entropy(*given, target, PADDING), written_out(*given, target).sum()
+        assert_equal(found, expected, inputs, 1e-6)
+
+
+def test_a_second_backward_pass_and_a_second_derivative_are_refused() -> None:
+    x, weight, target = drawn(torch.float32)
+    loss = linear_cross_entropy(x, weight, target, PADDING)
+    with pytest.raises(RuntimeError, match=r"^linear_cross_entropy has no second derivative: "):
+        torch.autograd.grad(loss, x, create_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match=r"^linear_cross_entropy goes backward once: compute the loss again$"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_half_precision_rounds_as_fairseqs_loss_does(path: str, dtype: torch.dtype) -> None:
+def test_half_precision_rounds_as_fairseqs_loss_does(dtype: torch.dtype) -> None:
     x, weight, target = drawn(dtype)
     found = linear_cross_entropy(x, weight, target, PADDING, reduce=False)
     expected = written_out(x, weight, target)
@@ -117,13 +151,13 @@ def test_half_precision_rounds_as_fairseqs_loss_does(path: str, dtype: torch.dty
         torch.testing.assert_close(one, other, rtol=0.0, atol=atol)
 
 
-def test_float16_sums_more_losses_than_it_can_count_to(path: str) -> None:
+def test_float16_sums_more_losses_than_it_can_count_to() -> None:
     x, weight, target = drawn(torch.float16, rows=20_000)
     loss = linear_cross_entropy(x * 4, weight, target, PADDING)
     assert torch.finfo(torch.float16).max < loss.item() < float("inf")
 
 
-def test_float16_gradients_below_its_smallest_number_are_saved_by_the_scale_of_the_loss(path: str) -> None:
+def test_float16_gradients_below_its_smallest_number_are_saved_by_the_scale_of_the_loss() -> None:
     scale = 2.0**14
     x, weight, target = drawn(torch.float16)
     with torch.no_grad():
@@ -139,8 +173,21 @@ def test_float16_gradients_below_its_smallest_number_are_saved_by_the_scale_of_t
     torch.testing.assert_close(gradient / scale, expected, rtol=4 * 2.0**-11, atol=0.0)
 
 
+def test_float16_gradients_of_an_improbable_target_survive_the_largest_scale_of_the_loss() -> None:
+    x, weight = torch.full((1, DIM), 0.95), torch.full((SYMBOLS, DIM), 0.4)
+    # p - 1 is -0.9998, which times 65,536 rounds to infinity.
+    weight[5] = -0.49
+    inputs = [tensor.half().requires_grad_() for tensor in (x, weight)]
+    target = torch.tensor([5])
+    found = torch.autograd.grad(linear_cross_entropy(*inputs, target, PADDING) * 65536.0, inputs)
+    wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = torch.autograd.grad(written_out(*wide, target).sum() * 65536.0, wide)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=3 * 2.0**-10, atol=0.0)
+
+
 @pytest.mark.parametrize("dtype", HALF)
-def test_autocast_multiplies_in_half_precision(path: str, dtype: torch.dtype) -> None:
+def test_autocast_multiplies_in_half_precision(dtype: torch.dtype) -> None:
     x, weight, target = drawn(torch.float32)
     with torch.autocast(x.device.type, dtype=dtype):
         found = linear_cross_entropy(x, weight, target, PADDING, reduce=False)
@@ -152,7 +199,7 @@ def test_autocast_multiplies_in_half_precision(path: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.9])
-def test_label_smoothing_is_fairseqs(path: str, smoothing: float) -> None:
+def test_label_smoothing_is_fairseqs(smoothing: float) -> None:
     x, weight, target = drawn(torch.float64)
     expected, _ = label_smoothed_nll_loss(
         F.linear(x, weight).log_softmax(1), target, smoothing, ignore_index=PADDING, reduce=True
@@ -163,14 +210,16 @@ def test_label_smoothing_is_fairseqs(path: str, smoothing: float) -> None:
     assert_equal(found, expected, [x, weight], 1e-13)
 
 
-def test_the_most_probable_symbol_is_the_largest_logit(path: str) -> None:
+def test_the_most_probable_symbol_is_the_largest_logit() -> None:
     x, weight, _ = drawn(torch.float32)
     assert torch.equal(most_probable(x, weight), F.linear(x, weight).argmax(1))
 
 
-def test_several_targets_a_row_have_one_softmax(path: str) -> None:
+def test_several_targets_a_row_have_one_softmax() -> None:
     x, weight, _ = drawn(torch.float64)
     targets = torch.randint(SYMBOLS, (ROWS, 3))
-    found = checkpointed_cross_entropy(x, weight, targets, PADDING)
-    expected = torch.stack([written_out(x, weight, target) for target in targets.unbind(1)], dim=1)
-    assert_equal(found, expected, [x, weight], 1e-14)
+    targets[::4] = PADDING
+    for reduce in (True, False):
+        expected = torch.stack([written_out(x, weight, target) for target in targets.unbind(1)], dim=1)
+        found = linear_cross_entropy(x, weight, targets, PADDING, reduce)
+        assert_equal(found, expected.sum() if reduce else expected, [x, weight], 1e-14)

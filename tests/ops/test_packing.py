@@ -1,20 +1,37 @@
-"""A packed weight gives what the weight gives, and stands aside where it cannot."""
+"""A packed weight gives what the weight gives, follows its changes, and stands aside where it cannot help."""
 
+import copy
+import io
 import itertools
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear import Linear
-from fairseq_ms.core.ops.output import TiedOutput
-from fairseq_ms.core.ops.packing import PackedWeight, pieces_of
+from fairseq_ms.core.ops.linear import Linear, TiedOutput
+from fairseq_ms.core.ops.lstm import LSTM, Steps
+from fairseq_ms.core.ops.packing import PackedWeight, inference, pieces_of
+from tests.registry import ARCHITECTURES, GENERATORS, random_case
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
 PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
+
+
+def fast(linear: Linear) -> Linear:
+    """The same, as fairseq's hook leaves it."""
+    linear.make_generation_fast_()
+    return linear
+
+
+def is_packed(linear: Linear, x: torch.Tensor) -> bool:
+    """Whether the product is that of the packed weight."""
+    return linear.packed is not None and linear.packed.serves(x, linear.weight)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if packs])
@@ -25,66 +42,76 @@ def test_a_packed_projection_is_the_projection(dtype: torch.dtype, shape: tuple[
     x = torch.randn(shape, dtype=dtype)
     with torch.no_grad():
         plain = linear(x)
-        linear.make_generation_fast_()
-        assert linear.packed is not None
-        assert linear.packed.serves(x, linear.weight)
+        assert is_packed(fast(linear), x)
         # 24 products in another order: rounding of float32, or one step of bfloat16's 8 bits.
         tolerance = 1e-6 if dtype == torch.float32 else 2**-7
         torch.testing.assert_close(linear(x), plain, rtol=tolerance, atol=tolerance)
 
 
 def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_type() -> None:
-    linear = Linear(6, 4)
-    linear.make_generation_fast_()
-    x = torch.randn(3, 6, requires_grad=True)
+    linear, x = fast(Linear(6, 4)), torch.randn(3, 6, requires_grad=True)
     linear(x).sum().backward()
     torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, 6))
     assert "packed" not in "".join(linear.state_dict())
-    assert linear.packed is not None
     with torch.no_grad():
-        assert not linear.packed.serves(x.double(), linear.weight)
-        assert not linear.packed.serves(x, nn.Parameter(linear.weight.clone()))
+        assert is_packed(linear, x)
+        assert not is_packed(linear, x.double())
 
 
-@pytest.mark.parametrize("change", ["in place", "replaced", "moved", "loaded"])
+CHANGES: dict[str, Callable[[Linear], object]] = {
+    "in place": lambda linear: linear.weight.mul_(2.0),
+    "fused": lambda linear: torch._foreach_add_([linear.weight], 1.0),
+    "replaced": lambda linear: setattr(linear, "weight", nn.Parameter(torch.randn(6, 6))),
+    "data replaced": lambda linear: setattr(linear.weight, "data", torch.randn(6, 6)),
+    "data transposed": lambda linear: setattr(linear.weight, "data", linear.weight.data.t()),
+    "rounded": lambda linear: linear.bfloat16().float(),
+    "moved": lambda linear: linear.double().float().weight.add_(1.0),
+    "loaded": lambda linear: linear.load_state_dict(Linear(6, 6).state_dict()),
+    "trained": lambda linear: torch.optim.SGD(linear.parameters(), 0.5).step(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str) -> None:
-    linear = Linear(6, 4)
-    linear.make_generation_fast_()
-    x = torch.randn(3, 6)
+    linear, x = fast(Linear(6, 6)), torch.randn(3, 6)
+    linear(x).sum().backward()
     with torch.no_grad():
-        if change == "in place":
-            linear.weight.mul_(2.0)
-        elif change == "replaced":
-            linear.weight = nn.Parameter(torch.randn(4, 6))
-        elif change == "moved":
-            linear.double().float().weight.add_(1.0)
-        else:
-            linear.load_state_dict(Linear(6, 4).state_dict())
+        before = linear(x)
+        CHANGES[change](linear)
+        after = linear(x)
+        # 6 products in another order.
+        torch.testing.assert_close(after, F.linear(x, linear.weight, linear.bias), rtol=1e-6, atol=1e-6)
+    assert (after - before).abs().max() > 1e-4
+
+
+def test_weights_are_packed_for_a_while_and_trained_afterwards() -> None:
+    model, x = nn.Sequential(Linear(6, 6), nn.Linear(6, 6), fast(Linear(6, 4))), torch.randn(3, 6)
+    first, _, last = model
+    with torch.no_grad():
+        with inference(model):
+            assert is_packed(first, x)
+            assert not model.training
+        assert model.training
+        assert not is_packed(first, x)
+        assert is_packed(last, x)
+        first.weight.data.zero_()
+        assert torch.equal(first(x), first.bias.expand(3, 6))
+
+
+@pytest.mark.parametrize("why", ["no bfloat16", "no operators", "float64"])
+def test_what_cannot_be_packed_is_left_as_it_is(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, x = fast(Linear(6, 4)), torch.randn(3, 6)
+    if why == "no bfloat16":
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+        assert PackedWeight.supports(linear.weight)
+        linear, x = fast(linear.bfloat16()), x.bfloat16()
+    elif why == "no operators":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    else:
+        linear, x = fast(linear.double()), x.double()
+    with torch.no_grad():
+        assert not is_packed(linear, x)
         assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if not packs])
-def test_packing_on_a_type_without_support_falls_back(dtype: torch.dtype) -> None:
-    assert_is_left_as_it_is(Linear(6, 4).to(dtype))
-
-
-def assert_is_left_as_it_is(linear: Linear) -> None:
-    """fairseq's hook packs nothing, and the projection is torch's own."""
-    linear.make_generation_fast_()
-    assert linear.packed is None
-    x = torch.randn(3, 6, dtype=linear.weight.dtype)
-    assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
-
-
-def test_a_cpu_without_bfloat16_instructions_packs_float32_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    assert PackedWeight.supports(torch.empty(4, 6))
-    assert_is_left_as_it_is(Linear(6, 4).bfloat16())
-
-
-def test_a_torch_without_the_operators_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert_is_left_as_it_is(Linear(6, 4))
 
 
 def test_the_tied_output_follows_its_embedding() -> None:
@@ -97,7 +124,96 @@ def test_the_tied_output_follows_its_embedding() -> None:
         # 6 products in another order.
         torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
         words.weight.mul_(3.0)
-        torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(output(x), x @ words.weight.t(), rtol=0.0, atol=3e-6)
+
+
+def test_an_lstm_follows_its_recurrent_weight() -> None:
+    lstm = LSTM(3, 0, 4)
+    row_B, table_BI = torch.arange(2), torch.randn(2, 3)
+    more = Steps(row_B, row_B, row_B, row_B, 2, more=True)
+
+    def second_step(model: LSTM) -> torch.Tensor:
+        state = model.new_state(2, table_BI)
+        model(table_BI, None, more, state)
+        return model(table_BI, None, more, state)
+
+    with torch.no_grad():
+        lstm.make_generation_fast_()
+        second_step(lstm)
+        lstm.weights()[1].mul_(3.0)
+        found = [second_step(lstm), second_step(copy.deepcopy(lstm))]
+        lstm.packed = None
+        for step in found:
+            # 4 products in another order.
+            torch.testing.assert_close(step, second_step(lstm), rtol=0.0, atol=1e-6)
+
+
+def reread(linear: Linear) -> Linear:
+    """What ``torch.load`` makes of ``torch.save``."""
+    file = io.BytesIO()
+    torch.save(linear, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([Linear, PackedWeight, set]):
+        return torch.load(file, weights_only=True)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "save": reread,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_is_packed_when_it_is_first_used_and_follows_its_own_weight(how: str) -> None:
+    linear, x = fast(Linear(6, 4)), torch.randn(3, 6)
+    with torch.no_grad():
+        expected = linear(x)
+        copied = COPIES[how](linear)
+        # The same products in the same order.
+        assert torch.equal(copied(x), expected)
+        assert is_packed(copied, x)
+        copied.weight.zero_()
+        assert torch.equal(copied(x), copied.bias.expand(3, 4))
+        assert torch.equal(linear(x), expected)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_model_made_ready_for_generation_can_be_copied(arch: str, how: str) -> None:
+    case = random_case(arch, 0)
+    case.model.make_generation_fast_()
+    tokens = case.tokens(2, max(2, case.lengths()))
+    with torch.no_grad():
+        expected = case.model(tokens)[0]
+        copied = COPIES[how](case.model)
+        torch.save(case.model, io.BytesIO())
+        torch.testing.assert_close(copied(tokens)[0], expected, rtol=0.0, atol=1e-5)
+        for model in (case.model, copied):
+            with pytest.raises(RuntimeError, match="cannot train"):
+                model.train()
+        for parameter in copied.parameters():
+            parameter.zero_()
+        assert copied(tokens)[0].ne(expected).any()
+        torch.testing.assert_close(case.model(tokens)[0], expected, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_generation_packs_every_weight_once(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = random_case(arch, 1)
+    case.model.make_generation_fast_()
+    length = max(4, case.lengths())
+    tokens = case.tokens(2, length)
+    state: dict[str, Any] = {}
+    packed: list[int] = []
+    supports = PackedWeight.supports
+    monkeypatch.setattr(PackedWeight, "supports", lambda _, weight: packed.append(id(weight)) or supports(weight))
+    with torch.no_grad():
+        case.model(tokens)
+        for end in range(1, length + 1):
+            case.model.decoder(tokens[:, :end], incremental_state=state)
+    assert packed
+    assert len(packed) == len(set(packed))
 
 
 def test_every_number_of_rows_is_made_of_few() -> None:
@@ -113,8 +229,7 @@ def resident() -> float:
 
 
 def test_inputs_of_new_lengths_do_not_cost_memory() -> None:
-    linear = Linear(16, 24)
-    linear.make_generation_fast_()
+    linear = fast(Linear(16, 24))
     with torch.no_grad():
         assert linear(torch.ones(2, 0, 16)).shape == (2, 0, 24)
         linear(torch.ones(1, 512, 16))

@@ -16,7 +16,7 @@ from PIL import Image
 from fairseq_ms_pipeline.images.cli import make_job
 from fairseq_ms_pipeline.images.read import TOKENS, images, photographs, raster
 from fairseq_ms_pipeline.images.stages import SHARD_IMAGES, run
-from fairseq_ms_pipeline.segment import byte_symbols, characters, undone
+from fairseq_ms_pipeline.text import byte_symbols, characters, undone
 from tests.helpers.cli import ROOT, run_cli
 
 

@@ -11,11 +11,11 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
-from fairseq_ms_pipeline import bpe
 from fairseq_ms_pipeline.cli import plan
 from fairseq_ms_pipeline.dataset import Expected
 from fairseq_ms_pipeline.manifest import differences, table
 from fairseq_ms_pipeline.run import run
+from fairseq_ms_pipeline.subwords import Segmenter
 from fairseq_ms_pipeline.text import decoded
 from tests.helpers.cli import ROOT, run_cli
 from tests.preprocess.sample import DATASET, job_of, tree, write_sample
@@ -38,7 +38,7 @@ def test_binarised_files_are_those_of_fairseq_preprocess(tmp_path, level):
     for split in ("train", "valid", "test"):
         text = (out / "text" / f"{split}.txt").read_text(encoding="utf-8")
         if level == "bpe":
-            segmenter = bpe.Segmenter(out / "codes.bpe")
+            segmenter = Segmenter(out / "codes.bpe")
             text = "".join(segmenter.line(line) + "\n" for line in text.split("\n")[:-1])
         (tmp_path / split).write_text(text, encoding="utf-8")
         prefixes += [f"--{split}pref", str(tmp_path / split)]

@@ -11,10 +11,9 @@ import pytest
 from fairseq_ms_pipeline import binarise, bpe
 from fairseq_ms_pipeline.datasets.text import GIVEN
 from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
-from fairseq_ms_pipeline.segment import byte_symbols, undone
+from fairseq_ms_pipeline.moses import tokenised
 from fairseq_ms_pipeline.shards import write_shards
-from fairseq_ms_pipeline.text import readable_words
-from fairseq_ms_pipeline.tokenise import tokenised
+from fairseq_ms_pipeline.text import byte_symbols, readable_words, undone
 from tests.preprocess.sample import DATASET, write_sample
 
 

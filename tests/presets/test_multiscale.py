@@ -1,16 +1,12 @@
 """Every preset of the multi-scale paper: its size, counted by hand."""
 
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
-from fairseq.models import MODEL_REGISTRY
 from hydra.core.config_store import ConfigStore
 
 from fairseq_ms.lm.registry import PRESETS
-from tests.helpers.hydra import by_arch
+from tests.helpers.hydra import by_arch, parameters
 
 PAPER = '"Multi-scale Transformer Language Models"'
 ARCHS = sorted(arch for arch, preset in PRESETS.items() if preset.recipe.source.endswith(PAPER))
@@ -54,32 +50,12 @@ def hand_count(arch: str) -> int:
     return total
 
 
-def words_of(arch: str) -> list[str]:
-    """As many symbols as the paper's dictionary."""
-    (dataset,) = (name for name in VOCABULARIES if f"_{name}_" in arch)
-    return ["w"] * VOCABULARIES[dataset]
-
-
-class _Words(list):
-    def pad(self) -> int:
-        return 1
-
-
-def build(cfg: Any, arch: str) -> torch.nn.Module:
-    """The model on no device at all: its parameters have shapes but no memory."""
-    words = _Words(words_of(arch))
-    task = SimpleNamespace(
-        source_dictionary=words, target_dictionary=words, args=SimpleNamespace(tokens_per_sample=512)
-    )
-    cfg.tokens_per_sample, cfg.max_target_positions, cfg.add_bos_token = POSITIONS, None, False
-    with torch.device("meta"):
-        return MODEL_REGISTRY[PRESETS[arch].model].build_model(cfg, task)
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_preset_has_as_many_parameters_as_counted_by_hand(arch: str) -> None:
-    model = build(by_arch(arch), arch)
-    assert sum(parameter.numel() for parameter in model.parameters()) == hand_count(arch)
+    cfg = by_arch(arch)
+    cfg.tokens_per_sample = POSITIONS
+    (dataset,) = (name for name in VOCABULARIES if f"_{name}_" in arch)
+    assert parameters(PRESETS[arch].model, cfg, VOCABULARIES[dataset]) == hand_count(arch)
 
 
 def test_the_hand_count_is_the_paper_s() -> None:
@@ -87,37 +63,26 @@ def test_the_hand_count_is_the_paper_s() -> None:
     assert hand_count("vanilla_lm_books_12") * 2 == pytest.approx(0.266e9, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("model", "row", "layers_by_scale"),
-    [
-        ("multiscale_topdown", "ccnews_5_5_6_6", "64x=5,16x=5,4x=6,1x=6"),
-        ("multiscale_topdown", "ccnews_5_5_9_9", "64x=5,16x=5,4x=9,1x=9"),
-        ("multiscale_topdown", "ccnews_2_4_8_12", "64x=2,16x=4,4x=8,1x=12"),
-        ("multiscale_topdown", "wt103_6_12", "4x=6,1x=12"),
-        ("multiscale_topdown", "wt103_5_10", "4x=5,1x=10"),
-        ("multiscale_bottomup", "wt103_5_10", "4x=5,1x=10"),
-        ("multiscale_topdown", "books_8_12", "4x=8,1x=12"),
-        ("multiscale_topdown", "books_4_8_12", "16x=4,4x=8,1x=12"),
-        ("multiscale_topdown", "books_2_4_8_12", "64x=2,16x=4,4x=8,1x=12"),
-        ("multiscale_topdown", "books_16_12_6_1", "64x=16,16x=12,4x=6,1x=1"),
-        ("multiscale_topdown", "books_10_10_8_5", "64x=10,16x=10,4x=8,1x=5"),
-        ("multiscale_topdown", "books_8_8_7_7", "64x=8,16x=8,4x=7,1x=7"),
-        ("multiscale_topdown", "books_7_7_8_8", "64x=7,16x=7,4x=8,1x=8"),
-        ("multiscale_topdown", "books_5_5_9_9", "64x=5,16x=5,4x=9,1x=9"),
-        ("multiscale_topdown", "books_3_3_10_10", "64x=3,16x=3,4x=10,1x=10"),
-        ("multiscale_topdown", "books_2_2_11_11", "64x=2,16x=2,4x=11,1x=11"),
-        ("multiscale_topdown", "books_1_1_12_12", "64x=1,16x=1,4x=12,1x=12"),
-        ("multiscale_topdown", "books_conv_7_7_8_8", "64x=7,16x=7,4x=8,1x=8"),
-        ("multiscale_topdown", "books_max_7_7_8_8", "64x=7,16x=7,4x=8,1x=8"),
-        ("multiscale_bottomup", "books_8_9_9", "16x=8,4x=9,1x=9"),
-        ("multiscale_bottomup", "books_7_8_8", "16x=7,4x=8,1x=8"),
+# Layers by scale, coarse to fine, and what else a row says.
+ROWS = {
+    "multiscale_topdown_ccnews": ["5_5_6_6", "5_5_9_9", "2_4_8_12"],
+    "multiscale_topdown_wt103": ["6_12", "5_10"],
+    "multiscale_bottomup_wt103": ["5_10"],
+    "multiscale_topdown_books": [
+        *("8_12", "4_8_12", "2_4_8_12", "16_12_6_1", "10_10_8_5", "8_8_7_7", "7_7_8_8", "5_5_9_9", "3_3_10_10"),
+        *("2_2_11_11", "1_1_12_12", "conv_7_7_8_8", "max_7_7_8_8"),
     ],
-)
-def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(model: str, row: str, layers_by_scale: str) -> None:
-    cfg = by_arch(f"{model}_{row}")
-    assert cfg.scale_layers == layers_by_scale
-    assert cfg.downsampler == ("conv" if "conv" in row else "max" if "max" in row else "avg")
-    assert cfg.decoder_embed_dim == (1024 if "ccnews" in row else 768)
+    "multiscale_bottomup_books": ["8_9_9", "7_8_8"],
+}
+
+
+@pytest.mark.parametrize("arch", [f"{model}_{row}" for model, rows in ROWS.items() for row in rows])
+def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(arch: str) -> None:
+    cfg = by_arch(arch)
+    layers = re.findall(r"_(\d+)(?=_|$)", arch)
+    assert cfg.scale_layers == ",".join(f"{4**scale}x={n}" for scale, n in zip(range(len(layers) - 1, -1, -1), layers))
+    assert cfg.downsampler == ("conv" if "conv" in arch else "max" if "max" in arch else "avg")
+    assert cfg.decoder_embed_dim == (1024 if "ccnews" in arch else 768)
 
 
 def test_the_sizes_that_text_and_figure_3_name_are_presets() -> None:

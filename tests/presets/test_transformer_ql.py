@@ -4,18 +4,16 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fairseq.data import data_utils, indexed_dataset
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.models import MODEL_REGISTRY
 
 from fairseq_ms.lm.registry import PRESETS
-from tests.helpers.hydra import by_arch, by_hydra
+from tests.helpers.hydra import by_arch, by_hydra, parameters
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "user_dir_examples" / "transformer_ql"
 MODELS = ("transformer_xl", "compressive_transformer", "transformer_ql")
@@ -43,25 +41,8 @@ LENGTHS = {
 }
 
 
-class _Words(list):
-    def pad(self) -> int:
-        return 1
-
-
 def dataset_of(arch: str) -> str:
     return next(name for name in VOCABULARIES if arch.removesuffix("_ms").split("_d")[0].endswith(f"_{name}"))
-
-
-def parameters(cfg: Any, arch: str) -> int:
-    """Of the model on no device at all."""
-    words = _Words(["w"] * VOCABULARIES[dataset_of(arch)])
-    args = SimpleNamespace(tokens_per_sample=LENGTHS[arch][0])
-    cfg.add_bos_token = False
-    with torch.device("meta"):
-        model = MODEL_REGISTRY[PRESETS[arch].model].build_model(
-            cfg, SimpleNamespace(source_dictionary=words, target_dictionary=words, args=args)
-        )
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def hand_count(arch: str) -> int:
@@ -107,23 +88,21 @@ def test_a_preset_is_what_appendix_e_says(arch: str) -> None:
         assert (cfg.scale_layers, cfg.output_layers, cfg.droppath, cfg.compression) == ("1x=3,2x=3", 2, 0.3, "max")
     if arch.startswith("compressive"):
         assert (cfg.compression_rate, cfg.reconstruction_loss_weight) == (2, 0.01)
-    assert parameters(cfg, arch) == hand_count(arch)
+    assert parameters(PRESETS[arch].model, cfg, VOCABULARIES[dataset_of(arch)]) == hand_count(arch)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_the_hydra_file_has_the_segment_length_of_the_preset(arch: str) -> None:
-    assert by_hydra(arch).task.tokens_per_sample == by_arch(arch).tokens_per_sample
+def run(command: Sequence[object], folder: Path, answer: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A script for which all commands of fairseq are one of the shell's, in this folder."""
+    for name in ("fairseq-train", "fairseq-eval-lm", "fairseq-ms"):
+        (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (folder / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **more}
+    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
 
 
 def run_script(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A script with commands of fairseq that print what they are given."""
-    for command in ("fairseq-train", "fairseq-eval-lm", "fairseq-ms"):
-        (folder / command).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-        (folder / command).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.run(
-        [str(EXAMPLES / name), *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    return run([EXAMPLES / name, *arguments], folder, 'printf "%s\\n" "$@"')
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -133,7 +112,7 @@ def test_the_training_script_says_what_the_hydra_file_says(arch: str, tmp_path: 
     flags = dict(itertools.pairwise(given))
     assert flags["--arch"] == arch
     assert flags["--task"] == cfg.task._name
-    assert int(flags["--tokens-per-sample"]) == cfg.task.tokens_per_sample
+    assert int(flags["--tokens-per-sample"]) == cfg.task.tokens_per_sample == LENGTHS[arch][0]
     assert int(flags["--batch-size"]) == cfg.dataset.batch_size
     assert flags["--criterion"] == cfg.criterion._name
     # fairseq's default, unless fairseq refuses it.
@@ -170,12 +149,9 @@ def test_the_evaluation_script_sets_the_lengths(tmp_path: Path) -> None:
 def test_the_improvement_is_computed_as_in_tables_2_and_3(
     ql: str, xl: str, improvement: str, relative: str, tmp_path: Path
 ) -> None:
-    run_script("evaluate.sh", tmp_path, "c.pt", "data-bin", "16", "16")
-    answer = f'#!/bin/sh\ncase "$*" in *ql.pt*) echo "Perplexity: {ql}" ;; *) echo "Perplexity: {xl}" ;; esac\n'
-    (tmp_path / "fairseq-eval-lm").write_text(answer)
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    command = [str(EXAMPLES / "improvement.sh"), "xl.pt", "ql.pt", "data-bin", "16", "16", "--cpu"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    answer = f'case "$*" in *ql.pt*) echo "Perplexity: {ql}" ;; *) echo "Perplexity: {xl}" ;; esac'
+    command = [EXAMPLES / "improvement.sh", "xl.pt", "ql.pt", "data-bin", "16", "16", "--cpu"]
+    done = run(command, tmp_path, answer)
     assert done.stdout.splitlines()[-1] == f"| 16/16 | {ql} | {xl} | {improvement} | {relative} |"
 
 
@@ -188,8 +164,7 @@ def test_a_script_that_is_called_wrongly_says_how(arguments: tuple[str, ...], tm
 
 
 # Says what it was asked for and how often it was called, as fairseq's log does.
-TRAINING = """#!/bin/sh
-printf '%s\\n' "$*" >> "$CALLS"
+TRAINING = """printf '%s\\n' "$*" >> "$CALLS"
 echo 'x | INFO | valid | {"epoch": 1, "valid_ppl": "90.5", "valid_num_updates": "10"}'
 echo 'x | INFO | valid | {"epoch": 2, "valid_ppl": "98.25", "valid_num_updates": "20"}'
 echo "done training in 1.0 seconds"
@@ -205,13 +180,9 @@ def test_both_regimes_are_compared_seed_by_seed_and_trained_once(tmp_path: Path)
         for _ in range(900):
             builder.add_item(torch.tensor([4, 5] * 25 + [2]))
         builder.finalize(str(data / f"{split}.idx"))
-    (tmp_path / "fairseq-train").write_text(TRAINING, encoding="utf-8")
-    (tmp_path / "fairseq-train").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "CALLS": str(calls)}
-    environment["PYTHONPATH"] = str(EXAMPLES.parents[1])
-    command = [sys.executable, str(EXAMPLES / "regimes.py"), str(data), str(tmp_path / "out"), "--seeds", "4", "5"]
+    command = [sys.executable, EXAMPLES / "regimes.py", data, tmp_path / "out", "--seeds", "4", "5"]
     for _ in range(2):
-        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        printed = run(command, tmp_path, TRAINING, CALLS=str(calls), PYTHONPATH=str(EXAMPLES.parents[1])).stdout
         rows = [line for line in printed.splitlines() if "Transformer-" in line]
         assert rows[:2] == ["| Transformer-XL | 4 | 98.2 |", "| Transformer-QL | 4 | 98.2 |"]
         assert rows[-1] == "| Transformer-QL | 5 | 90.5 | 98.2 |"

@@ -95,7 +95,7 @@ def decode(weights: Weights, flags: Flags, read: Sequence[int], context: Vector)
             linear(within(decoder, "project_token"), token) + above + decoder["places.weight"][place]
             for place, token in enumerate(embedded)
         ]
-        local = {**flags, "decoder_attention_heads": flags["local_attention_heads"]}
+        local = {**flags, "decoder_attention_heads": flags["local_attention_heads"], "positions": "learned"}
         state = transformer(within(decoder, "stack"), states, flags["local_layers"], local)[-1]
     return linear(within(weights, "project"), state)
 

@@ -12,8 +12,8 @@ from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
+from fairseq_ms.analysis import perplexity
 from fairseq_ms.analysis.config import config_text
-from fairseq_ms.analysis.perplexity import renormalise
 from fairseq_ms.data.random_offsets import at_random_offset
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.registry import CONFIGS
@@ -155,6 +155,6 @@ def test_a_model_trained_so_is_evaluated_with_context_like_any_other(data: Path,
     found = []
     for name in (OURS, "language_modeling"):
         path = write_checkpoint(tmp_path / name / "model.pt", data, "vanilla_lm", *flags, task=name)
-        scored = renormalise.evaluate(str(path), None, None, None, None, ["--gen-subset", "valid", "--cpu"])
+        scored = perplexity.evaluate(perplexity.load(str(path), cpu=True), "valid")
         found.append((scored.window, scored.context))
     assert found == [(6, 3), (6, 3)]

@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 
 import corpora
-from fairseq_ms.analysis.plot import training_log
+from fairseq_ms.analysis.plot import curves
 from runs import PARTS, RUNS, Run
 
 EXAMPLES = Path(__file__).resolve().parents[1]
@@ -98,8 +98,8 @@ class Driver:
             self._run(command, folder, log)
         best = folder / "checkpoint_best.pt"
         tests = {column: self._test(job, lengths, best) for column, lengths in job.run.columns}
-        points = training_log.read(log, "valid")
-        earlier = training_log.read(self._earlier(job) / "train.log", "train")[-1].hours if job.run.after else 0.0
+        points = curves.read(log, "valid")
+        earlier = curves.read(self._earlier(job) / "train.log", "train")[-1].hours if job.run.after else 0.0
         record = {
             "job": job.name,
             "title": job.run.title,

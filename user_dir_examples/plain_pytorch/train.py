@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from tqdm import tqdm
@@ -51,8 +50,8 @@ def batch_of(tokens: np.ndarray, rows: int, length: int, step: int, rank: int, r
     return [torch.from_numpy(windows[:, :-1]), torch.from_numpy(windows[:, 1:])]
 
 
-def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict:
-    weights, moments = get_state_dict(model, optimizer)
+def state_of(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], step: int) -> dict:
+    weights, moments = get_state_dict(model, optimizers)
     return {"model": weights, "optimizer": moments, "step": torch.tensor(step)}
 
 
@@ -63,6 +62,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"(default: {default})")
+    parser.add_argument("--muon-lr", type=float, help="train matrices of layers by Muon (torch 2.9) at this rate")
     parser.add_argument("--out", type=Path, default=Path("runs/plain"), help="folder (default: runs/plain)")
     args = parser.parse_args()
     ranks, cuda = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.is_available()
@@ -82,28 +82,31 @@ def main() -> None:
         raise SystemExit(f"--set must be FIELD=JSON of a {args.model}Config: {error}") from None
     if ranks > 1:
         register_fsdp_forward_method(fully_shard(model), "loss")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    if (saved := state_of(model, optimizer, 0)) and checkpoint.is_dir():
+    matrices, others = core.matrices_and_others(model) if args.muon_lr else ([], list(model.parameters()))
+    optimizers: list = [torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)]
+    optimizers += [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)] if matrices else []
+    if (saved := state_of(model, optimizers, 0)) and checkpoint.is_dir():
         try:
             dcp.load(saved, checkpoint_id=checkpoint)
-        except CheckpointException:
+        except dcp.CheckpointException:
             raise SystemExit(f"--out must be a new folder: {checkpoint} is of another model or other sizes") from None
-        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+        set_state_dict(model, optimizers, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     done = int(saved["step"])
     for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
         rate = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        optimizer.param_groups[0]["lr"] = args.lr * rate
         loss = model.loss(*(part.to(device) for part in batch_of(tokens, args.rows, args.length, step, rank, ranks)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * rate
+            optimizer.step()
+            optimizer.zero_grad()
         mean = loss.detach() / ranks
         if ranks > 1:
             dist.all_reduce(mean)
         bar.set_postfix(loss=f"{float(mean):.4f}")
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            dcp.save(state_of(model, optimizer, step + 1), checkpoint_id=args.out / "unfinished")
+            dcp.save(state_of(model, optimizers, step + 1), checkpoint_id=args.out / "unfinished")
             if rank == 0:
                 shutil.rmtree(checkpoint, ignore_errors=True)  # which stayed until this one was complete
                 (args.out / "unfinished").rename(checkpoint)

@@ -12,6 +12,28 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 TAKES_FAIRSEQ_FLAGS = True
+# What Transformer-QL's Tables 1, 3 and 5 print: a model, its n_s, n_m and n_cm, and the n_c beside it.
+PRINTED = (
+    ("Table 1", "transformer_xl", 4, 12, 0, 98),
+    ("Table 1", "compressive_transformer", 4, 6, 6, 146),
+    ("Table 1", "transformer_ql", 4, 12, 0, 138),
+    ("Table 1", "transformer_xl", 8, 24, 0, 196),
+    ("Table 1", "compressive_transformer", 8, 12, 12, 292),
+    ("Table 1", "transformer_ql", 8, 24, 0, 276),
+    ("Table 3", "transformer_xl", 8, 8, 0, 68),
+    ("Table 3", "transformer_ql", 8, 8, 0, 100),
+    ("Table 3", "transformer_xl", 16, 16, 0, 136),
+    ("Table 3", "transformer_ql", 16, 16, 0, 200),
+    ("Table 3", "transformer_xl", 2, 30, 0, 241),
+    ("Table 3", "transformer_ql", 2, 30, 0, 332),
+    ("Table 5", "transformer_ql", 16, 0, 0, 8),
+    ("Table 5", "transformer_ql", 32, 0, 0, 16),
+    ("Table 5", "transformer_ql", 64, 0, 0, 32),
+    ("Table 5", "transformer_ql", 128, 0, 0, 64),
+)
+LENGTHS = ("minimum", "maximum", "average")
+# Fewer dimensions than the paper's, which do not matter to what depends on what.
+NARROW = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +71,10 @@ def run(args: argparse.Namespace) -> int:
     found = {"formula": formula.by_formula(network)}
     if args.measure:
         found["measured"] = measured.measured(model)
-    rows = [[name, *context.as_dict().values()] for name, context in found.items()]
     print(f"tokens of context of an output, with segments of {network.segment_len} tokens")
-    print(report.format_table(["", "minimum", "maximum", "average"], rows))
+    print(report.format_table(["", *LENGTHS], [[name, *context] for name, context in found.items()]))
     if args.json:
-        results = {name: context.as_dict() for name, context in found.items()}
+        results = {name: context._asdict() for name, context in found.items()}
         report.write_json(args.json, {"command": args.command, "segment": network.segment_len, "results": results})
     return 0
 
@@ -85,17 +106,22 @@ def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguage
 
 def _paper(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis import report
-    from fairseq_ms.analysis.context_length import measured, paper
+    from fairseq_ms.analysis.context_length import formula, measured
 
     rows: list[list[object]] = []
-    for printed in paper.TABLES:
-        sizes = f"{printed.segment}/{printed.memory or '-'}/{printed.compressed or '-'}"
-        row = [printed.table, printed.arch, sizes, *paper.by_formula(printed).as_dict().values(), printed.context]
+    for table, arch, segment, memory, compressed, printed in PRINTED:
+        # Eight layers each; Transformer-QL's are three at 1x, three at 2x and two for the output.
+        if arch == "transformer_ql":
+            context = formula.transformer_ql(segment, memory, {1: 3, 2: 3}, 2)
+        else:
+            context = formula.compressive_transformer(segment, memory, compressed, 2, 8)
+        sizes = f"{segment}/{memory or '-'}/{compressed or '-'}"
+        rows.append([table, arch, sizes, *context, printed])
         if args.measure:
-            row.append(measured.measured(_untrained(paper.flags(printed))[0]).average)
-        rows.append(row)
-    header = ["", "model", "n_s/n_m/n_cm", "minimum", "maximum", "average", "printed"]
-    header += ["measured"] if args.measure else []
+            flags = ["--arch", arch, "--tokens-per-sample", str(segment), "--mem-len", str(memory), *NARROW]
+            flags += ["--compressed-mem-len", str(compressed)] if compressed else []
+            rows[-1].append(measured.measured(_untrained(flags)[0]).average)
+    header = ["", "model", "n_s/n_m/n_cm", *LENGTHS, "printed", *(["measured"] if args.measure else [])]
     print(report.format_table(header, rows))
     if args.json:
         report.write_json(args.json, {"command": args.command, "paper": [dict(zip(header, row)) for row in rows]})

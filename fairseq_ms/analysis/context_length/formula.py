@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
 
 
-@dataclass(frozen=True)
-class ContextLength:
+class ContextLength(NamedTuple):
     """Tokens before an output that it depends on: of a segment's first output, of its last, and the mean.
 
     Attributes:
@@ -25,9 +24,6 @@ class ContextLength:
     def of(cls, minimum: int, segment: int) -> ContextLength:
         """What the minimum and the length of a segment give."""
         return cls(minimum, minimum + segment, minimum + segment / 2)
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def transformer_xl(segment: int, memory: int, layers: int) -> ContextLength:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairseq_ms.analysis import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    import torch
     from fairseq.models import FairseqLanguageModel
     from omegaconf import DictConfig
-
-    from fairseq_ms.analysis.memory.layers import Sizes
-    from fairseq_ms.analysis.memory.rows import Row
 
 TAKES_FAIRSEQ_FLAGS = True
 BOOKCORPUS = 31300
@@ -35,13 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"symbols (default: {BOOKCORPUS}, BookCorpus, or as many as adaptive cutoffs need)",
     )
-    parser.add_argument("--no-measurement", action="store_true", help="do not run the model, print the formula alone")
+    parser.add_argument(
+        "--no-measurement",
+        action="store_true",
+        help="follow the shapes of a step without running it",
+    )
     parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
     parser.add_argument(
         "--accounting",
         choices=("ours", "paper"),
         default="ours",
-        help="of --fit: our layers, with weights, gradients and Adam, or the paper's, as in Table 8 (default: ours)",
+        help="of --fit: our step, with weights, gradients and Adam, or the paper's, as in Table 8 (default: ours)",
     )
     parser.add_argument(
         "--most-layers", type=arguments.positive, default=16, metavar="N", help="of --fit, at a scale (default: 16)"
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the footprint, and what was asked for beside it."""
+    """Print the footprint, or what was asked for in its place."""
     from fairseq_ms.analysis import report
     from fairseq_ms.errors import UsageError
 
@@ -74,134 +75,134 @@ def run(args: argparse.Namespace) -> int:
     arguments.quieten()
     if args.paper and args.fairseq_flags:
         raise UsageError(f"--paper prints the paper's models alone: {args.fairseq_flags[0]} must not be given with it")
+    if args.path and args.fairseq_flags:
+        raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
     if args.paper:
         return _paper(args)
     if args.fit is not None and not 0 < args.fit < float("inf"):
         raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
     if args.fit is not None and args.sweep:
         raise UsageError("--fit and --sweep must not be given together: got both")
-    if args.path and args.fairseq_flags:
-        raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
+    if args.fit is not None and args.png:
+        raise UsageError("--png must not be given with --fit, which has no figure: got both")
     if args.data and not args.path:
         raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
-    cfg, vocabulary, build = _model(args)
-    if args.fit is not None:
-        return _fit(args, cfg, vocabulary)
-    if args.sweep:
-        return _sweep(args, cfg)
-    return _footprint(args, cfg, vocabulary, build)
+    return (_fit if args.fit is not None else _sweep if args.sweep else _footprint)(args, _asked(args))
 
 
-def _model(args: argparse.Namespace) -> tuple[DictConfig, int, Callable[[], FairseqLanguageModel]]:
-    """Configuration, number of symbols, and how to get the model itself."""
-    from fairseq_ms.analysis import checkpoints, untrained
-    from fairseq_ms.lm.vocabulary import enough_symbols
+class _Asked(NamedTuple):
+    """Whose memory it is, and of which step: a model that is loaded, or None for one that is yet to be built."""
 
-    if args.path:
-        loaded = checkpoints.load(args.path, args.data, args.cpu)
-        return loaded.cfg, len(loaded.dictionary), lambda: loaded.model
-    cfg = untrained.parse(args.fairseq_flags)
-    vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
-    untrained.build_model(cfg, vocabulary, on_meta=True)
-    return cfg, vocabulary, lambda: untrained.build_model(cfg, vocabulary)
+    cfg: DictConfig
+    vocabulary: int
+    loaded: FairseqLanguageModel | None
+    batch: int
+    tokens: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def model(self) -> FairseqLanguageModel:
+        """The model, in the precision that it is trained in."""
+        from fairseq_ms.analysis import untrained
+
+        if self.loaded is not None:
+            return self.loaded.to(self.dtype)
+        return untrained.build_model(self.cfg, self.vocabulary, device=self.device, dtype=self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.cfg.model._name}: {self.batch} x {self.tokens} tokens"
 
 
-def _sizes(args: argparse.Namespace, cfg: DictConfig, vocabulary: int, batch: int) -> Sizes:
+def _asked(args: argparse.Namespace) -> _Asked:
     import torch
 
-    from fairseq_ms.analysis.memory import layers
+    from fairseq_ms.analysis import checkpoints, training_step, untrained
+    from fairseq_ms.lm.vocabulary import enough_symbols
 
-    half = cfg.common.fp16 or cfg.common.bf16
-    on_cpu = args.cpu or not torch.cuda.is_available()
-    # The symbol that --add-bos-token puts before every row is computed, and kept, like any other.
-    tokens = cfg.task.tokens_per_sample + int(cfg.task.add_bos_token)
-    return layers.sizes_of(cfg.model, batch, tokens, vocabulary, 2 if half else 4, on_cpu)
+    loaded = None
+    if args.path:
+        checkpoint = checkpoints.load(args.path, args.data, args.cpu)
+        cfg, vocabulary = checkpoint.cfg, len(checkpoint.dictionary)
+        loaded = None if args.no_measurement else checkpoint.model
+    else:
+        cfg = untrained.parse(args.fairseq_flags)
+        vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
+        untrained.build_model(cfg, vocabulary, on_meta=True)
+    device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
+    dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
+    return _Asked(cfg, vocabulary, loaded, args.batch_size or 1, training_step.tokens_of(cfg), device, dtype)
 
 
 def _paper(args: argparse.Namespace) -> int:
     from fairseq_ms.analysis import report
-    from fairseq_ms.analysis.memory import paper
-    from fairseq_ms.analysis.memory import rows as tables
+    from fairseq_ms.analysis.memory import paper, table
 
     blocks = paper.table_8()
-    for title, rows, weights in blocks:
+    for title, parts, weights in blocks:
         print(f"{title} (paper's way of counting, batch 64, half precision)")
-        if weights is None:
-            print(tables.format_rows(rows, total=False))
-        else:
-            print(tables.format_rows(rows, [("model", weights)]))
+        print(table.format_parts(parts, {} if weights is None else {"model": weights}, with_total=weights is not None))
     if args.json:
         content = [
-            {"title": title, "rows": tables.as_json(rows), "weights": weights} for title, rows, weights in blocks
+            {"title": title, "rows": table.as_json(parts), "weights": weights} for title, parts, weights in blocks
         ]
         report.write_json(args.json, {"command": args.command, "paper": content})
     if args.png:
-        bars = [(f"{title.split(',')[0]}\n{row.scale}x", row) for title, rows, _ in blocks[1:] for row in rows]
-        report.write_png(args.png, lambda figure: tables.draw(figure, bars), width=9)
+        bars = {f"{title.split(',')[0]} {part}": parts[part] for title, parts, _ in blocks[1:] for part in parts}
+        report.write_png(args.png, lambda figure: table.draw(figure, bars), width=9)
     return 0
 
 
-def _footprint(
-    args: argparse.Namespace, cfg: DictConfig, vocabulary: int, build: Callable[[], FairseqLanguageModel]
-) -> int:
-    import torch
-
+def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
     from fairseq_ms.analysis import report, training_step
-    from fairseq_ms.analysis.memory import formula
-    from fairseq_ms.analysis.memory import rows as tables
+    from fairseq_ms.analysis.memory import table
     from fairseq_ms.errors import UsageError
 
-    batch = args.batch_size or 1
-    sizes = _sizes(args, cfg, vocabulary, batch)
-    result: dict[str, object] = {"batch": batch, "tokens": sizes.tokens, "vocabulary": vocabulary}
-    rows: list[Row] = []
-    print(f"{cfg.model._name}: {batch} x {sizes.tokens} tokens, {vocabulary} symbols, {sizes.element} bytes a number")
-    try:
-        rows = formula.rows_of(cfg.model, sizes)
-    except UsageError as why:
-        print(f"no breakdown: {why}")
-    kept = sum(row.kept for row in rows)
-    if rows:
-        weights = training_step.weight_bytes(formula.parameters(cfg, vocabulary), sizes.element)
-        print(tables.format_rows(rows, list(weights.items())))
-        result |= {"rows": tables.as_json(rows), "kept": kept, "weights": weights}
+    batch, tokens = asked.batch, asked.tokens
+    print(f"{asked}, {asked.vocabulary} symbols, {asked.dtype.itemsize} bytes a number")
+    result: dict[str, object] = {"batch": batch, "tokens": tokens, "vocabulary": asked.vocabulary}
+    parts: table.Parts = {}
+    with training_step.ShapesAlone() if args.no_measurement else nullcontext():
+        model = asked.model()
+        try:
+            parts = training_step.step_parts(model, batch, tokens)
+        except UsageError as why:
+            print(f"no breakdown: {why}")
+        weights = training_step.weight_bytes(model)
+    kept = table.total(parts)
+    gradient = training_step.logits_gradient(model, batch, tokens)
+    print(table.format_parts(parts, {"gradient of logits": gradient, **weights}))
+    result |= {"gradient_of_logits": gradient, "weights": weights}
+    if parts:
+        result |= {"rows": table.as_json(parts), "kept": kept}
     if not args.no_measurement:
-        model = build()
-        if torch.cuda.is_available() and not args.cpu:
-            model = model.cuda()
-        model = model.half() if cfg.common.fp16 else model.bfloat16() if cfg.common.bf16 else model
-        measured = training_step.step_bytes(model, batch, sizes.tokens)
-        a_target = measured / (batch * sizes.tokens)
-        result |= {"measured": measured, "measured_per_target": a_target}
-        print(f"kept for backward, measured: {measured / tables.GB:.4f} GB, {a_target / 1e3:.1f} kB a scored target")
-        if rows:
-            print(f"kept for backward, formula:  {kept / tables.GB:.4f} GB, {kept / measured:.3f} of it")
-        peak = training_step.cuda_peak(model, batch, sizes.tokens)
+        result |= {"measured": kept, "measured_per_target": kept / (batch * tokens)}
+        a_target = f"{kept / (batch * tokens) / 1e3:.1f} kB a scored target"
+        print(f"kept for backward, measured: {kept / table.GB:.4f} GB, {a_target}")
+        peak = training_step.cuda_peak(model, batch, tokens)
         if peak is not None:
             result["max_memory_allocated"] = peak
-            print(f"torch.cuda.max_memory_allocated: {peak / tables.GB:.4f} GB")
+            print(f"torch.cuda.max_memory_allocated: {peak / table.GB:.4f} GB")
     if args.json:
-        report.write_json(args.json, {"command": args.command, "arch": str(cfg.model._name), **result})
+        report.write_json(args.json, {"command": args.command, "arch": str(asked.cfg.model._name), **result})
     if args.png:
-        if not rows:
-            raise UsageError(f"--png draws the breakdown, and there is none for {cfg.model._name}")
-        bars = [(f"{row.scale}x", row) for row in rows]
-        report.write_png(args.png, lambda figure: tables.draw(figure, bars))
+        if not parts:
+            raise UsageError(f"--png draws the breakdown, and there is none for {asked.cfg.model._name}")
+        report.write_png(args.png, lambda figure: table.draw(figure, parts), width=9)
     return 0
 
 
-def _fit(args: argparse.Namespace, cfg: DictConfig, vocabulary: int) -> int:
+def _fit(args: argparse.Namespace, asked: _Asked) -> int:
     from fairseq_ms.analysis import report
-    from fairseq_ms.analysis.memory import allocation, formula
-    from fairseq_ms.errors import UsageError
+    from fairseq_ms.analysis.memory import fit
 
-    if args.png:
-        raise UsageError("--png must not be given with --fit, which has no figure: got both")
-    sizes = _sizes(args, cfg, vocabulary, args.batch_size or 1)
-    footprint, scales = formula.footprint(cfg, sizes, args.accounting)
-    found = allocation.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.top)
+    def footprint(layers: fit.Layers) -> float:
+        if args.accounting == "paper":
+            return fit.paper_bytes(asked.cfg, layers, asked.batch, asked.vocabulary)
+        return fit.step_bytes(asked.cfg, layers, asked.batch, asked.vocabulary, asked.device, asked.dtype)
+
+    found = fit.fit(footprint, fit.scales_of(asked.cfg), args.fit * 2**30, args.most_layers, args.top)
+    print(f"{asked}: allocations in {args.fit:g} GiB, best first")
     rows = [[rank, str(best), best.bytes / 2**30] for rank, best in enumerate(found, 1)]
-    print(f"{cfg.model._name}, {sizes.batch} x {sizes.tokens} tokens: allocations in {args.fit:g} GiB, best first")
     print(report.format_table(["rank", "layers", "GiB"], rows))
     if args.json:
         allocations = [{"layers": best.layers, "bytes": best.bytes} for best in found]
@@ -209,21 +210,22 @@ def _fit(args: argparse.Namespace, cfg: DictConfig, vocabulary: int) -> int:
     return 0
 
 
-def _sweep(args: argparse.Namespace, cfg: DictConfig) -> int:
-    from fairseq_ms.analysis import report
-    from fairseq_ms.analysis.memory import formula, sweep
+def _sweep(args: argparse.Namespace, asked: _Asked) -> int:
+    from fairseq_ms.analysis import report, untrained
+    from fairseq_ms.analysis.memory import sweep
+    from fairseq_ms.errors import UsageError
 
-    sizes = _sizes(args, cfg, 0, args.batch_size or 1)
-    formula.require_full_attention(cfg.model)
-    points = sweep.sweep(cfg.model, sizes, args.sweep, args.cpu)
+    full = ("vanilla_lm", "multiscale_topdown", "multiscale_bottomup")
+    if untrained.architecture(asked.cfg.model) not in full or getattr(asked.cfg.model, "scale_windows", None):
+        raise UsageError(f"--sweep needs layers of full attention, which {asked.cfg.model._name} does not have")
+    points = sweep.sweep(asked.cfg.model, asked.batch, args.sweep, asked.device)
     rows = [
-        [point["tokens"], f"{point['scale']}x", point["formula"] / 1e6, point["measured"] / 1e6, point["seconds"] * 1e3]
-        for point in points
+        [point["tokens"], f"{point['scale']}x", point["measured"] / 1e6, point["seconds"] * 1e3] for point in points
     ]
-    print(f"one layer of {cfg.model._name}, {sizes.batch} samples")
-    print(report.format_table(["tokens", "scale", "formula (MB)", "measured (MB)", "forward (ms)"], rows))
+    print(f"one layer of {asked.cfg.model._name}, {asked.batch} samples")
+    print(report.format_table(["tokens", "scale", "kept (MB)", "forward (ms)"], rows))
     if args.json:
-        report.write_json(args.json, {"command": args.command, "batch": sizes.batch, "sweep": points})
+        report.write_json(args.json, {"command": args.command, "batch": asked.batch, "sweep": points})
     if args.png:
         report.write_png(args.png, lambda figure: sweep.draw(figure, points), width=9)
     return 0

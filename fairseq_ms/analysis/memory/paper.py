@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fairseq_ms.analysis.memory.rows import Row
+from fairseq_ms.analysis.memory.table import Parts
 
 _HALF = 2
 
@@ -41,70 +41,60 @@ class Shape:
 
 def _layers(shape: Shape, scale: int, layers: int, tokens: int, pointwise: int, unnamed: int) -> dict[str, float]:
     unit, positions = shape.unit(scale, tokens), tokens / scale
-    return {
-        "projections": 3 * unit * layers,
-        "scores": 2 * shape.batch * positions**2 * _HALF * layers,
-        "context": 2 * unit * layers,
-        "feed_forward": (2 * unit + 2 * unit / shape.dim * shape.ffn_dim) * layers,
-        "pointwise": pointwise * unit * layers,
-        "unnamed": unnamed * unit * layers,
+    one = {
+        "Q,K,V": 3 * unit,
+        "QK^T": 2 * shape.batch * positions**2 * _HALF,
+        "softmax V": 2 * unit,
+        "FFN": 2 * unit + 2 * unit / shape.dim * shape.ffn_dim,
+        "LN/drop/res": pointwise * unit,
+        "unnamed": unnamed * unit,
     }
+    return {purpose: layers * value for purpose, value in one.items()}
 
 
-def lone_layer(shape: Shape, scale: int) -> Row:
-    """A single layer at a scale: the first block of Table 8."""
-    return Row(scale, 1, **_layers(shape, scale, 1, shape.tokens, pointwise=10, unnamed=0))
+def lone_layers(shape: Shape) -> Parts:
+    """A single layer at each scale: the first block of Table 8."""
+    return {f"{scale}x": _layers(shape, scale, 1, shape.tokens, pointwise=10, unnamed=0) for scale in (1, 4, 16, 64)}
 
 
-def _in_model(shape: Shape, scale: int, layers: int, tokens: int, hierarchy: float) -> Row:
-    ends = {}
-    if scale == 1:
-        logits = shape.batch * tokens * shape.vocabulary * _HALF
-        ends = {"embeddings": shape.unit(1), "output": logits, "gradient": logits}
-    inside = _layers(shape, scale, layers, tokens, pointwise=11, unnamed=1)
-    return Row(scale, layers, hierarchy=hierarchy, **inside, **ends)
+def _in_model(shape: Shape, layers: Mapping[int, int], tokens: int, hierarchy: Mapping[int, float]) -> Parts:
+    """The scales of a model, finest first."""
+    parts = {}
+    for scale in sorted(layers):
+        parts[f"{scale}x"] = _layers(shape, scale, layers[scale], tokens, pointwise=11, unnamed=1)
+        if scale == 1:
+            logits = shape.batch * tokens * shape.vocabulary * _HALF
+            parts["1x"] |= {"Emb": shape.unit(1), "output": logits, "out. grad": logits}
+        parts[f"{scale}x"]["hierarchy"] = hierarchy.get(scale, 0.0)
+    return parts
 
 
-def vanilla(shape: Shape, layers: int) -> list[Row]:
+def vanilla(shape: Shape, layers: Mapping[int, int]) -> Parts:
     """The second block of Table 8."""
-    return [_in_model(shape, 1, layers, shape.tokens, 0.0)]
+    return _in_model(shape, layers, shape.tokens, {})
 
 
-def top_down(shape: Shape, layers: Mapping[int, int]) -> list[Row]:
-    """The third block of Table 8, finest scale first; the model predicts T minus its coarsest scale tokens.
+def top_down(shape: Shape, layers: Mapping[int, int]) -> Parts:
+    """The third block of Table 8; the model predicts T minus its coarsest scale tokens.
 
     Joining with the coarser scale takes 7 u, and upsampling for the finer one 9 u, of the scale it happens at.
     """
-    scales = sorted(layers)
-    tokens = shape.tokens - scales[-1]
-    return [
-        _in_model(
-            shape,
-            scale,
-            layers[scale],
-            tokens,
-            (7 * (scale < scales[-1]) + 9 * (scale > scales[0])) * shape.unit(scale, tokens),
-        )
-        for scale in scales
-    ]
+    finest, coarsest = min(layers), max(layers)
+    tokens = shape.tokens - coarsest
+    units = {scale: 7 * (scale < coarsest) + 9 * (scale > finest) for scale in layers}
+    return _in_model(shape, layers, tokens, {scale: n * shape.unit(scale, tokens) for scale, n in units.items()})
 
 
-def bottom_up(shape: Shape, layers: Mapping[int, int]) -> list[Row]:
-    """The fourth block of Table 8, finest scale first.
+def bottom_up(shape: Shape, layers: Mapping[int, int]) -> Parts:
+    """The fourth block of Table 8.
 
     A coarse scale pools into 1 u. The aggregation at 1x is an attention whose queries are tokens and whose
     keys are the blocks of all coarse scales, with the norms, dropout and residuals of a layer.
     """
-    scales = sorted(layers)
-    coarse = [scale for scale in scales if scale > 1]
-    unit = shape.unit(1)
-    keys_and_values = sum(2 * shape.unit(scale) for scale in coarse)
-    scores = sum(2 * shape.batch * shape.tokens * shape.tokens / scale * _HALF for scale in coarse)
-    aggregation = unit + keys_and_values + scores + 2 * unit + 10 * unit
-    return [
-        _in_model(shape, scale, layers[scale], shape.tokens, aggregation if scale == 1 else shape.unit(scale))
-        for scale in scales
-    ]
+    hierarchy = {scale: shape.unit(scale) for scale in layers if scale > 1}
+    scores = sum(2 * shape.batch * shape.tokens * shape.tokens / scale * _HALF for scale in hierarchy)
+    hierarchy[1] = (1 + 2 + 10) * shape.unit(1) + 2 * sum(hierarchy.values()) + scores
+    return _in_model(shape, layers, shape.tokens, hierarchy)
 
 
 def weights(shape: Shape, layers: int, attentions: int = 0) -> float:
@@ -114,12 +104,12 @@ def weights(shape: Shape, layers: int, attentions: int = 0) -> float:
     return _HALF * (2 * shape.vocabulary * shape.dim + layers * layer + attentions * attention)
 
 
-def table_8() -> list[tuple[str, list[Row], float | None]]:
-    """(title, rows, bytes of weights) of the four blocks, with the paper's sizes."""
+def table_8() -> list[tuple[str, Parts, float | None]]:
+    """(title, scales, bytes of weights) of the four blocks, with the paper's sizes."""
     shape = Shape()
     return [
-        ("a single layer", [lone_layer(shape, scale) for scale in (1, 4, 16, 64)], None),
-        ("vanilla, 12 layers", vanilla(shape, 12), weights(shape, 12)),
+        ("a single layer", lone_layers(shape), None),
+        ("vanilla, 12 layers", vanilla(shape, {1: 12}), weights(shape, 12)),
         ("top-down, 30 layers", top_down(shape, {1: 8, 4: 8, 16: 7, 64: 7}), weights(shape, 30)),
         ("bottom-up, 23 layers", bottom_up(shape, {1: 8, 4: 8, 16: 7}), weights(shape, 23, attentions=1)),
     ]

@@ -11,7 +11,6 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 
 from fairseq_ms.analysis import report, training_step
-from fairseq_ms.analysis.memory.layers import Sizes, full_layers
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.layers import LayerConfig, TransformerLayer
 from fairseq_ms.lm.config import layer_settings
@@ -23,41 +22,30 @@ SCALES = (1, 4, 16, 64)
 
 
 class Point(TypedDict):
-    """One layer at a scale of a text: bytes kept, by formula and measured, and the time of its forward pass."""
+    """One layer at a scale of a text: bytes that it keeps, and the time of its forward pass."""
 
     tokens: int
     scale: int
-    formula: float
     measured: int
     seconds: float
 
 
-def sweep(cfg: FairseqDataclass, sizes: Sizes, lengths: Sequence[int], cpu: bool = False) -> list[Point]:
-    """Bytes that one layer keeps, by formula and measured, and its forward time, by length and scale."""
-    layer = TransformerLayer(LayerConfig(**layer_settings(cfg))).train()
-    if torch.cuda.is_available() and not cpu:
-        layer.cuda()
-    device = next(layer.parameters()).device
+def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: torch.device) -> list[Point]:
+    """Bytes that one layer of full attention keeps and its forward time, by length and scale."""
+    settings = replace(LayerConfig(**layer_settings(cfg)), checkpoint=False)
+    layer = TransformerLayer(settings).train().to(device)
     points: list[Point] = []
     for length in lengths:
         for scale in SCALES:
-            positions = max(1, length // scale)
-            x = torch.randn(sizes.batch, positions, sizes.dim, device=device, requires_grad=True)
-            kept = full_layers(replace(sizes, checkpoint=False), scale, 1, positions)
-            points.append(
-                {
-                    "tokens": length,
-                    "scale": scale,
-                    "formula": sum(kept.values()),
-                    "measured": saved_bytes(partial(layer, x), layer),
-                    "seconds": training_step.forward_seconds(layer, x),
-                }
-            )
+            x = torch.randn(batch, max(1, length // scale), settings.dim, device=device, requires_grad=True)
+            forward = partial(layer, x)
+            kept, seconds = saved_bytes(forward, layer), training_step.shortest(forward, device, repeats=5)
+            points.append({"tokens": length, "scale": scale, "measured": kept, "seconds": seconds})
     return points
 
 
 def draw(figure: Figure, points: Sequence[Point]) -> None:
-    """Measured memory on the left, forward time on the right, one line a scale."""
+    """Memory on the left, forward time on the right, one line a scale."""
     memory, time = figure.subplots(1, 2)
     for index, scale in enumerate(SCALES):
         own = [point for point in points if point["scale"] == scale]

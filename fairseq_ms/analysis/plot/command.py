@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq_ms.analysis import arguments
+from fairseq_ms.analysis import arguments, report
+from fairseq_ms.analysis.flags import add_counts
+from fairseq_ms.errors import UsageError
 
 TAKES_FAIRSEQ_FLAGS = True
 
@@ -18,10 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         usage="fairseq-ms plot attention --arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] --png FILE [OPTIONS]",
         allow_abbrev=False,
     )
-    attention.add_argument(
-        "--length", type=arguments.positive, default=48, metavar="N", help="tokens of the text (default: 48)"
-    )
-    arguments.add_outputs(attention)
+    add_counts(attention, ("--length", 48, "tokens of the text"))
     context = figures.add_parser(
         "context",
         help="what a training step keeps and takes against context length (Transformer-QL, Section 2.4)",
@@ -34,26 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         help="segment lengths, multiples of 4; the memory is as long (default: 4,8,16,32,64)",
     )
-    arguments.add_flag(
+    add_counts(
         context,
-        "--decoder-embed-dim",
-        "--dim",
-        type=arguments.positive,
-        default=256,
-        metavar="N",
-        help="model dimension (default: 256)",
+        ("--decoder-embed-dim --dim", 256, "model dimension"),
+        ("--batch-size --streams", 8, "streams"),
+        ("--rounds", 5, "timed steps"),
     )
-    arguments.add_flag(
-        context,
-        "--batch-size",
-        "--streams",
-        type=arguments.positive,
-        default=8,
-        metavar="N",
-        help="streams (default: 8)",
-    )
-    context.add_argument("--rounds", type=arguments.positive, default=5, metavar="N", help="timed steps (default: 5)")
-    arguments.add_outputs(context)
     curves = figures.add_parser(
         "curves",
         help="losses of training runs over updates, hours or sizes, from fairseq's logs (HAED, Figures 2 to 4)",
@@ -75,20 +60,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         curves, "--gen-subset", "--subset", default="valid", help="train, or a validation split (default: valid)"
     )
     curves.add_argument("--metric", default="loss", help="statistic of the log; loss is in bits (default: loss)")
-    arguments.add_outputs(curves)
+    for figure in (attention, context, curves):
+        arguments.add_outputs(figure)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the figure's numbers, and write what was asked for."""
-    from fairseq_ms.analysis import report
-
     report.check_outputs(args.json, args.png)
     arguments.quieten()
-    return {"attention": _attention, "context": _context, "curves": _curves}[args.figure](args)
+    if args.fairseq_flags and args.figure != "attention":
+        raise UsageError(f"plot {args.figure} has no flag {args.fairseq_flags[0]}")
+    found = {"attention": _attention, "context": _context, "curves": _curves}[args.figure](args)
+    if args.json:
+        report.write_json(args.json, {"command": args.command, **found})
+    return 0
 
 
-def _attention(args: argparse.Namespace) -> int:
-    from fairseq_ms.analysis import report, untrained
+def _attention(args: argparse.Namespace) -> dict[str, object]:
+    from fairseq_ms.analysis import untrained
     from fairseq_ms.analysis.plot import attention
 
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
@@ -97,64 +86,45 @@ def _attention(args: argparse.Namespace) -> int:
     drawn = attention.patterns(model, args.length)
     print(f"{name}: what the last of {args.length} positions sees")
     print(report.format_table(["attention", "blocks", "tokens"], attention.rows(drawn)))
-    if args.json:
-        panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
-        report.write_json(args.json, {"command": args.command, "arch": name, "panels": panels})
     if args.png:
         together = attention.share_a_layer(model)
-        report.write_png(
-            args.png,
-            lambda figure: attention.draw(figure, drawn, name, together),
-            width=3.2 * (len(drawn) + together),
-            height=3.5,
-        )
-    return 0
+        width = 3.2 * (len(drawn) + together)
+        report.write_png(args.png, lambda figure: attention.draw(figure, drawn, name, together), width, height=3.5)
+    panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
+    return {"arch": name, "panels": panels}
 
 
-def _context(args: argparse.Namespace) -> int:
-    from fairseq_ms.analysis import report
+def _context(args: argparse.Namespace) -> dict[str, object]:
+    from dataclasses import asdict
+
     from fairseq_ms.analysis.plot import context_growth
-    from fairseq_ms.errors import UsageError
 
-    _refuse_unknown(args)
+    dim, streams = args.decoder_embed_dim, args.batch_size
     if any(segment % 4 for segment in args.segments):
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
-    if args.decoder_embed_dim % 2 or (args.decoder_embed_dim > 64 and args.decoder_embed_dim % 64):
-        raise UsageError(
-            f"--decoder-embed-dim must be even, and a multiple of 64 above that: got {args.decoder_embed_dim}"
-        )
-    dim, streams = args.decoder_embed_dim, args.batch_size
-    curves = context_growth.measure(sorted(set(args.segments)), dim, streams, args.rounds)
+    if dim % 2 or (dim > 64 and dim % 64):
+        raise UsageError(f"--decoder-embed-dim must be even, and a multiple of 64 above that: got {dim}")
+    measured = context_growth.measure(sorted(set(args.segments)), dim, streams, args.rounds)
+    curves = {name: [asdict(point) for point in points] for name, points in measured.items()}
     print(f"one segment of one stream, d = {dim}, {streams} streams a step, segment and memory equally long")
-    header = ["model", "segment", "average context", "MB kept", "ms a step"]
-    print(report.format_table(header, context_growth.rows(curves)))
-    if args.json:
-        sizes = {"dim": dim, "streams": streams, "rounds": args.rounds}
-        report.write_json(args.json, {"command": args.command, **sizes, "curves": context_growth.as_json(curves)})
+    rows = [[name, *point.values()] for name, points in curves.items() for point in points]
+    print(report.format_table(["model", "segment", "average context", "MB kept", "ms a step"], rows))
     if args.png:
-        report.write_png(args.png, lambda figure: context_growth.draw(figure, curves), width=10)
-    return 0
+        report.write_png(args.png, lambda figure: context_growth.draw(figure, measured), width=10)
+    return {"dim": dim, "streams": streams, "rounds": args.rounds, "curves": curves}
 
 
-def _curves(args: argparse.Namespace) -> int:
-    from fairseq_ms.analysis import report
+def _curves(args: argparse.Namespace) -> dict[str, object]:
     from fairseq_ms.analysis.plot import curves
 
-    _refuse_unknown(args)
     loaded = [curves.load(text, args.gen_subset) for text in args.logs]
-    if args.over == "label":
-        curves.numbers(loaded)
+    sizes = curves.numbers(loaded) if args.over == "label" else []
     print(f"{args.metric} on {args.gen_subset}")
     print(report.format_table(["run", "updates", "hours", "best", "last"], curves.rows(loaded, args.metric)))
-    if args.json:
-        report.write_json(args.json, {"command": args.command, "runs": curves.as_json(loaded, args.metric)})
     if args.png:
-        report.write_png(args.png, lambda figure: curves.draw(figure, loaded, args.over, args.metric, args.gen_subset))
-    return 0
-
-
-def _refuse_unknown(args: argparse.Namespace) -> None:
-    from fairseq_ms.errors import UsageError
-
-    if args.fairseq_flags:
-        raise UsageError(f"plot {args.figure} has no flag {args.fairseq_flags[0]}")
+        name = f"{args.gen_subset} {args.metric}"
+        if args.over == "label":
+            report.write_png(args.png, lambda figure: curves.draw_sizes(figure, loaded, sizes, args.metric, name))
+        else:
+            report.write_png(args.png, lambda figure: curves.draw(figure, loaded, args.over, args.metric, name))
+    return {"runs": curves.as_json(loaded, args.metric)}

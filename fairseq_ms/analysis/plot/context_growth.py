@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 # Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
 MODELS: dict[str, list[str]] = {
     "Transformer-XL, 8 layers": ["--arch", "transformer_xl", "--decoder-layers", "8"],
-    "Transformer-QL, 1x=3 2x=3 + 2": [
-        *("--arch", "transformer_ql", "--scale-layers", "1x=3,2x=3", "--output-layers", "2")
-    ],
-    "Transformer-QL, 1x=2 2x=2 4x=2 + 2": [
-        *("--arch", "transformer_ql", "--scale-layers", "1x=2,2x=2,4x=2", "--output-layers", "2")
-    ],
+    "Transformer-QL, 1x=3 2x=3 + 2": ["--arch", "transformer_ql", "--scale-layers", "1x=3,2x=3"],
+    "Transformer-QL, 1x=2 2x=2 4x=2 + 2": ["--arch", "transformer_ql", "--scale-layers", "1x=2,2x=2,4x=2"],
 }
 VOCABULARY = 1000
 
@@ -99,16 +95,6 @@ class Step:
 
     def kept(self) -> int:
         return saved_bytes(self.forward, self.model)
-
-
-def rows(curves: dict[str, list[Point]]) -> list[list[object]]:
-    """The table's rows."""
-    return [[name, *asdict(point).values()] for name, points in curves.items() for point in points]
-
-
-def as_json(curves: dict[str, list[Point]]) -> dict[str, list[dict[str, float]]]:
-    """Every model's points."""
-    return {name: [asdict(point) for point in points] for name, points in curves.items()}
 
 
 def draw(figure: Figure, curves: dict[str, list[Point]]) -> None:

@@ -1,23 +1,48 @@
-"""Losses from the logs of fairseq-train over updates, hours or sizes of a layer (HAED, Figures 2 to 4)."""
+"""Losses read from the logs of fairseq-train, over updates, hours or sizes of a layer (HAED, Figures 2 to 4)."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import report
 from fairseq_ms.analysis.arguments import split_label
-from fairseq_ms.analysis.plot import training_log
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AXES = {"updates": "updates", "hours": "hours of training"}
+# `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
+_TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"
+LINE = re.compile(
+    rf"^(?:(?P<fairseq_time>{_TIME}) \| INFO \| (?P<fairseq>[\w.]+) \| |"
+    rf"\[(?P<hydra_time>{_TIME})[^]]*\]\[(?P<hydra>[\w.]+)\]\[INFO\] - )(?P<rest>.*)$"
+)
+# Every start of a run prints its configuration before anything else.
+START = "{'_name': None"
+# Statistics of `--log-format simple`: `loss=8.7, ppl=412` within an epoch, `loss 8.7 | ppl 412` at its end.
+PAIR = re.compile(r"(?:^|[|,:] ?|\s)(\w+)(?:=| +)(-?\d[\d.eE+-]*|nan|inf)(?=$|[,|\s])")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One line of a log.
+
+    Attributes:
+        updates: how many the model had seen
+        hours: of training, validation and saving included, over all starts of the run
+        values: the other statistics by name, such as "loss" (in bits) and "ppl"
+    """
+
+    updates: float
+    hours: float
+    values: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -25,16 +50,75 @@ class Curve:
     """A run: its label, and its points in the order of updates."""
 
     label: str
-    points: list[training_log.Point]
+    points: list[Point]
 
     def best(self, metric: str) -> float:
-        """The lowest value of a metric."""
-        return training_log.best(self.points, metric)
+        """The lowest value, nan where none is finite; UsageError where no point has the metric."""
+        values = self.of(metric)
+        if not values:
+            known = ", ".join(sorted({key for point in self.points for key in point.values}))
+            raise UsageError(f"--metric must be one of {known}: got {metric}")
+        return min(filter(math.isfinite, values), default=math.nan)
 
-    def xy(self, over: str, metric: str) -> tuple[list[float], list[float]]:
-        """The points that have the metric."""
-        found = [(getattr(point, over), point.values[metric]) for point in self.points if metric in point.values]
-        return [x for x, _ in found], [y for _, y in found]
+    def of(self, name: str, metric: str = "") -> list[float]:
+        """A metric, or the "updates" or "hours", of the points that have the metric."""
+        found = [point for point in self.points if (metric or name) in point.values]
+        return [getattr(point, name) if name in ("updates", "hours") else point.values[name] for point in found]
+
+
+def read(path: Path, subset: str) -> list[Point]:
+    """The points of a subset, "train" or the name of a validation split, in the order of updates.
+
+    A run that was interrupted and went on repeats updates; the later lines count, and the times add up. Times are those
+    at which lines were printed, since fairseq's own "wall" stays 0 in a run that goes on. UsageError where the log has
+    no point of the subset.
+    """
+    wanted = ("train", "train_inner") if subset == "train" else (subset,)
+    points: dict[float, Point] = {}
+    start = now = None
+    earlier = 0.0
+    for time, name, rest in _lines(path):
+        if start is None or now is None:
+            start = time
+        elif name == "fairseq_cli.train" and rest.startswith(START):
+            earlier += (now - start).total_seconds()
+            start = time
+        now = time
+        values = _statistics(rest, name) if name in wanted else {}
+        if "num_updates" in values:
+            hours = (earlier + (now - start).total_seconds()) / 3600
+            points[values["num_updates"]] = Point(values["num_updates"], hours, values)
+    if not points:
+        raise UsageError(f"{path} has no line about {subset!r}: it must be what fairseq-train printed")
+    return [points[key] for key in sorted(points)]
+
+
+def _lines(path: Path) -> Iterator[tuple[datetime, str, str]]:
+    """Time, subset (or module) and text of each line that fairseq has logged."""
+    if not path.is_file():
+        raise UsageError(f"there is no log {path}")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for found in filter(None, map(LINE.match, file)):
+            time = datetime.fromisoformat(found["fairseq_time"] or found["hydra_time"])
+            yield time, found["fairseq"] or found["hydra"], found["rest"]
+
+
+def _statistics(text: str, name: str) -> dict[str, float]:
+    """Numbers by name, without the subset's name in front of them."""
+    if not text.startswith("{"):
+        return {key: float(value) for key, value in PAIR.findall(text)}
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError:
+        # A line that a killed run did not finish.
+        return {}
+    values = {}
+    for key, value in record.items():
+        try:
+            values[key.removeprefix(f"{name}_")] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return values
 
 
 def load(text: str, subset: str) -> Curve:
@@ -44,8 +128,8 @@ def load(text: str, subset: str) -> Curve:
     """
     label, names = split_label(text)
     *earlier, last = [Path(name) for name in ([names] if Path(names).is_file() else names.split(","))]
-    points = training_log.read(last, subset)
-    before = sum(training_log.read(path, "train")[-1].hours for path in earlier)
+    points = read(last, subset)
+    before = sum(read(path, "train")[-1].hours for path in earlier)
     if names == text:
         label = last.resolve().parent.name
     return Curve(label, [replace(point, hours=before + point.hours) for point in points])
@@ -66,51 +150,43 @@ def numbers(curves: Sequence[Curve]) -> list[float | None]:
 
 def rows(curves: Sequence[Curve], metric: str) -> list[list[object]]:
     """The table's rows: how far each run came, and its values."""
+    ends = [(curve, curve.points[-1]) for curve in curves]
     return [
-        [
-            curve.label,
-            int(curve.points[-1].updates),
-            round(curve.points[-1].hours, 4),
-            curve.best(metric),
-            curve.points[-1].values.get(metric),
-        ]
-        for curve in curves
+        [curve.label, int(end.updates), round(end.hours, 4), curve.best(metric), end.values.get(metric)]
+        for curve, end in ends
     ]
 
 
 def as_json(curves: Sequence[Curve], metric: str) -> list[dict[str, object]]:
-    """Every curve's points."""
+    """Every curve's points; JSON has no nan."""
     return [
         {
             "label": curve.label,
-            "updates": curve.xy("updates", metric)[0],
-            "hours": curve.xy("hours", metric)[0],
-            # JSON has no nan.
-            metric: [value if math.isfinite(value) else None for value in curve.xy("updates", metric)[1]],
+            "updates": curve.of("updates", metric),
+            "hours": curve.of("hours", metric),
+            metric: [value if math.isfinite(value) else None for value in curve.of(metric)],
         }
         for curve in curves
     ]
 
 
-def draw(figure: Figure, curves: Sequence[Curve], over: str, metric: str, subset: str) -> None:
-    """One panel, a line a run; over labels, a line through all numbers, and a level for a label that is none."""
+def draw(figure: Figure, curves: Sequence[Curve], over: str, metric: str, name: str) -> None:
+    """A line a run, over "updates" or "hours"."""
     axes = figure.subplots()
-    if over == "label":
-        _draw_sizes(axes, curves, metric)
-    else:
-        for index, curve in enumerate(curves):
-            xs, ys = curve.xy(over, metric)
-            line = report.plot_line(axes, index, xs, ys, curve.label)
-            # Ten marks a line, however many points it has.
-            line.set_markevery(max(1, len(xs) // 10))
-    xlabel = "label" if over == "label" else AXES[over]
-    report.finish_axes(axes, xlabel, f"{subset} {metric}")
+    for index, curve in enumerate(curves):
+        xs = curve.of(over, metric)
+        line = report.plot_line(axes, index, xs, curve.of(metric), curve.label)
+        # Ten marks a line, however many points it has.
+        line.set_markevery(max(1, len(xs) // 10))
+    report.finish_axes(axes, {"updates": "updates", "hours": "hours of training"}[over], name)
 
 
-def _draw_sizes(axes: Axes, curves: Sequence[Curve], metric: str) -> None:
-    sizes = numbers(curves)
+def draw_sizes(figure: Figure, curves: Sequence[Curve], sizes: Sequence[float | None], metric: str, name: str) -> None:
+    """A line through the best of each run over the number that its label is, and a level for a label that is none."""
+    axes = figure.subplots()
     found = sorted((size, curve.best(metric)) for size, curve in zip(sizes, curves) if size is not None)
     report.plot_line(axes, 0, [size for size, _ in found], [value for _, value in found], "best of each run")
     for index, curve in enumerate(curve for size, curve in zip(sizes, curves) if size is None):
         dashes = report.DASHES[(index + 1) % len(report.DASHES)]
         axes.axhline(curve.best(metric), label=curve.label, linestyle=dashes, linewidth=1.3, color="black")
+    report.finish_axes(axes, "label", name)

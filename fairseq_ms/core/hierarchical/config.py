@@ -15,7 +15,7 @@ class HAEDConfig(LayerConfig):
     Attributes:
         vocab_size: symbols V
         padding_idx: the symbol that is no token of a text; one more than V if not given
-        max_positions: the longest text in tokens
+        max_positions: the longest text in tokens; nothing limits texts whose chunks have no learned positions
         segmentation: "words" ends a chunk behind a separator and at ``max_segment_len``, "fixed" at that length only
         max_segment_len: tokens in a chunk at most
         separators: the symbols that end a word, at least one for "words" and none for "fixed"
@@ -25,7 +25,7 @@ class HAEDConfig(LayerConfig):
         token_dim: width of token embeddings
         encoder_units: of the encoder, 256 ("mlp") or 1024 ("lstm") if not given
         position_dim: width of the position embedding of chunks, beside their encodings in the ``dim`` that the main
-            model reads; 100 (transformer) or 0 (LSTM) if not given
+            model reads; 100 (transformer with learned positions) or 0 if not given
         layers: of a transformer main
         main_units: of an LSTM main
         decoder_units: hidden units of an LSTM decoder, width of a transformer
@@ -70,7 +70,8 @@ class HAEDConfig(LayerConfig):
     @property
     def width_of_positions(self) -> int:
         """Of the position embedding of chunks."""
-        return self.position_dim if self.position_dim is not None else 100 if self.main == "transformer" else 0
+        default = 100 if self.main == "transformer" and self.positions == "learned" else 0
+        return default if self.position_dim is None else self.position_dim
 
     @property
     def pad(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.packing import PackedWeight, pack
+from fairseq_ms.core.ops.packing import Packs
 from fairseq_ms.core.ops.recompute import drop
 
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -39,30 +39,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Linear(nn.Linear):
-    """``nn.Linear`` that packs its weight when fairseq calls ``make_generation_fast_``.
-
-    The packed copy is not part of the state dict, is dropped when the module moves to another device or
-    type or the weight has changed, and is ignored while gradients are enabled.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.packed: PackedWeight | None = None
+class Linear(Packs, nn.Linear):
+    """``nn.Linear`` whose weight is packed where a model only generates."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
-        if self.packed is not None:
-            return self.packed.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return self.times(x, self.weight, self.bias)
 
-    def make_generation_fast_(self, **unused: object) -> None:
-        """fairseq's hook, called once before evaluation and generation."""
-        self.packed = pack(self.weight)
 
-    def _apply(self, fn, recurse: bool = True):
-        self.packed = None
-        return super()._apply(fn, recurse)
+class TiedOutput(Packs):
+    """Logits by the transposed word embedding; owns no parameter."""
+
+    def __init__(self, words: nn.Embedding) -> None:
+        super().__init__()
+        # In a list, so that the embedding does not appear in the state dict a second time.
+        self._words = [words]
+
+    @property
+    def weight(self) -> Tensor:
+        """The word embedding (V, D)."""
+        return self._words[0].weight
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """x (B, T, D) -> logits (B, T, V)."""
+        return self.times(x_BTD, self.weight)
 
 
 class FeedForward(nn.Module):

@@ -1,56 +1,48 @@
 """Negative log probabilities from features and the output matrix, without ever holding all logits.
 
-Logits are N x V numbers, of which a training step would hold several copies. Here they exist for a few rows at a
-time: torch computes the gradients with them, in the forward pass, where it can (from 2.13 on, in single precision);
-elsewhere the rows are checkpointed, and their logits computed once more in backward.
+Logits are N x V numbers, of which a training step would hold several copies. Here they exist for some rows at a time.
+Their gradients are written over them in the forward pass, which ends with those of features and matrix; the backward
+pass only multiplies these by the gradient of the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_ms.core.ops.recompute import autocast_dtype, recomputed
+from fairseq_ms.core.ops.recompute import autocast_to, recomputed
 
-# More rows at a time are no faster, as measured on a CPU; a GPU needs more to be busy. What torch chooses by itself,
-# 16 rows for 1,024 of 768 numbers and 31,300 symbols, takes 1.7 times as long there.
-_ROWS_ON_A_CPU, _ROWS = 256, 1024
+# Logits that exist at a time, and their rows at most.
+_LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096
+# Half precision takes the softmax of a part of them at a time, in float32.
+_PARTS = 8
+
+# Gradients of logits in float16 are multiplied by it until the backward pass, so that probabilities above 2**-34 count.
+# Those of features are finite while the numbers of the matrix are below 32.
+_SCALE_OF_FLOAT16 = 2.0**10
 
 
-def linear_cross_entropy(
-    x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, padding: int, reduce: bool = True
-) -> Tensor:
-    """-log softmax(x W^T)[target] in nats, 0 where the target is padding: the sum (), or (N,) without ``reduce``.
+def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
+    """-log softmax(x W^T)[target] in nats, 0 where the target is padding: the sum (), or all without ``reduce``.
 
-    In half precision and under autocast the logits are rounded as ``F.linear`` rounds them, and everything behind
-    them is computed in float32, as fairseq's ``cross_entropy`` does.
+    Targets are (N,), or (N, K) where K of them share a row. In half precision and under autocast the logits are
+    rounded as ``F.linear`` rounds them, and everything behind them is computed in float32, as fairseq's
+    ``cross_entropy`` does. The sum can go backward once; all losses together compute their logits again for it.
     """
-    if not _torch_has_it(x_ND, weight_VD):
-        loss_N = checkpointed_cross_entropy(x_ND, weight_VD, target_N.unsqueeze(1), padding).squeeze(1)
-        return loss_N.sum() if reduce else loss_N
-    return F.linear_cross_entropy(
-        x_ND,
-        weight_VD,
-        target_N,
-        reduction="sum" if reduce else "none",
-        ignore_index=padding,
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=_rows(x_ND)),
+    targets_NK = targets.view(len(targets), -1)
+    if reduce and torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad):
+        return _Sum.apply(x_ND, weight_VD, targets_NK, padding)
+    losses_NK = torch.cat(
+        [
+            checkpoint(_losses, x_RD, weight_VD, targets_RK, padding, use_reentrant=False, preserve_rng_state=False)
+            for x_RD, targets_RK in _split(weight_VD, x_ND, targets_NK)
+        ]
     )
-
-
-def checkpointed_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_NK: Tensor, padding: int) -> Tensor:
-    """-log softmax(x W^T) of K targets a row, (N, K), 0 for padding; the logits are computed again in backward."""
-    rows = partial(_of_rows, padding=padding)
-    losses = [
-        checkpoint(rows, x_RD, weight_VD, targets_RK, use_reentrant=False, preserve_rng_state=False)
-        for x_RD, targets_RK in _split(x_ND, targets_NK)
-    ]
-    return torch.cat(losses)
+    return losses_NK.sum() if reduce else losses_NK.view_as(targets)
 
 
 def above_mean(x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, padding: int) -> Tensor:
@@ -71,32 +63,93 @@ def above_mean(x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, padding: int) 
 @torch.no_grad()
 def most_probable(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
     """The symbol with the largest logit in every row, (N,)."""
-    return torch.cat([F.linear(x_RD, weight_VD).argmax(1) for (x_RD,) in _split(x_ND)])
+    return torch.cat([F.linear(x_RD, weight_VD).argmax(1) for (x_RD,) in _split(weight_VD, x_ND)])
 
 
-def _torch_has_it(x_ND: Tensor, weight_VD: Tensor) -> bool:
-    """Whether torch's own function exists and is as precise as fairseq's loss.
-
-    In half precision it is not: a sum of losses in float16 overflows after some thousand tokens, and gradients that
-    are computed before they are multiplied with the scale of the loss underflow. Nor does it know autocast.
-    """
-    precise = x_ND.dtype == weight_VD.dtype == _precise(x_ND.dtype)
-    return hasattr(F, "linear_cross_entropy") and precise and autocast_dtype(x_ND.device.type) is None
-
-
-def _of_rows(x_RD: Tensor, weight_VD: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
+def _losses(x_RD: Tensor, weight_VD: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
+    """The loss of every target (R, K): the naive twin of ``_Sum``, of some rows."""
     logits_RV = F.linear(x_RD, weight_VD)
     log_probs_RV = logits_RV.log_softmax(1, dtype=_precise(logits_RV.dtype))
     return -log_probs_RV.gather(1, targets_RK.clamp(min=0)).masked_fill(targets_RK == padding, 0.0)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of all losses, and with it the gradients of features and matrix."""
+
+    @staticmethod
+    def forward(ctx, x_ND: Tensor, weight_VD: Tensor, targets_NK: Tensor, padding: int) -> Tensor:
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        ctx.types = x_ND.dtype, weight_VD.dtype
+        dtype = F.linear(x_ND[:0], weight_VD).dtype  # autocast may choose another one
+        ctx.scale = _SCALE_OF_FLOAT16 if dtype == torch.float16 else 1.0
+        with autocast_to(x_ND.device.type, None):
+            x_ND, weight_VD = x_ND.to(dtype), weight_VD.to(dtype)
+            loss = torch.zeros((), dtype=_precise(dtype), device=x_ND.device)
+            grad_x_ND = torch.empty_like(x_ND) if needs_x else None
+            grad_weight_VD = torch.zeros_like(weight_VD, dtype=loss.dtype) if needs_weight else None
+            pieces = _split(weight_VD, x_ND, targets_NK, x_ND if grad_x_ND is None else grad_x_ND)
+            for x_RD, targets_RK, grad_RD in pieces:
+                logits_RV = F.linear(x_RD, weight_VD)
+                loss += _differentiate(logits_RV, targets_RK, padding, ctx.scale)
+                if grad_x_ND is not None:
+                    torch.mm(logits_RV, weight_VD, out=grad_RD)
+                if grad_weight_VD is not None:
+                    _add_product(grad_weight_VD, logits_RV.t(), x_RD)
+        ctx.grad_x, ctx.grad_weight = grad_x_ND, grad_weight_VD
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("linear_cross_entropy has no second derivative: go backward without create_graph=True")
+        gradients = ctx.grad_x, ctx.grad_weight
+        if gradients == (None, None):
+            raise RuntimeError("linear_cross_entropy goes backward once: compute the loss again")
+        # They are as large as features and matrix: multiplied in place, and not kept for as long as the loss is.
+        ctx.grad_x = ctx.grad_weight = None
+        return *(_times(one, grad / ctx.scale, dtype) for one, dtype in zip(gradients, ctx.types)), None, None
+
+
+def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: float) -> Tensor:
+    """The sum of the losses of some rows, whose gradients by the logits are written over these, times ``scale``."""
+    precise = _precise(logits_RV.dtype)
+    rows = len(logits_RV) if logits_RV.dtype == precise else -(-len(logits_RV) // _PARTS)
+    losses = []
+    for part_RV, part_RK in zip(logits_RV.split(max(1, rows)), targets_RK.split(max(1, rows))):
+        index_RK, counts_RK = part_RK.clamp(min=0), (part_RK != padding).to(precise)
+        probs_RV = part_RV.to(precise)
+        target_RK, largest_R1 = probs_RV.gather(1, index_RK), probs_RV.amax(1, keepdim=True)
+        torch.softmax(probs_RV, 1, out=probs_RV)
+        # The largest probability is 1 / sum(exp(logits - largest logit)).
+        losses.append(((largest_R1 - probs_RV.amax(1, keepdim=True).log() - target_RK) * counts_RK).sum())
+        # K targets a row: each takes the probabilities of all symbols, and 1 from its own.
+        count_R1 = counts_RK.sum(1, keepdim=True)
+        probs_RV.scatter_add_(1, index_RK, -counts_RK / count_R1.clamp(min=1.0))
+        torch.mul(probs_RV, count_R1 * scale, out=part_RV)
+    return torch.stack(losses).sum()
+
+
+def _add_product(sum_VD: Tensor, left_VR: Tensor, right_RD: Tensor) -> None:
+    """``sum += left @ right``, summed in the type of the sum."""
+    if left_VR.dtype != sum_VD.dtype and sum_VD.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):
+        torch.addmm(sum_VD, left_VR, right_RD, out_dtype=sum_VD.dtype, out=sum_VD)
+    else:
+        torch.addmm(sum_VD, left_VR.to(sum_VD.dtype), right_RD.to(sum_VD.dtype), out=sum_VD)
+
+
+def _times(gradient: Tensor | None, factor: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """``gradient * factor`` in a type, multiplied in the wider one of the two, perhaps in place."""
+    if gradient is None:
+        return None
+    return gradient.to(torch.promote_types(gradient.dtype, dtype)).mul_(factor).to(dtype)
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _rows(x_ND: Tensor) -> int:
-    return _ROWS_ON_A_CPU if x_ND.device.type == "cpu" else _ROWS
-
-
-def _split(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(tensor.split(_rows(tensor)) for tensor in tensors), strict=True)
+def _split(weight_VD: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """As many rows of tensors at a time as may have logits at once."""
+    logits = _LOGITS_ON_A_CPU if weight_VD.device.type == "cpu" else _LOGITS
+    rows = min(max(1, logits // len(weight_VD)), _ROWS)
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

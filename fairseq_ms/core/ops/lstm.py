@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.core.ops.packing import PackedWeight, pack
+from fairseq_ms.core.ops.packing import Packs
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class LSTMState:
         self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
 
 
-class LSTM(nn.Module):
+class LSTM(Packs):
     """One LSTM layer whose input is a row of a table next to a vector that stays the same for a whole sequence.
 
     The input of step s of sequence m is ``[table[symbol(m, s)], context[m]]``: a decoder's characters beside what the
@@ -141,7 +141,6 @@ class LSTM(nn.Module):
         self.capped = capped
         # torch's own module owns the parameters: cuDNN wants them in its layout, and its padded call is the naive twin.
         self.cell = nn.LSTM(table_dim + context_dim, units, batch_first=True)
-        self.packed: PackedWeight | None = None
 
     def forward(
         self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps, state: LSTMState | None = None
@@ -193,8 +192,7 @@ class LSTM(nn.Module):
         some = state if rows_P.numel() == state.hidden_BU.shape[0] else state.at(rows_P)
         if some.context_BG is not None:
             gates_PG = gates_PG + some.context_BG
-        recurrent = F.linear if self.packed is None else self.packed.linear
-        gates_PG = gates_PG + recurrent(some.hidden_BU, weight)
+        gates_PG = gates_PG + self.times(some.hidden_BU, weight)
         hidden_PU, cell_PU = torch.empty_like(some.hidden_BU), torch.empty_like(some.cell_BU)
         _cell_(gates_PG, some.cell_BU, self.capped, cell_PU, hidden_PU)
         if some is state:
@@ -203,14 +201,6 @@ class LSTM(nn.Module):
             state.hidden_BU = state.hidden_BU.index_copy(0, rows_P, hidden_PU)
             state.cell_BU = state.cell_BU.index_copy(0, rows_P, cell_PU)
         return hidden_PU
-
-    def make_generation_fast_(self, **unused: object) -> None:
-        """fairseq's hook, called once before evaluation and generation."""
-        self.packed = pack(self.weights()[1])
-
-    def _apply(self, fn, recurse: bool = True):
-        self.packed = None
-        return super()._apply(fn, recurse)
 
     def _by_hand(
         self, table_RI: Tensor, symbol_P: Tensor, context_MD: Tensor | None, steps: Steps, slot_P: Tensor

@@ -1,6 +1,9 @@
-"""Weights packed for CPU inference when fairseq prepares a model for it."""
+"""Weights packed for CPU inference when a model is prepared for it, from when on they stay as they are."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -15,69 +18,47 @@ _SMALL = 16
 
 
 class PackedWeight:
-    """A weight in oneDNN's blocked layout, good for one CPU tensor until somebody writes to it.
+    """A weight in oneDNN's blocked layout, packed at its first product and again when it has changed.
 
     Generation on a CPU reads every weight once per token, so its speed is that of streaming weights
     from memory; the blocked layout streams about twice as fast as a row-major matrix.
 
-    A copy of it, by ``copy`` or ``pickle``, begins empty and packs the first weight that it is asked about.
+    A change shows by the weight's place in memory and by the version that autograd counts: what is written through
+    ``.data`` does not. A copy of it, by ``copy`` or ``pickle``, begins empty.
     """
 
     def __init__(self) -> None:
         self.packed: Tensor | None = None
-        # A second owner of the weight's memory, which is copied on write: whoever writes to the weight, through
-        # ``.data`` and where its version does not count too, moves it to other memory first, and reading it does not.
-        # So the weight is what was packed for as long as it lies where it lay, and this costs no memory until then.
-        self.snapshot: Tensor | None = None
-        self.place: tuple | None = None
-        self.fresh = True
+        self.packed_from: tuple | None = None
 
     def __reduce__(self) -> tuple:
         return PackedWeight, ()
 
     @staticmethod
     def supports(weight_OI: Tensor) -> bool:
-        """Whether oneDNN can pack this weight: float32 or bfloat16 on a CPU whose build has the operators.
-
-        Its memory must be torch's own, as that of a parameter is unless a NumPy array, another process or a whole
-        model in a file gave it: only such memory can be copied on write.
-        """
+        """Whether oneDNN can pack this weight: float32 or bfloat16 on a CPU whose build has the operators."""
         if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return False
         if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-            return False
-        if not (hasattr(torch, "_lazy_clone") and hasattr(torch._C, "_data_address")):
-            return False
-        storage = weight_OI.untyped_storage()
-        if not storage.resizable() or storage.is_shared():
             return False
         if weight_OI.dtype == torch.bfloat16:
             return torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return weight_OI.dtype == torch.float32
 
-    def pack(self, weight_OI: Tensor) -> bool:
-        """Take a weight in; whether it could be packed."""
-        self.fresh = False
-        if not self.supports(weight_OI):
-            return False
-        # In this order: packing takes write access, which separates the weight from the memory of an older snapshot.
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_ROWS)
-        self.snapshot = torch._lazy_clone(weight_OI.detach())
-        self.place = _place(weight_OI)
-        return True
-
     def serves(self, x: Tensor, weight_OI: Tensor) -> bool:
-        """Whether the packed copy equals this weight and x can be multiplied by it."""
+        """Whether x is multiplied by the packed weight: not where gradients are enabled, nor in another type."""
         if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != weight_OI.dtype:
             return False
-        if self.fresh:
-            self.pack(weight_OI)
-        if self.packed is not None and _place(weight_OI) != self.place:
-            self.packed = self.snapshot = None
+        version = None if weight_OI.is_inference() else weight_OI._version
+        found = weight_OI.data_ptr(), version, weight_OI.dtype, weight_OI.shape, weight_OI.stride()
+        if found != self.packed_from:
+            self.packed_from, self.packed = found, None
+            if self.supports(weight_OI):
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_ROWS)
         return self.packed is not None
 
     def linear(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """``F.linear``, through the packed copy of the weight if it is up to date; x (..., I) -> (..., O)."""
+        """``F.linear``, through the packed weight if that serves; x (..., I) -> (..., O)."""
         if not self.serves(x, weight_OI):
             return F.linear(x, weight_OI, bias_O)
         rows_RI = x.reshape(-1, x.size(-1))
@@ -88,10 +69,25 @@ class PackedWeight:
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(*x.shape[:-1], weight_OI.size(0))
 
 
-def _place(tensor: Tensor) -> tuple:
-    """Where a tensor's numbers lie, told without asking for leave to write there."""
-    memory = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-    return memory, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+class Packs(nn.Module):
+    """A module with one weight to pack, when fairseq calls ``make_generation_fast_`` or within ``packed_weights``.
+
+    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
+    """
+
+    packed: PackedWeight | None = None
+
+    def make_generation_fast_(self, **unused: object) -> None:
+        """fairseq's hook, called once before evaluation and generation."""
+        self.packed = PackedWeight()
+
+    def times(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """``F.linear`` by the module's weight, packed or not; x (..., I) -> (..., O)."""
+        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI, bias_O)
+
+    def _apply(self, fn, recurse: bool = True):
+        self.packed = None
+        return super()._apply(fn, recurse)
 
 
 def pieces_of(rows: int) -> list[int]:
@@ -103,15 +99,16 @@ def pieces_of(rows: int) -> list[int]:
     return [*pieces, rows] if rows or not pieces else pieces
 
 
-def pack(weight_OI: Tensor) -> PackedWeight | None:
-    """The packed copy of a weight, or None where packing is not supported."""
-    packed = PackedWeight()
-    return packed if packed.pack(weight_OI) else None
-
-
-def pack_weights(model: nn.Module) -> None:
-    """Pack the weight of every projection that can, as fairseq's ``make_generation_fast_`` does."""
-    for module in model.modules():
-        fast = getattr(module, "make_generation_fast_", None)
-        if fast is not None:
-            fast()
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation with packed weights for a while; afterwards the model may be trained as before."""
+    training, packed = model.training, [(m, m.packed) for m in model.modules() if isinstance(m, Packs)]
+    model.eval()
+    for module, _ in packed:
+        module.make_generation_fast_()
+    try:
+        yield
+    finally:
+        model.train(training)
+        for module, before in packed:
+            module.packed = before

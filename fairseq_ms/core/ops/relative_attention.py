@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_ms.core.ops.linear import Norm
 from fairseq_ms.core.ops.recompute import DropoutMasks, drop
 
 
@@ -73,20 +74,20 @@ def hide_future(scores: Tensor) -> Tensor:
 class _Context(Protocol):
     """What forward leaves for backward."""
 
-    saved_tensors: tuple[Tensor, ...]
-    eps: float | None
+    saved_tensors: tuple[Any, ...]
+    norm: Norm | None
     masks: DropoutMasks | None
     scale: float
 
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class _ProjectHeads(torch.autograd.Function):
     """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
 
     The keys and values are written to where attention reads them, the memory in front, so joining the two
-    costs no copy of its own. With a norm (``eps`` is not None) both are normalised first, and again in backward
-    instead of being kept. Its scale and shift move into the projection: what the memory contributes to their
+    costs no copy of its own. With a norm both are normalised first, and again in backward instead of being kept. Its
+    scale and shift move into the projection: what the memory contributes to their
     gradient then needs no gradient of the memory itself, on which backward spends nothing.
     """
 
@@ -96,24 +97,25 @@ class _ProjectHeads(torch.autograd.Function):
         x_BTD: Tensor,
         memory_BMD: Tensor,
         weight_ED: Tensor,
-        scale_D: Tensor,
-        shift_D: Tensor,
+        scale_D: Tensor | None,
+        shift_D: Tensor | None,
         heads: int,
-        eps: float | None,
+        norm: Norm | None,
     ) -> tuple[Tensor, Tensor]:
         batch, length, _ = x_BTD.shape
         past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
         kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
-        weight, bias = (weight_ED, None) if eps is None else (weight_ED * scale_D, weight_ED @ shift_D)
+        weight = weight_ED if scale_D is None else weight_ED * scale_D
+        bias = None if shift_D is None else weight_ED @ shift_D
         # (B, T, 3 * N * H) -> (3, N, B, T, H)
-        qkv = F.linear(_normalise(x_BTD, eps), weight, bias)
+        qkv = F.linear(_normalise(x_BTD, norm), weight, bias)
         qkv = qkv.unflatten(-1, (3, heads, -1)).permute(2, 3, 0, 1, 4)
         kv_NBSH[:, :, :, past:] = qkv[1:]
         if past:
             bias = bias[inner:] if bias is not None else None
-            of_memory = F.linear(_normalise(memory_BMD, eps), weight[inner:], bias)
+            of_memory = F.linear(_normalise(memory_BMD, norm), weight[inner:], bias)
             kv_NBSH[:, :, :, :past] = of_memory.unflatten(-1, (2, heads, -1)).permute(2, 3, 0, 1, 4)
-        ctx.eps = eps
+        ctx.norm = norm
         ctx.save_for_backward(x_BTD, memory_BMD, weight_ED, scale_D, shift_D)
         return qkv[0].contiguous(), kv_NBSH
 
@@ -130,27 +132,34 @@ class _ProjectHeads(torch.autograd.Function):
         rows = grad.view(batch * length, 3 * inner)
         with torch.enable_grad():
             leaf = x_BTD.detach().requires_grad_()
-            normed = _normalise(leaf, ctx.eps)
+            normed = _normalise(leaf, ctx.norm)
         grad_weight = rows.t() @ normed.detach().flatten(0, 1)
         of_memory = None
         if past:
             of_memory = grad_kv[:, :, :, :past].permute(2, 3, 0, 1, 4).reshape(-1, 2 * inner)
-            grad_weight[inner:].addmm_(of_memory.t(), _normalise(memory_BMD, ctx.eps).flatten(0, 1))
-        if ctx.eps is None:
+            grad_weight[inner:].addmm_(of_memory.t(), _normalise(memory_BMD, ctx.norm).flatten(0, 1))
+        if scale_D is None:
             return (rows @ weight_ED).view_as(x_BTD), None, grad_weight, None, None, None, None
-        grad_bias = rows.sum(0)
-        if of_memory is not None:
-            grad_bias[inner:] += of_memory.sum(0)
         grad_x = torch.mm(rows, weight_ED).mul_(scale_D).view_as(x_BTD)
         (grad_x,) = torch.autograd.grad(normed, leaf, grad_x)
-        grad_scale, grad_shift = (grad_weight * weight_ED).sum(0), grad_bias @ weight_ED
-        grad_weight.mul_(scale_D).addr_(grad_bias, shift_D)
+        grad_scale, grad_shift = (grad_weight * weight_ED).sum(0), None
+        grad_weight.mul_(scale_D)
+        if shift_D is not None:
+            grad_bias = rows.sum(0)
+            if of_memory is not None:
+                grad_bias[inner:] += of_memory.sum(0)
+            grad_shift = grad_bias @ weight_ED
+            grad_weight.addr_(grad_bias, shift_D)
         return grad_x, None, grad_weight, grad_scale, grad_shift, None, None
 
 
-def _normalise(x: Tensor, eps: float | None) -> Tensor:
-    """Layer norm without scale and shift; x itself without ``eps``."""
-    return F.layer_norm(x, x.shape[-1:], eps=eps) if eps is not None else x
+def _normalise(x: Tensor, norm: Norm | None) -> Tensor:
+    """``norm(x)`` without scale and shift; x itself without a norm."""
+    if norm is None:
+        return x
+    if isinstance(norm, nn.RMSNorm):
+        return F.rms_norm(x, x.shape[-1:], eps=norm.eps)
+    return F.layer_norm(x, x.shape[-1:], eps=norm.eps)
 
 
 class _RelativeAttention(torch.autograd.Function):
@@ -219,7 +228,7 @@ def _distance_scores(q_NBTH: Tensor, r_PNH: Tensor, v_NH: Tensor) -> Tensor:
 def segment_attention(
     x_BTD: Tensor,
     memory_BMD: Tensor,
-    norm: nn.LayerNorm | None,
+    norm: Norm | None,
     qkv_ED: Tensor,
     r_PNH: Tensor,
     u_NH: Tensor,
@@ -256,9 +265,9 @@ def segment_attention(
             memory_BMD.to(dtype),
             qkv_ED.to(dtype),
             norm.weight.to(dtype) if norm is not None else None,
-            norm.bias.to(dtype) if norm is not None else None,
+            norm.bias.to(dtype) if isinstance(norm, nn.LayerNorm) else None,
             heads,
-            norm.eps if norm is not None else None,
+            norm,
         )
         positions = r_PNH.to(dtype), u_NH.to(dtype), v_NH.to(dtype)
         return _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
@@ -267,7 +276,7 @@ def segment_attention(
 def _keeping_everything(
     x_BTD: Tensor,
     memory_BMD: Tensor,
-    norm: nn.LayerNorm | None,
+    norm: Norm | None,
     qkv_ED: Tensor,
     r_PNH: Tensor,
     u_NH: Tensor,

@@ -14,18 +14,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def rotation(positions: range, head_dim: int, base: float, like: Tensor) -> Tensor:
+def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor) -> Tensor:
     """cos and sin of the angles at T positions, for heads of H channels: (2, T, H / 2), on the device of ``like``.
 
+    Rows with positions of their own, (B, T), have angles of their own, (2, B, T, H / 2).
     Angles have double precision: at position 10 ** 6, those in float32 would be off by 0.04. What comes back is
     float32, or what ``like`` has if that is more.
     """
-    pairs_F, positions_T = (
-        torch.arange(numbers.start, numbers.stop, numbers.step, dtype=torch.float64, device=like.device)
-        for numbers in (range(0, head_dim, 2), positions)
-    )
-    angles_TF = torch.outer(positions_T, base ** (-pairs_F / head_dim))
+    pairs_F = _numbers(range(0, head_dim, 2), like)
+    positions_T = _numbers(positions, like) if isinstance(positions, range) else positions
+    angles_TF = positions_T.unsqueeze(-1) * base ** (-pairs_F / head_dim)
     return torch.stack([angles_TF.cos(), angles_TF.sin()]).to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _numbers(numbers: range, like: Tensor) -> Tensor:
+    return torch.arange(numbers.start, numbers.stop, numbers.step, dtype=torch.float64, device=like.device)
 
 
 def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
@@ -58,7 +61,7 @@ def _turned(x: Tensor, rotation_2TF: Tensor | tuple[Tensor, Tensor], heads: int)
     cos_TF, sin_TF = rotation_2TF
     width = 2 * cos_TF.size(-1)
     # (T, F) -> (T, 1, F), the same for every head
-    cos, sin = cos_TF.to(x.dtype).unsqueeze(1), sin_TF.to(x.dtype).unsqueeze(1)
+    cos, sin = cos_TF.to(x.dtype).unsqueeze(-2), sin_TF.to(x.dtype).unsqueeze(-2)
     # (B, T, N * H) -> two of (B, T, N, F), and what is left as it is
     turned, rest = x.split([heads * width, x.size(-1) - heads * width], dim=-1)
     first, second = turned.unflatten(-1, (heads, 2, width // 2)).unbind(-2)

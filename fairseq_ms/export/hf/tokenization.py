@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
 
-from fairseq_ms.export.hf.symbols import Lines
-from fairseq_ms_pipeline.bpe import Segmenter
+from fairseq_ms_pipeline.lines import Lines
 
 
 class LineTokenizer(Lines, PreTrainedTokenizer):
@@ -20,16 +19,17 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
 
     Args:
         vocab_file: a JSON list of the dictionary's symbols in their order, fairseq's four special ones first
+        codes_file: the operations of subword-nmt, where there are any
         language: of Moses
     """
 
-    vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": "vocab.json"}
+    vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": "vocab.json", "codes_file": "codes.bpe"}
     model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
 
-    def __init__(self, vocab_file: str, language: str = "en", **settings: Any) -> None:
+    def __init__(self, vocab_file: str, codes_file: str | None = None, language: str = "en", **settings: Any) -> None:
         self.symbols: list[str] = json.loads(Path(vocab_file).read_text(encoding="utf-8"))
         self.indices = {symbol: index for index, symbol in enumerate(self.symbols)}
-        self.language = language
+        self.language, self.codes_file = language, codes_file
         # What looks like a special symbol in a text is for the pipeline to spell, as in the data.
         super().__init__(language=language, **{"split_special_tokens": True, **settings})
 
@@ -70,22 +70,11 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
         return [1] + [0] * (len(token_ids_0) + len(token_ids_1 or []))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        path = Path(save_directory) / f"{filename_prefix + '-' if filename_prefix else ''}vocab.json"
-        path.write_text(json.dumps(self.symbols, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-        return (str(path),)
-
-
-class SubwordTokenizer(LineTokenizer):
-    """The same with a file of subword-nmt's operations."""
-
-    vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": "vocab.json", "codes_file": "codes.bpe"}
-
-    def __init__(self, vocab_file: str, codes_file: str, **settings: Any) -> None:
-        self.codes = Path(codes_file).read_text(encoding="utf-8")
-        self.segmenter = Segmenter(Path(codes_file))
-        super().__init__(vocab_file, **settings)
-
-    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        path = Path(save_directory) / f"{filename_prefix + '-' if filename_prefix else ''}codes.bpe"
-        path.write_text(self.codes, encoding="utf-8")
-        return (*super().save_vocabulary(save_directory, filename_prefix), str(path))
+        texts = {"vocab.json": json.dumps(self.symbols, ensure_ascii=False, indent=0) + "\n"}
+        if self.codes_file is not None:
+            texts["codes.bpe"] = Path(self.codes_file).read_text(encoding="utf-8")
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        paths = {name: Path(save_directory) / (prefix + name) for name in texts}
+        for name, text in texts.items():
+            paths[name].write_text(text, encoding="utf-8")
+        return tuple(map(str, paths.values()))

@@ -1,0 +1,132 @@
+"""`fairseq-ms coarse-completions`: the words that coarse language models expect after a context.
+
+Multi-scale Transformer LMs, Section 6.2, Table 7.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairseq_ms.analysis import arguments, report
+from fairseq_ms.analysis.flags import add_counts
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from fairseq_ms.analysis.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoints, which contexts, how many words."""
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="[LABEL=]CHECKPOINT",
+        help="file that fairseq-train wrote with --arch coarse_lm (default of the label: its folder's name)",
+    )
+    contexts = parser.add_mutually_exclusive_group(required=True)
+    arguments.add_flag(
+        contexts,
+        "--text",
+        "--context",
+        action="append",
+        metavar="TEXT",
+        help="what was read so far, tokenised and segmented as the training text; may be given several times",
+    )
+    contexts.add_argument("--input", metavar="FILE", help="read the contexts from a file, one a line; - is stdin")
+    add_counts(parser, ("--top", None, "words to print (default: as many as the scale has tokens)"))
+    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
+    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
+    arguments.add_outputs(parser, figure=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table of completions for every context, coarsest model last, and write the JSON file."""
+    contexts = args.text if args.text is not None else read_lines(args.input)
+    report.check_outputs(args.json, None)
+    loaded = sorted(arguments.load_checkpoints(args), key=scale_of)
+    results = []
+    for context in contexts:
+        print(f"Context: {context}")
+        completions = [complete(checkpoint, context, args.top) for checkpoint in loaded]
+        rows = [[found.label, f"{found.scale}x", "  ".join(found.words)] for found in completions]
+        print(report.format_table(["checkpoint", "scale", "completion"], rows), end="\n\n")
+        results.append({"context": context, "completions": [asdict(found) for found in completions]})
+    arguments.write_results(args, loaded, results)
+    return 0
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a file that are not blank; UsageError when there are none."""
+    if path != "-" and not Path(path).is_file():
+        raise UsageError(f"--input must be a file: {path} does not exist")
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--input must be text in UTF-8: got {path} ({error})") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UsageError(f"--input must have at least one line that is not blank: got {path}")
+    return lines
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The words that may come next, most probable first.
+
+    Attributes:
+        label: the checkpoint
+        scale: how many tokens the bag stands for
+        read: how many of the context's last tokens the model read
+        words, probabilities: as many as were asked for
+    """
+
+    label: str
+    scale: int
+    read: int
+    words: list[str]
+    probabilities: list[float]
+
+
+def scale_of(checkpoint: Checkpoint) -> int:
+    """The scale of a checkpoint's model; UsageError when it is no ``coarse_lm``."""
+    from fairseq_ms.models.coarse import CoarseLanguageModel
+
+    if not isinstance(checkpoint.model, CoarseLanguageModel):
+        arch = checkpoint.cfg.model._name
+        raise UsageError(f"CHECKPOINT must hold a model of --arch coarse_lm: {checkpoint.path} holds {arch}")
+    return int(checkpoint.model.decoder.core.factor)
+
+
+def readable(tokens: int, scale: int, positions: int, bos: bool = False) -> int:
+    """How many of a context's last tokens to read, so that a k-gram ends exactly with the last of them.
+
+    The first k-gram is the first token alone, so this is 1 more than a multiple of the scale; where every row begins
+    with the symbol of ``--add-bos-token``, that is the first, and this is a multiple of the scale.
+    """
+    first = 0 if bos else 1
+    return (min(tokens, positions) - first) // scale * scale + first
+
+
+def complete(checkpoint: Checkpoint, context: str, top: int | None = None) -> Completion:
+    """The ``top`` most probable words (as many as the scale, if not given) of the bag after a context.
+
+    The context is words separated by spaces, as in the training text; UsageError if it is empty.
+    """
+    import torch
+
+    words, scale = checkpoint.dictionary, scale_of(checkpoint)
+    tokens_T = words.encode_line(context, add_if_not_exist=False, append_eos=False).long()
+    if tokens_T.numel() == 0:
+        raise UsageError(f"--text must have at least one word: got {context!r}")
+    read = readable(tokens_T.numel(), scale, int(checkpoint.model.max_positions()), checkpoint.adds_bos)
+    bos_T = tokens_T.new_tensor([words.bos()] if checkpoint.adds_bos else [])
+    source_BT = torch.cat([bos_T, tokens_T[tokens_T.numel() - read :]]).unsqueeze(0).to(checkpoint.device)
+    with torch.no_grad():
+        output = checkpoint.model(source_BT, per_block=True)
+        log_probs_V = checkpoint.model.get_normalized_probs(output, log_probs=True)[0, -1].float()
+    best, found = log_probs_V.topk(min(top or scale, log_probs_V.numel()))
+    return Completion(checkpoint.label, scale, read, [words[int(word)] for word in found], best.exp().tolist())

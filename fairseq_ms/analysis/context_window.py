@@ -1,0 +1,109 @@
+"""`fairseq-ms context-window`: what each further token of context is worth.
+
+Multi-scale Transformer LMs, Section 5.3, Table 4's last block.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fairseq_ms.analysis import arguments, comparison
+from fairseq_ms.analysis.flags import add_counts
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from fairseq_ms.analysis.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Checkpoints, contexts and outputs."""
+    arguments.add_checkpoints(parser)
+    arguments.add_flag(
+        parser,
+        "--contexts",
+        "--context",
+        type=arguments.positive_list,
+        metavar="N,N,...",
+        help="context lengths (default: powers of two up to 512, as far as all the models have positions)",
+    )
+    add_counts(parser, ("--limit --targets", 1000, "predict N tokens"))
+    parser.add_argument("--seed", type=int, default=1, help="of the bootstrap (default: 1)")
+    arguments.add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one row a context length, per checkpoint the perplexity and its band."""
+    import numpy as np
+    import torch
+
+    from fairseq_ms.analysis import checkpoints
+
+    loaded = comparison.load(args)
+    most = min(512, *(checkpoint.longest or 512 for checkpoint in loaded))
+    contexts = sorted(set(args.contexts or [2**power for power in range(most.bit_length())]))
+    for checkpoint in loaded:
+        if checkpoint.longest is not None and contexts[-1] > checkpoint.longest:
+            raise UsageError(
+                f"--contexts must lie between 1 and the {checkpoint.longest} positions of {checkpoint.label}: "
+                f"got {contexts[-1]}"
+            )
+    tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
+    targets = choose_targets(tokens.numel(), contexts[-1], args.limit)
+    bands, results = {}, []
+    for checkpoint in loaded:
+        nll = [nll_with_context(checkpoint, tokens, targets, length, args.max_tokens) for length in contexts]
+        bands[checkpoint.label] = band = perplexities(np.stack(nll), args.seed)
+        columns = (contexts, np.mean(nll, axis=1).tolist(), *(values.tolist() for values in band))
+        points = [dict(zip(("context", "nll", "perplexity", "low", "high"), point)) for point in zip(*columns)]
+        results.append({"label": checkpoint.label, "targets": len(targets), "by_context": points})
+    print(
+        f"perplexity of the same {len(targets)} tokens, given so many tokens of context; "
+        "bands are of the difference to the longest"
+    )
+    print(comparison.band_table("context", contexts, bands, 2))
+    labels = ("context given, in tokens", "perplexity")
+    comparison.write(args, loaded, results, lambda figure: comparison.draw_bands(figure, contexts, bands, *labels))
+    return 0
+
+
+def choose_targets(length: int, most: int, count: int) -> np.ndarray:
+    """Positions of up to ``count`` tokens, evenly spread, with ``most`` tokens before them; UsageError for none."""
+    import numpy as np
+
+    if length <= most:
+        raise UsageError(f"--contexts must be shorter than the split, which has {length} tokens: got {most}")
+    return np.unique(np.linspace(most, length - 1, min(count, length - most)).round().astype(np.int64))
+
+
+def nll_with_context(
+    checkpoint: Checkpoint, tokens: Tensor, targets: np.ndarray, context: int, max_tokens: int = 8192
+) -> np.ndarray:
+    """NLL (targets,) of the tokens at the positions ``targets``, the model reading only the last ``context``."""
+    import torch
+
+    from fairseq_ms.analysis.scoring import score_windows
+
+    parts = []
+    for chunk in torch.from_numpy(targets).split(max(1, max_tokens // context)):
+        rows = chunk[:, None] + torch.arange(-context, 0)
+        parts.append(score_windows(checkpoint, tokens[rows], tokens[rows + 1], first=context - 1)[:, 0].cpu())
+    return torch.cat(parts).double().numpy()
+
+
+def perplexities(nll_CR: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Perplexity by context (C,), the longest last, with the low and high end of its band.
+
+    The bootstrap band is that of the difference to the longest context, target by target: how much more the
+    model has to gain is known far better than how hard these targets are.
+    """
+    import numpy as np
+
+    from fairseq_ms.analysis.scoring import bootstrap_band
+
+    low, high = bootstrap_band((nll_CR - nll_CR[-1]).T, seed)
+    longest = nll_CR[-1].mean()
+    return np.exp(nll_CR.mean(1)), np.exp(longest + low), np.exp(longest + high)

@@ -1,1 +1,0 @@
-"""What a scale's representation finds alike (Multi-scale Transformer LMs, Table 6)."""

@@ -1,0 +1,97 @@
+"""`fairseq-ms nll-by-frequency`: which tokens a model is better at (Multi-scale Transformer LMs, Figures 5 and 6)."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fairseq_ms.analysis import arguments, comparison, report
+from fairseq_ms.analysis.flags import add_counts
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Checkpoints, window, bins and outputs."""
+    arguments.add_checkpoints(parser)
+    arguments.add_window(parser)
+    add_counts(parser, ("--bins", 10, "number of bins"), ("--limit", None, "score only the first N tokens"))
+    parser.add_argument("--train-subset", default="train", help="split whose frequencies count (default: train)")
+    arguments.add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one row a bin, one column a checkpoint."""
+    import torch
+
+    from fairseq_ms.analysis import checkpoints, scoring
+
+    loaded = comparison.load(args)
+    arguments.check_window_is_used(args, loaded)
+    counts = checkpoints.token_counts(loaded[0], args.train_subset)
+    kinds = int((counts > 0).sum())
+    if args.bins > kinds:
+        raise UsageError(f"--bins must lie between 1 and the {kinds} symbols of the training text: got {args.bins}")
+    bins_V = frequency_bins(counts, args.bins)
+    curves: dict[str, list[float | None]] = {}
+    for checkpoint in loaded:
+        texts = checkpoints.documents(checkpoint, args.gen_subset, args.limit)
+        nll = scoring.score_documents(checkpoint, texts, args.tokens_per_sample, args.context_window, args.max_tokens)
+        scored, means = nll_by_bin(torch.cat(texts).numpy(), nll, bins_V, args.bins)
+        curves[checkpoint.label] = [None if math.isnan(mean) else float(mean) for mean in means]
+    rows, results = [], []
+    # The tokens scored are the same for all checkpoints.
+    for index, (tokens, *nlls) in enumerate(zip(scored.tolist(), *curves.values())):
+        inside = counts[(bins_V == index) & (counts > 0)]
+        least, most = (int(inside.min()), int(inside.max())) if inside.size else (0, 0)
+        rows.append([index + 1, inside.size, f"{least}-{most}", tokens, *nlls])
+        found = {"bin": index + 1, "symbols": inside.size, "train_tokens": int(inside.sum())}
+        found |= {"least_frequent": least, "most_frequent": most, "tokens": tokens}
+        results.append({**found, "nll": dict(zip(curves, nlls))})
+    print(report.format_table(["bin", "symbols", "training count", "tokens scored", *curves], rows))
+    comparison.write(args, loaded, results, lambda figure: draw(figure, curves))
+    return 0
+
+
+def frequency_bins(counts_V: np.ndarray, bins: int) -> np.ndarray:
+    """The bin (V,) of every symbol, 0 for the rarest, such that each bin has an equal share of the text.
+
+    Symbols are ordered by how often they occur (equally frequent ones by number), and a symbol belongs to
+    the bin in which the middle of its occurrences lies. Symbols that never occur are in bin 0.
+    """
+    import numpy as np
+
+    order = np.lexsort((np.arange(counts_V.size), counts_V))
+    ordered = counts_V[order].astype(np.float64)
+    middles = ordered.cumsum() - ordered / 2
+    total = max(1.0, ordered.sum())
+    assigned = np.empty(counts_V.size, dtype=np.int64)
+    assigned[order] = np.minimum((middles * bins / total).astype(np.int64), bins - 1)
+    return assigned
+
+
+def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many of the scored tokens are in each bin (bins,), and their mean NLL (bins,), NaN where none is."""
+    import numpy as np
+
+    of_token = bins_V[tokens_n]
+    scored = np.bincount(of_token, minlength=bins)
+    sums = np.bincount(of_token, weights=nll_n, minlength=bins)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return scored, sums / scored
+
+
+def draw(figure: Figure, curves: Mapping[str, Sequence[float | None]]) -> None:
+    """Mean NLL over bins, rarest left, one line a checkpoint."""
+    axes = figure.add_subplot()
+    for index, (label, values) in enumerate(curves.items()):
+        heights = [math.nan if value is None else value for value in values]
+        positions = range(1, len(heights) + 1)
+        report.plot_line(axes, index, positions, heights, label)
+    axes.set_xticks(positions)
+    report.finish_axes(axes, "bin of equal training frequency (1: rarest tokens)", "mean NLL (nats)")

@@ -1,0 +1,244 @@
+"""`fairseq-ms perplexity`: perplexity by subword and by word, and bits per byte, from one evaluation.
+
+A text's total negative log-likelihood does not depend on what it is divided by. fairseq-eval-lm divides by subwords;
+the multi-scale paper (4.1) reports WikiText-103 by dividing by the actual number of words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairseq_ms.analysis import arguments, report
+from fairseq_ms.analysis.flags import add_counts
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from fairseq_ms.analysis.checkpoints import Checkpoint
+
+# What bits are counted per, and its name in a manifest.
+_UNITS = {"character": "characters", "byte": "bytes", "source byte": "source_bytes"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags spelled as fairseq-eval-lm spells them, and where the counts come from and results go."""
+    parser.add_argument("checkpoint", help="file that fairseq-train wrote")
+    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
+    parser.add_argument("--gen-subset", default="test", metavar="SPLIT", help="split of the data (default: test)")
+    add_counts(
+        parser,
+        ("--tokens-per-sample", None, "window in tokens (default: as in training)"),
+        ("--batch-size", None, "most windows in a batch (default: what --max-tokens has room for)"),
+        ("--max-tokens", 36000, "most tokens in a batch"),
+    )
+    parser.add_argument(
+        "--context-window",
+        type=int,
+        metavar="N",
+        help="tokens of a window that are only context, so the stride is the rest (default: half the window; "
+        "0 for models whose context is their memory)",
+    )
+    parser.add_argument(
+        "--sample-break-mode",
+        choices=("none", "eos"),
+        help="none reads running text, eos every line or image by itself, without context (default: eos where the "
+        "model was trained so, else none)",
+    )
+    parser.add_argument("--fp16", action="store_true", help="half precision")
+    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
+    parser.add_argument("--manifest", type=Path, help="counts of the data (default: manifest.json in or above --data)")
+    arguments.add_outputs(parser, figure=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print the table and write the JSON file; returns 0."""
+    report.check_outputs(args.json, None)
+    if args.manifest is not None and not args.manifest.is_file():
+        raise UsageError(f"--manifest must be a file: got {args.manifest}")
+    checkpoint = load(args.checkpoint, args.data, args.cpu, args.tokens_per_sample, args.sample_break_mode)
+    if args.fp16:
+        checkpoint.model.half()
+    scored = evaluate(
+        checkpoint, args.gen_subset, args.tokens_per_sample, args.context_window, args.max_tokens, args.batch_size
+    )
+    data = Path(str(checkpoint.task.args.data))
+    beside = (file for file in (data / "manifest.json", data.parent / "manifest.json") if file.is_file())
+    manifest = args.manifest or next(beside, None)
+    counts = split_counts(manifest, args.gen_subset, scored.targets) if manifest else {}
+    settings: dict[str, object] = {
+        "checkpoint": args.checkpoint,
+        "data": str(data),
+        "subset": args.gen_subset,
+        "manifest": str(manifest) if manifest else None,
+        "window": scored.window,
+        "stride": scored.window - scored.context,
+    }
+    numbers = renormalised(scored, counts)
+    print("\n".join(_lines(settings, numbers)))
+    if args.json is not None:
+        # A line without spaces is one word, whose perplexity may be beyond floating point numbers.
+        report.write_json(args.json, {**settings, **numbers}, allow_nan=True)
+    return 0
+
+
+def load(
+    path: str, data: str | None = None, cpu: bool = False, segment: int | None = None, mode: str | None = None
+) -> Checkpoint:
+    """A checkpoint to be read in segments of another length, if it has a memory, or by line ("eos") or as running text.
+
+    Raises UsageError as ``checkpoints.load`` does, and for the data of another dictionary.
+    """
+    from fairseq_ms.analysis import checkpoints
+
+    arguments.quieten()
+    try:
+        checkpoint = checkpoints.load(path, data, cpu)
+    except RuntimeError as error:
+        if "size mismatch" in str(error):
+            raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
+        raise
+    # Blocks of whole lines were for training alone.
+    given = mode or str(checkpoint.task.args.sample_break_mode)
+    checkpoint.task.args.sample_break_mode = given if given == "eos" else "none"
+    if segment is not None and checkpoint.streaming:
+        checkpoint.task.args.tokens_per_sample, trained = segment, checkpoint.model
+        checkpoint.model = checkpoint.task.build_model(checkpoint.cfg.model).to(checkpoint.device).eval()
+        checkpoint.model.load_state_dict(trained.state_dict())
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The total negative log-likelihood of a text, and what it was the total of.
+
+    Attributes:
+        bits: the total
+        targets: how many there were
+        unfinished: those that end in `@@`; the others are words and ends of line
+        cut: windows whose last target is unfinished: fairseq-eval-lm --post-process '@@ ' counts the word that such a
+            window cuts in two as two words; None for a stream, which has no windows
+        window, context: tokens of a window, and those of them that are only context
+    """
+
+    bits: float
+    targets: int
+    unfinished: int = 0
+    cut: int | None = 0
+    window: int = 0
+    context: int = 0
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    split: str,
+    window: int | None = None,
+    context: int | None = None,
+    max_tokens: int = 36000,
+    batch_size: int | None = None,
+) -> Scored:
+    """Score every token of a split once; window and context are as in ``scoring.check_window`` by default.
+
+    A line that is read by itself is a window of its own, and has no context. Raises UsageError for a window, a line or
+    a context that the model cannot be given.
+    """
+    import numpy as np
+    import torch
+
+    from fairseq_ms.analysis import checkpoints, scoring
+
+    by_line = str(checkpoint.task.args.sample_break_mode) == "eos"
+    if context and (by_line or checkpoint.streaming):
+        raise UsageError(f"--context-window is of running text and of models without a memory: got {context}")
+    texts = checkpoints.documents(checkpoint, split)
+    lengths = [text.numel() for text in texts]
+    if by_line and checkpoint.longest is not None and max(lengths) > checkpoint.longest:
+        raise UsageError(
+            f"--sample-break-mode eos needs lines of at most the {checkpoint.longest} positions of {checkpoint.label}, "
+            f"and --sample-break-mode none cuts longer ones: got a line of {max(lengths)} tokens"
+        )
+    if by_line or checkpoint.streaming:
+        window, context = window or checkpoint.segment, 0
+        read = max(lengths)
+    else:
+        window, context = scoring.check_window(checkpoint, window, context)
+        read = window
+    room = max_tokens if batch_size is None else min(max_tokens, batch_size * read)
+    nll = scoring.score_documents(checkpoint, texts, read, context, room)
+    symbols = checkpoint.dictionary.symbols
+    unfinished = np.array([symbol.endswith("@@") for symbol in symbols])[torch.cat(texts).numpy()]
+    cut = None
+    if by_line or not checkpoint.streaming:
+        cut = sum(bool(unfinished[stop - 1]) for _, _, stop in scoring.windows_of(lengths, read, context))
+    return Scored(float(nll.sum() / math.log(2)), nll.size, int(unfinished.sum()), cut, window, context)
+
+
+def split_counts(manifest: Path, subset: str, targets: int) -> dict[str, int]:
+    """A split's counts in the manifest of a prepared folder; UsageError when they are not of the data scored."""
+    try:
+        splits = json.loads(manifest.read_text(encoding="utf-8"))["splits"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--manifest must be a manifest.json that preprocess/ wrote: got {manifest} ({error})"
+        ) from None
+    if subset not in splits:
+        raise UsageError(f"--manifest must hold counts of {subset}: {manifest} has {', '.join(splits)}")
+    if splits[subset]["targets"] != targets:
+        raise UsageError(
+            f"--manifest must be of the data that is scored: {manifest} counts {splits[subset]['targets']} targets "
+            f"in {subset}, but {targets} were scored"
+        )
+    return splits[subset]
+
+
+def renormalised(scored: Scored, counts: Mapping[str, int]) -> dict[str, float]:
+    """The same total divided by targets, words and, as far as `counts` has them, characters and bytes."""
+
+    def perplexity(count: int) -> float:
+        return 2 ** (scored.bits / count) if scored.bits / count < 1000 else math.inf
+
+    found: dict[str, float] = {
+        "targets": scored.targets,
+        "bits_per_target": scored.bits / scored.targets,
+        "perplexity": perplexity(scored.targets),
+    }
+    words = scored.targets - scored.unfinished
+    if "images" not in counts:
+        found["words_with_eol"] = counts.get("words_with_eol", words)
+        found["word_perplexity"] = perplexity(counts.get("words_with_eol", words))
+    if scored.unfinished and scored.cut is not None:
+        found["words_cut_by_blocks"] = scored.cut
+        found["fairseq_word_perplexity"] = perplexity(words + scored.cut)
+    for unit, name in _UNITS.items():
+        if name in counts:
+            found[name] = counts[name]
+            found[f"bits_per_{unit.replace(' ', '_')}"] = scored.bits / counts[name]
+    return found
+
+
+def _lines(settings: Mapping[str, object], numbers: Mapping[str, float]) -> list[str]:
+    rows = [
+        ("checkpoint", settings["checkpoint"]),
+        ("data", f"{settings['data']} ({settings['subset']})"),
+        ("window, stride", f"{settings['window']}, {settings['stride']}"),
+        ("scored targets", f"{numbers['targets']:,}"),
+        ("bits per target", f"{numbers['bits_per_target']:.4f}"),
+        ("perplexity", f"{numbers['perplexity']:.4f}"),
+    ]
+    if "word_perplexity" in numbers:
+        counted = f"over {numbers['words_with_eol']:,} words and ends of line"
+        rows.append(("word perplexity", f"{numbers['word_perplexity']:.4f}  {counted}"))
+    if "fairseq_word_perplexity" in numbers:
+        cut = f"{numbers['words_cut_by_blocks']:,} words cut in two by windows count twice there"
+        rows.append(("by fairseq-eval-lm", f"{numbers['fairseq_word_perplexity']:.4f}  {cut}"))
+    for unit, name in _UNITS.items():
+        if name in numbers:
+            bits = numbers[f"bits_per_{unit.replace(' ', '_')}"]
+            rows.append((f"bits per {unit}", f"{bits:.4f}  over {numbers[name]:,}"))
+    if settings["manifest"] is None:
+        rows.append(("bits per byte", "-  needs the manifest.json of preprocess/ (--manifest)"))
+    return [f"{name:<18} {value}" for name, value in rows]

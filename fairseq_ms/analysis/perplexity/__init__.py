@@ -1,1 +1,0 @@
-"""Perplexity by subword and by word, and bits per byte."""

@@ -1,0 +1,183 @@
+"""`fairseq-ms tradeoff`: what perplexity costs in memory or time, over a folder of runs.
+
+Multi-scale Transformer LMs, Section 5.1, Figure 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from fairseq_ms.analysis import arguments, report
+from fairseq_ms.errors import UsageError
+
+if TYPE_CHECKING:
+    from fairseq.dataclass import FairseqDataclass
+    from matplotlib.figure import Figure
+
+    from fairseq_ms.analysis.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Runs, data, the cost to draw and outputs."""
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folder below which the runs' save directories lie")
+    parser.add_argument("--checkpoint", default="checkpoint_best.pt", help="its file (default: checkpoint_best.pt)")
+    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
+    parser.add_argument("--gen-subset", default="test", help="split of the data (default: test)")
+    parser.add_argument("--limit", type=arguments.positive, metavar="N", help="score only the first N tokens")
+    parser.add_argument(
+        "--batch-size", type=arguments.positive, default=1, metavar="N", help="samples of a training step (default: 1)"
+    )
+    parser.add_argument("--cost", choices=("memory", "time"), default="memory", help="of the figure (default: memory)")
+    parser.add_argument(
+        "--max-tokens", type=arguments.positive, default=8192, metavar="N", help="tokens in a batch (default: 8192)"
+    )
+    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
+    arguments.add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one row a run."""
+    from fairseq_ms.analysis import checkpoints
+
+    report.check_outputs(args.json, args.png)
+    arguments.quieten()
+    loaded: list[checkpoints.Checkpoint] = []
+    results = []
+    for label, path in find_runs(args.runs, args.checkpoint):
+        checkpoint = checkpoints.load(str(path), args.data, args.cpu)
+        checkpoint.label = label
+        checkpoints.require_one_dictionary([*loaded[:1], checkpoint], args.command)
+        loaded.append(checkpoint)
+        results.append(measure(checkpoint, args.gen_subset, args.limit, args.batch_size, args.max_tokens))
+    rows = [
+        [
+            result["label"],
+            result["arch"],
+            result["layers"],
+            result["perplexity"],
+            result["parameters"] / 1e6,
+            memory_of(result) / 1e9,
+            result["kept_bytes_per_target"] / 1e3,
+            result["seconds_per_target"] * 1e6,
+        ]
+        for result in results
+    ]
+    header = ["run", "arch", "layers", "perplexity", "M parameters", "GB", "kB/target kept", "us/target"]
+    print(f"training step of {args.batch_size} sample(s); perplexity on {args.gen_subset}")
+    print(report.format_table(header, rows))
+    print(f"GB: {measure_of(results)}")
+    arguments.write_results(args, loaded, results)
+    if args.png:
+        report.write_png(args.png, lambda figure: draw(figure, results, args.cost))
+    return 0
+
+
+class Run(TypedDict):
+    """Perplexity of a run and what a training step of it costs; see ``measure``."""
+
+    label: str
+    arch: str
+    layers: str
+    nll: float
+    perplexity: float
+    parameters: int
+    kept_bytes: int
+    total_bytes: float
+    max_memory_allocated: int | None
+    kept_bytes_per_target: float
+    seconds_per_target: float
+    seconds: float
+
+
+def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
+    """(label, checkpoint) of every run below the folders; UsageError when a folder holds none."""
+    found = []
+    for folder in folders:
+        paths = sorted(Path(folder).glob(f"**/{file}"))
+        if not paths:
+            raise UsageError(f"RUNS must be a folder with runs: no {file} lies below {folder}")
+        found += [(str(path.parent.relative_to(folder)), path) for path in paths]
+    return [(Path(path).resolve().parent.name if label == "." else label, path) for label, path in found]
+
+
+def layers_of(cfg: FairseqDataclass) -> str:
+    """How many layers a model has, as the figure writes it beside a point: coarsest scale first."""
+    from fairseq_ms.lm.scales import layer_scales
+
+    text = getattr(cfg, "scale_layers", None)
+    if text is None:
+        return str(getattr(cfg, "decoder_layers", ""))
+    return ",".join(str(scale.layers) for scale in layer_scales(text, need_finest=False).coarsest_first)
+
+
+def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> Run:
+    """Perplexity of a run on a split, and what a training step of it costs.
+
+    Bytes are those kept for backward, and together with weights, gradients and Adam's state; both are also
+    given per scored target, as seconds are, so that models which score other numbers of targets compare. On a GPU there
+    is the paper's own measure, too: the peak of a step in mixed precision.
+    """
+    from fairseq_ms.analysis import checkpoints, scoring, training_step, untrained
+
+    nll = scoring.score_documents(
+        checkpoint, checkpoints.documents(checkpoint, split, limit), max_tokens=max_tokens
+    ).mean()
+    model, tokens = checkpoint.model, checkpoint.segment
+    kept = training_step.step_bytes(model, batch, tokens)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    weights = training_step.weight_bytes(model)
+    seconds = training_step.seconds(model, batch, tokens)
+    # Last, since the model is in half precision then, and other runs' peaks are not to have it in them.
+    peak = training_step.mixed_precision_peak(model, batch, tokens)
+    model.eval().cpu()
+    return {
+        "label": checkpoint.label,
+        "arch": untrained.architecture(checkpoint.cfg.model),
+        "layers": layers_of(checkpoint.cfg.model),
+        "nll": float(nll),
+        "perplexity": math.exp(nll),
+        "parameters": parameters,
+        "kept_bytes": kept,
+        "total_bytes": kept + sum(weights.values()),
+        "max_memory_allocated": peak,
+        "kept_bytes_per_target": kept / (batch * tokens),
+        "seconds_per_target": seconds / (batch * tokens),
+        "seconds": seconds,
+    }
+
+
+def memory_of(run: Run) -> float:
+    """Bytes of a training step: the GPU's peak in mixed precision, or where there is none what is computed."""
+    return run["total_bytes"] if run["max_memory_allocated"] is None else run["max_memory_allocated"]
+
+
+def measure_of(runs: Sequence[Run]) -> str:
+    """What ``memory_of`` shows of these runs, all of which were measured on one device."""
+    if any(run["max_memory_allocated"] is None for run in runs):
+        return "kept for backward, weights, gradients and Adam"
+    return "max_memory_allocated of a step in mixed precision"
+
+
+def draw(figure: Figure, runs: Sequence[Run], cost: str) -> None:
+    """One line an architecture, its runs in order of cost, the number of layers beside each point."""
+    axes = figure.add_subplot()
+    label = {
+        "memory": f"{measure_of(runs)} (GB)",
+        "time": "forward and backward of a training step (s)",
+    }[cost]
+
+    def cost_of(run: Run) -> float:
+        return memory_of(run) / 1e9 if cost == "memory" else run["seconds"]
+
+    for index, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
+        own = sorted((run for run in runs if run["arch"] == arch), key=cost_of)
+        costs, heights = [cost_of(run) for run in own], [run["perplexity"] for run in own]
+        report.plot_line(axes, index, costs, heights, arch)
+        for x, y, run in zip(costs, heights, own):
+            axes.annotate(run["layers"], (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    axes.margins(0.12)
+    report.finish_axes(axes, label, "perplexity")

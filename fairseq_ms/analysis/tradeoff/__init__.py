@@ -1,1 +1,0 @@
-"""What perplexity costs in memory or time (Multi-scale Transformer LMs, Figure 3)."""

@@ -1,0 +1,204 @@
+"""A model of fairseq_ms as `transformers` wants a causal language model.
+
+The models want padding behind the tokens, and states whose rows are equally long; `transformers` pads before them,
+and its rows are not. So a pass without cache moves every row to the left and its outputs back, and a pass with cache
+keeps a state for every length.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from fairseq_ms.export.hf.cache import Group, GroupedCache
+
+
+class FairseqMsConfig(PretrainedConfig):
+    """The sizes of an exported model, and what `transformers` wants to know.
+
+    Args:
+        arch: the architecture, as fairseq's ``--arch`` names it
+        model: the configuration of the core's model, by the names of its fields
+        flags: the flags that it was trained with, by name, with underscores
+        tied: every further name of a parameter that has several, and its first
+        vocab_size: number of symbols, fairseq's four special ones included
+        max_position_embeddings: the longest input in tokens, the first symbol included; None where there is no limit
+    """
+
+    model_type = "fairseq_ms"
+
+    def __init__(
+        self,
+        arch: str = "",
+        model: dict[str, Any] | None = None,
+        flags: dict[str, Any] | None = None,
+        tied: dict[str, str] | None = None,
+        vocab_size: int = 4,
+        max_position_embeddings: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self.arch = arch
+        self.model = model or {}
+        self.flags = flags or {}
+        self.tied = tied or {}
+        self.vocab_size = vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        super().__init__(**settings)
+
+
+class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
+    """A model of the core, which a subclass names with its configuration."""
+
+    config_class = FairseqMsConfig
+    base_model_prefix = "decoder"
+    core_class: ClassVar[Any]
+    core_config: ClassVar[Any]
+
+    def __init__(self, config: FairseqMsConfig) -> None:
+        super().__init__(config)
+        self.decoder = self.core_class(self.core_config.from_dict(config.model))
+        for module in self.modules():
+            # transformers builds a model on no device and reads all tensors from the file, derived ones too.
+            module._non_persistent_buffers_set.clear()
+        # Their identity is lost while a model is built and loaded.
+        self._tied_weights_keys = config.tied
+        self._keys_to_ignore_on_load_missing = [re.escape(name) for name in self._tied_weights_keys]
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # The first pass makes the cache.
+        return False
+
+    def get_input_embeddings(self) -> nn.Module:
+        embed = getattr(self.decoder, "embed", None)
+        return embed.words if embed is not None else self.decoder.encoder.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        raise ValueError("the vocabulary of an exported model cannot be changed")
+
+    def get_output_embeddings(self) -> None:
+        """None, so that nothing ties what the decoder has tied or left untied itself."""
+        return None
+
+    def tie_weights(self, missing_keys: set[str] | None = None, **unused: Any) -> None:
+        """Give parameters that are one in the decoder the weight that has been loaded under the first of their names.
+
+        Other models of transformers tie an output to the input embedding here.
+        """
+        for target, source in self._tied_weights_keys.items():
+            path, _, name = target.rpartition(".")
+            setattr(self.get_submodule(path), name, self.get_parameter(source))
+            if missing_keys is not None:
+                missing_keys.discard(target)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: GroupedCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits (B, T, V) of tokens (B, T); log-probabilities for a model with adaptive softmax.
+
+        Args:
+            attention_mask: (B, T) with the columns of the cache in front, 0 at padding, which lies before or behind a
+                row's tokens; behind them only without a cache
+            past_key_values: what a call before returned with ``use_cache``; the tokens continue it
+            labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out
+            use_cache: return a cache
+            logits_to_keep: only the last so many positions; 0 for all
+        """
+        refused = [name for name, value in others.items() if value is not None and value is not False]
+        refused = [name for name in refused if name not in ("num_items_in_batch", "position_ids")]
+        if refused:
+            raise ValueError(f"a model of fairseq_ms has no {refused[0]}: leave it out")
+        cache = past_key_values
+        if cache is None and use_cache:
+            cache = self._new_cache(input_ids, attention_mask)
+        x_BTD = self._at_once(input_ids, attention_mask) if cache is None else self._continued(input_ids, cache)
+        logits = self.decoder.logits(x_BTD[:, -logits_to_keep:] if logits_to_keep else x_BTD)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=others.get("num_items_in_batch"),
+            )
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        return output.to_tuple() if return_dict is False else output
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: GroupedCache | None = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **unused: Any,
+    ) -> dict[str, Any]:
+        """The arguments of ``forward`` at a step of ``generate()``: the tokens that the cache has not read."""
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        kept = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
+        return {"input_ids": input_ids[:, seen:], "logits_to_keep": logits_to_keep, **kept}
+
+    def _at_once(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """Features (B, T, D) of whole sequences."""
+        if mask_BT is None or bool(mask_BT.all()):
+            self.decoder.check_length(tokens_BT.size(1))
+            return self.decoder.features(tokens_BT)
+        starts_B, lengths_B = spans(mask_BT)
+        columns, longest = tokens_BT.size(1), int(lengths_B.max())
+        self.decoder.check_length(longest)
+        column_T = torch.arange(columns, device=tokens_BT.device)
+        moved_BT = tokens_BT.gather(1, (column_T + starts_B.unsqueeze(1)) % columns)
+        moved_BT = moved_BT.masked_fill(column_T >= lengths_B.unsqueeze(1), self.config.pad_token_id)
+        x_BTD = self.decoder.features(moved_BT[:, :longest])
+        # What is at padding means nothing.
+        back_BT = ((column_T - starts_B.unsqueeze(1)) % columns).clamp(max=longest - 1)
+        return x_BTD.gather(1, back_BT.unsqueeze(-1).expand(-1, -1, x_BTD.size(-1)))
+
+    def _new_cache(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> GroupedCache:
+        """The cache before prompts are read."""
+        columns = tokens_BT.size(1)
+        starts_B, lengths_B = spans(torch.ones_like(tokens_BT) if mask_BT is None else mask_BT)
+        if not bool((starts_B + lengths_B == columns).all()):
+            raise ValueError("a batch of prompts must be padded on the left: set padding_side='left'")
+        groups = []
+        for start in starts_B.unique().tolist():
+            rows_R = (starts_B == start).nonzero().squeeze(1)
+            groups.append(Group(rows_R, start, self.decoder.new_state(rows_R.numel(), 2 * (columns - start))))
+        return GroupedCache(groups)
+
+    def _continued(self, tokens_BT: Tensor, cache: GroupedCache) -> Tensor:
+        """Features (B, T, D) of tokens behind those that the cache has read, which reads them too."""
+        texts = [tokens_BT[group.rows_R, max(0, group.padding - cache.length) :] for group in cache.groups]
+        for group, text_RT in zip(cache.groups, texts):
+            self.decoder.check_length(group.state.length + text_RT.size(1))
+        parts = [self.decoder.features(text_RT, group.state) for group, text_RT in zip(cache.groups, texts)]
+        x_BTD = parts[0].new_zeros(*tokens_BT.shape, parts[0].size(-1))
+        for group, x_RTD in zip(cache.groups, parts):
+            x_BTD[group.rows_R, tokens_BT.size(1) - x_RTD.size(1) :] = x_RTD
+        cache.length += tokens_BT.size(1)
+        return x_BTD
+
+
+def spans(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the ones of every row begin and how many they are; ValueError unless they are one run."""
+    lengths_B = mask_BT.long().sum(1)
+    starts_B = mask_BT.long().argmax(1)
+    column_T = torch.arange(mask_BT.size(1), device=mask_BT.device)
+    inside_BT = (column_T >= starts_B.unsqueeze(1)) & (column_T < (starts_B + lengths_B).unsqueeze(1))
+    if not bool((inside_BT == mask_BT.bool()).all()) or not bool((lengths_B > 0).all()):
+        raise ValueError("attention_mask must hide padding before or behind a row's tokens, and not between them")
+    return starts_B, lengths_B

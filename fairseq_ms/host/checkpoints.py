@@ -1,0 +1,229 @@
+"""A checkpoint is complete or absent, is recognised when it is damaged, and runs no code.
+
+fairseq renames what may not have reached the disk yet, and after a failed attempt goes on behind the half of a file
+that the attempt has left. torch reads an archive without its checksums, so that a flipped bit would become a weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import logging
+import os
+import pickle
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from torch import distributed
+
+from fairseq_ms.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+# What another attempt does not mend. The others have as many attempts, and the same seconds between, as in fairseq.
+_FINAL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
+_PAUSES = (2.5, 2.5)
+# How files began that torch wrote before it wrote archives; they hold no checksums.
+_BEFORE_ARCHIVES = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_ARCHIVE = b"PK\x03\x04"
+
+# Found intact and about to be read, so that large files are not read twice for it.
+_about_to_be_read: set[str] = set()
+
+# The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
+torch.serialization.add_safe_globals([argparse.Namespace])
+
+
+def write(path: str, fill: Callable[[BinaryIO], Any]) -> None:
+    """Write a whole file by ``fill(file)``; raises UsageError when that cannot be, with the old file in its place."""
+    for pause in (*_PAUSES, None):
+        try:
+            _write_once(path, fill)
+            return
+        except Exception as error:
+            cause = _os_error(error)
+            if cause is None:
+                raise
+            if pause is None or cause.errno in _FINAL:
+                raise UsageError(
+                    f"--save-dir must take a whole checkpoint: {path} could not be written ({cause.strerror or cause})"
+                    "; the checkpoints before it are untouched, and the same command goes on from them"
+                ) from error
+            logger.warning(f"writing {path} failed ({cause}), trying again in {pause} seconds")
+            time.sleep(pause)
+
+
+def _write_once(path: str, fill: Callable[[BinaryIO], Any]) -> None:
+    """The file has its name when it has reached the disk, and vanishes on an error.
+
+    The folder is synced too: it holds the name, and until then a loss of power brings the old file back.
+    """
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(os.path.dirname(path) or ".")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems sync no folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The failure of the disk behind an error: torch raises one of its own while it closes an archive."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def copy_whole(original: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    """``PathManager.copy``, whose copies are complete or absent, too."""
+    if not PathManager.supports_rename(dst_path) or (os.path.exists(dst_path) and not overwrite):
+        return original(src_path, dst_path, overwrite=overwrite)
+
+    def fill(file: BinaryIO) -> None:
+        with open(src_path, "rb") as source:
+            shutil.copyfileobj(source, file, 1 << 20)
+
+    write(dst_path, fill)
+    return True
+
+
+def defect(path: str) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None if it is as it was written. Runs nothing of what it holds.
+
+    It reads the whole file, at the speed of the disk. Raises FileNotFoundError.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_BEFORE_ARCHIVES))
+            if start == _BEFORE_ARCHIVES:
+                return None
+            if not start:
+                return "it is empty"
+            if not start.startswith(_ARCHIVE):
+                return "it does not begin like a checkpoint"
+            if not zipfile.is_zipfile(file):
+                return "its end is missing"
+            with zipfile.ZipFile(file) as archive:
+                record = archive.testzip()
+        if record is not None:
+            return f"the checksum of {record} is wrong"
+        # What holds no checksum of its own is looked at by torch.
+        _read(path)
+        return None
+    except FileNotFoundError:
+        raise
+    except pickle.UnpicklingError:
+        return None
+    except Exception as error:  # a garbled archive makes zipfile raise nearly everything
+        return f"its archive cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}"
+
+
+def _read(path: str) -> Any:
+    """What a checkpoint holds; weights stay on the disk. Raises UnpicklingError for anything that could run code."""
+    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+
+
+def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings: Any) -> Any:
+    """``load_checkpoint_to_cpu``, with one sentence for what is damaged or holds code."""
+    local = PathManager.get_local_path(path)
+    if os.path.isfile(local):
+        wrong = None if local in _about_to_be_read else defect(local)
+        _about_to_be_read.discard(local)
+        if wrong is not None:
+            raise UsageError(
+                f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is damaged ({wrong})"
+            )
+        try:
+            _read(local)
+        except pickle.UnpicklingError as error:
+            raise UsageError(
+                f"a checkpoint must hold tensors and plain values alone, since others could run code: {path} holds them"
+            ) from error
+    return original(path, *args, **settings)
+
+
+def newest_intact(trainer: Any, filename: str) -> str:
+    """The file to go on from, on all ranks alike: ``filename``, or where the last checkpoint is damaged an older one.
+
+    Raises UsageError where none is intact. A checkpoint in several parts has to fit together, and the user's own
+    ``--restore-file`` is read or refused.
+    """
+    last = os.path.join(trainer.cfg.checkpoint.save_dir, "checkpoint_last.pt")
+    if filename != last or trainer.checkpoint_suffix or not os.path.isfile(last):
+        return filename
+    found = _newest_intact(last) if trainer.data_parallel_rank == 0 else None
+    if trainer.data_parallel_world_size > 1:
+        found = distributed_utils.broadcast_object(
+            found, src_rank=0, group=trainer.data_parallel_process_group, dist_device=trainer.device
+        )
+    if found is None:
+        raise UsageError(
+            f"--save-dir must hold an intact checkpoint to go on from: {last} is damaged, and there is no other "
+            "(remove it to begin anew)"
+        )
+    return found
+
+
+def _newest_intact(last: str) -> str | None:
+    """The checkpoint to go on from."""
+    wrong = defect(last)
+    if wrong is None:
+        _about_to_be_read.add(last)
+        return last
+    for updates, path in _others(last):
+        if defect(path) is None:
+            logger.warning(
+                f"{last} is damaged ({wrong}): going on from {path}, after update {updates}, which is the newest "
+                "intact checkpoint in --save-dir"
+            )
+            return path
+    return None
+
+
+def _others(last: str) -> list[tuple[int, str]]:
+    """The other checkpoints of a run's folder that training can go on from, newest first, by their updates."""
+    found = []
+    for path in sorted(Path(last).parent.glob("checkpoint*.pt")):
+        with contextlib.suppress(Exception):  # garbled archives make torch raise nearly everything
+            state = _read(str(path))
+            if str(path) != last and "train_iterator" in state["extra_state"]:
+                found.append((int(state["optimizer_history"][-1]["num_updates"]), str(path)))
+    return sorted(found, reverse=True)
+
+
+def broadcast_any(original: Callable[..., Any], obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+    """``_broadcast_object_slow``, by which the rank that reads a checkpoint shows it to the others.
+
+    fairseq sends it through ``torch.load``, whose default since torch 2.6 is to refuse what a configuration is
+    made of, so that no run of several processes could be resumed.
+    """
+    objects = [obj]
+    distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
+    return objects[0]

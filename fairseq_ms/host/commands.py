@@ -1,0 +1,261 @@
+"""fairseq's commands: which processes run, what is refused and how that reads, and who hears of signals.
+
+fairseq takes the number of processes from its command line, where the default is the number of GPUs that it sees: on
+CPUs, and nodes with one GPU, every process of a launcher would train alone, and write the same checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import re
+import signal
+import sys
+import threading
+from argparse import ArgumentParser
+from collections.abc import Callable
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from torch import nn
+from torch.multiprocessing import ProcessExitedException
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host.errors import parser_sentence, sentence_of
+
+# A scheduler asks a run to stop by SIGTERM, or by SIGUSR1 when it warns ahead (Slurm's ``--signal=USR1@120``).
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Of the exit code by which a shell says that a signal has ended a process: 143 and 138. 0 is for finished training.
+SIGNALLED = 128
+# What launchers say to the processes they start.
+_LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+_LEFTOVER = re.compile(r"(checkpoint|crash).*\.pt\.tmp")
+
+
+def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: Any, **settings: Any) -> Any:
+    """``parse_args_and_arch``: a mistake is one sentence instead of pages of usage, and ``--bf16`` means no TPU.
+
+    fairseq takes ``--bf16`` for a TPU's alone; ``--tpu`` is no flag here.
+    """
+
+    def refuse(message: str) -> None:
+        parser.exit(2, f"{parser.prog}: error: {parser_sentence(message, parser)}\n")
+
+    parser.error = refuse  # type: ignore[assignment, method-assign]
+    if "--tpu" in parser._option_string_actions:
+        parser._handle_conflict_resolve(None, [("--tpu", parser._option_string_actions["--tpu"])])  # type: ignore
+    found = original(parser, *args, **settings)
+    (found[0] if isinstance(found, tuple) else found).tpu = False
+    return found
+
+
+def run_together(original: Callable[..., Any], cfg: Any, main: Callable[..., Any], **settings: Any) -> None:
+    """``call_main``: runs ``main`` in this process, in those of a launcher, or in one for each GPU here.
+
+    Raises UsageError for what is refused, and SystemExit where a signal has ended processes that were started here.
+    """
+    refuse(cfg)
+    training = cfg.distributed_training
+    launched = _launched() > 1 and not training.pipeline_model_parallel
+    if training.distributed_init_method is None and launched:
+        _join(training)
+    elif training.distributed_init_method is None:
+        distributed_utils.infer_init_method(training)
+    main = functools.partial(_run, main)
+    try:
+        if training.distributed_init_method is None or training.distributed_no_spawn:
+            original(cfg, main, **settings)
+        else:
+            _start(main, cfg, settings)
+    finally:
+        signals.end()
+
+
+def refuse(cfg: Any) -> None:
+    """Raise UsageError for what fairseq takes, and cannot be done."""
+    backend = str(cfg.distributed_training.ddp_backend)
+    if backend == "fully_sharded":
+        raise UsageError(
+            "--ddp-backend must be pytorch_ddp or legacy_ddp, since each process needs all weights of a model to carry "
+            f"its memory and to write checkpoints: got {backend}"
+        )
+    if cfg.checkpoint.write_checkpoints_asynchronously:
+        raise UsageError(
+            "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
+        )
+    left = getattr(cfg.task, "tokens_per_sample", math.inf) - cfg.eval_lm.context_window
+    if left < 1:
+        raise UsageError(
+            "--tokens-per-sample must be at least 1, and in fairseq-eval-lm 1 more than --context-window: "
+            f"{left} tokens are left to score"
+        )
+
+
+def refuse_to_train(cfg: Any) -> None:
+    """Raise UsageError where a training would fail, or train alone beside others that write to the same folder."""
+    refuse(cfg)
+    if cfg.common.fp16 and not torch.cuda.is_available():
+        raise UsageError("--fp16 must be left out on a machine without a GPU: torch finds none")
+    # fairseq-hydra-train decides how many processes there are before it imports this package.
+    launched = _launched()
+    if launched > 1 and cfg.distributed_training.distributed_world_size == 1:
+        raise UsageError(
+            f"distributed_training.distributed_world_size={launched} must be given to fairseq-hydra-train where a "
+            f"launcher starts {launched} processes on GPUs, since each would train alone (on CPUs, use fairseq-train): "
+            "got 1"
+        )
+
+
+def _launched() -> int:
+    """How many processes a launcher has started; 1 where there is none."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _LAUNCHED) else 1
+
+
+def _join(training: Any) -> None:
+    """Believe the launcher how many processes there are, which one this is, and how they find each other."""
+    training.distributed_init_method = "env://"
+    training.distributed_world_size = int(os.environ["WORLD_SIZE"])
+    training.distributed_rank = int(os.environ["RANK"])
+    # Of the node's GPUs; nodes need not have as many of them.
+    local = int(os.environ.get("LOCAL_RANK", training.distributed_rank))
+    training.device_id = local % max(1, torch.cuda.device_count())
+    training.distributed_no_spawn = True
+
+
+def _start(main: Callable[..., Any], cfg: Any, settings: dict[str, Any]) -> None:
+    """Start a process for each GPU, hand signals on to them, and end as they do."""
+    training = cfg.distributed_training
+    settings["start_rank"], training.distributed_rank = training.distributed_rank, None
+    count = min(torch.cuda.device_count(), training.distributed_world_size)
+    ranks = torch.multiprocessing.spawn(
+        distributed_utils.distributed_main, (main, cfg, settings), nprocs=count, join=False
+    )
+
+    def hand_on(signum: int) -> None:
+        for process in ranks.processes:
+            if process.is_alive():
+                os.kill(process.pid, signum)
+
+    signals.listen(hand_on)
+    try:
+        while not ranks.join():
+            pass
+    except ProcessExitedException as error:
+        end_as(error)
+
+
+def end_as(error: ProcessExitedException) -> None:
+    """End this process as the one that it has started has ended."""
+    for signum in SIGNALS:
+        # It is enough that one rank is asked, and one that does not train yet dies of the signal itself.
+        if error.exit_code == SIGNALLED + signum or (signum == signals.asked and error.exit_code == -signum):
+            raise SystemExit(SIGNALLED + signum) from None
+    raise UsageError(
+        f"process {error.error_index} of this run has ended with exit code {error.exit_code}, which is -9 where memory "
+        "has run out; the same command goes on from the last checkpoint"
+    ) from None
+
+
+def on_its_own_device(
+    original: Callable[..., Any], module: nn.Module, device_ids: Any, output_device: Any, **settings: Any
+) -> Any:
+    """``DistributedDataParallel``, to which fairseq names a GPU for every process, also where the model is on a CPU."""
+    if next(module.parameters()).device.type == "cpu":
+        device_ids = output_device = None
+    return original(module, device_ids=device_ids, output_device=output_device, **settings)
+
+
+class Signals:
+    """The signal by which this process was ``asked`` to stop, None before, and the handlers it ``replaced``."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self.replaced: dict[int, Any] = {}
+
+    def listen(self, hand_on: Callable[[int], None] | None = None) -> None:
+        """Note the signals that nobody else handles or ignores, and hand them on."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def note(signum: int, frame: Any) -> None:
+            self.asked = signum
+            if hand_on is not None:
+                hand_on(signum)
+
+        for signum in SIGNALS:
+            if signal.getsignal(signum) is signal.SIG_DFL:
+                self.replaced[signum] = signal.signal(signum, note)
+
+    def end(self) -> None:
+        """Handle them as before."""
+        for signum, handler in self.replaced.items():
+            signal.signal(signum, handler)
+        self.asked, self.replaced = None, {}
+
+
+signals = Signals()
+
+
+class HeldLog:
+    """What a training logs before it has a trainer, of which nothing is printed where it is refused."""
+
+    def __init__(self) -> None:
+        self.kept = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, target=logging.root)  # type: ignore[arg-type]
+        self.others: list[logging.Handler] | None = None
+        self.can_end = False
+
+    def hold(self) -> None:
+        """Take the place of the root logger's handlers, unless that is done, or nobody would end it."""
+        if self.can_end and self.others is None:
+            self.others, logging.root.handlers = logging.root.handlers, [self.kept]
+
+    def show(self) -> None:
+        """Give it back to them, and let them print what was kept."""
+        if self.others is not None:
+            logging.root.handlers, self.others = self.others, None
+        self.kept.flush()
+
+
+held_log = HeldLog()
+
+
+def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
+    """``main``, whose log is shown unless it was refused before there was a trainer."""
+    held_log.can_end = True
+    try:
+        return main(cfg, **settings)
+    except Exception as error:
+        if sentence_of(error) is not None:
+            held_log.kept.buffer.clear()
+        raise
+    finally:
+        held_log.can_end = False
+        held_log.show()
+
+
+def try_without_trace(original: Callable[..., None], save_dir: str) -> None:
+    """``verify_checkpoint_directory``, the last thing before a training prints its configuration.
+
+    It makes the folder to try whether that can be done; the first checkpoint makes it again. What a killed run has
+    left half written is removed.
+    """
+    new = [folder for folder in (Path(save_dir), *Path(save_dir).parents) if not folder.exists()]
+    try:
+        original(save_dir)
+        for path in Path(save_dir).iterdir():
+            if _LEFTOVER.fullmatch(path.name):
+                path.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--save-dir must be a folder in which files can be made: got {save_dir} ({error.strerror})"
+        ) from error
+    with contextlib.suppress(OSError):  # another run's folder may be in it by now
+        for folder in new:
+            folder.rmdir()
+    held_log.hold()

@@ -1,0 +1,187 @@
+"""Binarised data whose two files fit together and stay the same, and batches that all count.
+
+The format has no checksum: a token that has become another one of the dictionary would be trained on, and data that
+were prepared anew be continued at a place that means nothing in them. Checkpoints hold the checksums of the training
+data, and a run that is resumed compares them. One process reads the tokens once for that and all other checks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import queue
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from fairseq import utils
+from fairseq.data import indexed_dataset
+from fairseq.data.iterators import BackgroundConsumer
+from fairseq.distributed import utils as distributed_utils
+from torch import distributed
+
+from fairseq_ms.errors import UsageError
+
+# Of fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then the length of every
+# sentence and the byte at which it starts.
+_HEADER = struct.Struct("<9sQBQ")
+_MAGIC = b"MMIDIDX\x00\x00"
+# Bytes of which one checksum is taken, in threads, since that takes longer than reading them.
+_CHUNK = 1 << 22
+_THREADS = min(8, os.cpu_count() or 1)
+# A batch that takes longer than this, in seconds, is not waited for when the process ends.
+_PATIENCE = 30.0
+# In a batch that is repeated, since criterions may wait for the other processes in every batch.
+_REPEATED = "repeated"
+
+# Of all data sets that this process has opened: the path without an ending, and the checksum.
+checksums: dict[str, int] = {}
+
+
+def make_checked(
+    original: Callable[..., Any], path: str, impl: str, fix_lua_indexing: bool = False, dictionary: Any = None
+) -> Any:
+    """``make_dataset``, which opens ``path``.bin and ``path``.idx, where these fit together and the dictionary."""
+    if impl not in ("raw", "fasta") and os.path.isfile(f"{path}.idx") and os.path.isfile(f"{path}.bin"):
+        # What begins like no index fairseq takes for one of its oldest form, whose implementation this is.
+        kind = _kind(path) if impl in ("mmap", "cached") else None
+        largest, checksums[os.path.abspath(path)] = _from_first_rank(path, kind)
+        if kind is not None and dictionary is not None and largest >= len(dictionary):
+            raise _defect(f"{path}.bin has tokens that are not among the dictionary's {len(dictionary)} symbols")
+    return original(path, impl, fix_lua_indexing=fix_lua_indexing, dictionary=dictionary)
+
+
+def read_no_more(original: Callable[..., Any], path: str) -> None:
+    """``_warmup_mmap_file``, which reads a file so that the system may keep it in memory: it has been read."""
+
+
+def _defect(wrong: str) -> UsageError:
+    return UsageError(f"DATA must be as fairseq-preprocess wrote it: {wrong}")
+
+
+def _kind(path: str) -> np.dtype | None:
+    """The type of an indexed data set's tokens, None for fairseq's older format; UsageError for a wrong index."""
+    with open(f"{path}.idx", "rb") as file:
+        start = file.read(_HEADER.size)
+    if start.startswith(indexed_dataset.IndexedDataset._HDR_MAGIC):
+        return None
+    if len(start) < _HEADER.size:
+        raise _defect(f"{path}.idx is cut off")
+    magic, version, code, sentences = _HEADER.unpack(start)
+    if (magic, version) != (_MAGIC, 1) or code not in indexed_dataset._code_to_dtype:
+        raise _defect(f"{path}.idx is no index of a data set")
+    if os.path.getsize(f"{path}.idx") != _HEADER.size + 12 * sentences:
+        raise _defect(f"{path}.idx has not the size of an index of {sentences} sentences")
+    kind = np.dtype(indexed_dataset._code_to_dtype[code])
+    if sentences == 0:
+        return kind
+    lengths = np.memmap(f"{path}.idx", np.int32, "r", _HEADER.size, (sentences,))
+    starts = np.memmap(f"{path}.idx", np.int64, "r", _HEADER.size + lengths.nbytes, (sentences,))
+    ends = starts + lengths * np.int64(kind.itemsize)
+    size = os.path.getsize(f"{path}.bin")
+    # One half of a data set begins or ends with it.
+    whole = lengths.min() >= 0 and (starts[1:] == ends[:-1]).all() and starts[0] >= 0 and ends[-1] <= size
+    some = ends[-1] > starts[0] or not size
+    if not (whole and some and (starts[0] == 0 or ends[-1] == size)):
+        raise _defect(f"{path}.idx and {path}.bin do not fit together")
+    return kind
+
+
+def _from_first_rank(path: str, kind: np.dtype | None) -> tuple[int, int]:
+    """What ``_contents`` returns, which the first of all processes finds out for them."""
+    found = None
+    if distributed_utils.get_global_rank() == 0:
+        files = [os.stat(f"{path}{ending}") for ending in (".bin", ".idx")]
+        found = _contents(path, kind, *((file.st_size, file.st_mtime_ns) for file in files))
+    if distributed.is_initialized():
+        found = distributed_utils.broadcast_object(found, 0, distributed_utils.get_global_group())
+    assert found is not None
+    return found
+
+
+@functools.cache
+def _contents(path: str, kind: np.dtype | None, *unchanged: tuple[int, int]) -> tuple[int, int]:
+    """The largest token of a data set, and its checksum: the CRC-32 of the index, and of the CRC-32 of every chunk.
+
+    Files that are ``unchanged``, by size and time, are not read again.
+    """
+    size = os.path.getsize(f"{path}.bin")
+    kind = kind or np.dtype(np.uint8)
+
+    def part(start: int) -> tuple[int, int]:
+        tokens = np.fromfile(f"{path}.bin", kind, _CHUNK // kind.itemsize, offset=start)
+        # Read as unsigned, negative ones are larger than any dictionary.
+        return int(tokens.view(f"u{kind.itemsize}").max()), zlib.crc32(tokens.data)
+
+    largest, checksum = -1, zlib.crc32(np.memmap(f"{path}.idx", np.uint8, "r").data)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for top, found in pool.map(part, range(0, size // kind.itemsize * kind.itemsize, _CHUNK)):
+            largest, checksum = max(largest, top), zlib.crc32(found.to_bytes(4, "little"), checksum)
+    return largest, checksum
+
+
+def training_data(cfg: Any) -> Iterator[tuple[str, str, int]]:
+    """The training data opened so far: their name wherever they lie, their path, and their checksum.
+
+    The name is the number of their folder in DATA, and that of the split.
+    """
+    folders = [os.path.abspath(folder) for folder in utils.split_paths(getattr(cfg.task, "data", None) or "")]
+    subset = os.path.basename(cfg.dataset.train_subset)
+    for path, checksum in checksums.items():
+        folder, name = os.path.split(path)
+        if folder in folders and name.startswith(subset):
+            yield f"{folders.index(folder)}/{name}", path, checksum
+
+
+def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
+    """Raise UsageError if the training data opened so far are others than a checkpoint says, by name and checksum."""
+    for name, path, checksum in training_data(cfg):
+        if expected.get(name, checksum) != checksum:
+            raise UsageError(
+                f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx has changed since "
+                "(--reset-dataloader begins a new epoch of the data as they are)"
+            )
+
+
+def with_repeated(samples: list[Any], batch: dict[str, Any]) -> list[Any]:
+    """The batches of an update, with ``batch``, which ``counting`` leaves out, in the places of those that are missing.
+
+    With ``--update-freq``, a process can have a batch and then none. fairseq repeats an old one there without its
+    gradient, and then takes the process's whole update for empty: its gradients are used, but its tokens are left out
+    of what their sum is divided by, and its losses out of the log.
+    """
+    return [sample or {**batch, _REPEATED: True} for sample in samples]
+
+
+def counting(train_step: Callable[..., Any], sample: dict[str, Any], *args: Any, **settings: Any) -> Any:
+    """A task's ``train_step``, to which repeated batches are nothing."""
+    if not sample.get(_REPEATED):
+        return train_step(sample, *args, **settings)
+    loss, size, logged = train_step(sample, *args, **{**settings, "ignore_grad": True})
+    return loss, 0 * size, {name: 0 * value for name, value in logged.items()}
+
+
+def end_reading_ahead() -> None:
+    """Wait for the threads that read batches ahead, each of which ends with its current one.
+
+    fairseq leaves them to the end of the interpreter, which may find one in the middle of an operation of torch: then
+    C++ ends the process by SIGABRT, and a training that has succeeded exits with 134.
+    """
+    until = time.monotonic() + _PATIENCE
+    for thread in threading.enumerate():
+        if isinstance(thread, BackgroundConsumer):
+            thread._max_len = 0
+            while thread.is_alive() and time.monotonic() < until:
+                try:
+                    thread._queue.get_nowait()  # which it may be waiting to put another into
+                except queue.Empty:
+                    thread.join(0.01)
+
+
+atexit.register(end_reading_ahead)

@@ -1,0 +1,272 @@
+"""fairseq's trainer, which goes on where it was interrupted, stops when it is asked to, and counts all batches.
+
+What the ranks have been asked travels with the statistics that they add up in every update, so that all of them stop
+after the same one and none waits for another; nothing more is sent than before.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import checkpoint_utils, utils
+from fairseq import trainer as fairseq_trainer
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data.fairseq_dataset import EpochListening
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from fairseq.logging import meters, metrics
+from torch import distributed, save
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host import checkpoints, commands, data
+from fairseq_ms.optim import of_torch
+
+logger = logging.getLogger(__name__)
+
+# What checkpoints hold beside fairseq's own state. Not "training_data", where they once held other checksums.
+_PATIENCE, _CHECKSUMS = "patience", "data_checksums"
+# The method of datasets that are the same in every epoch.
+_HEARS_NOTHING = EpochListening.set_epoch
+# They ask for the probabilities of all symbols, which fairseq's adaptive softmax gives without a gradient.
+_ALL_SYMBOLS = (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
+
+
+class Trainer(fairseq_trainer.Trainer):
+    """fairseq's, with the same arguments; raises UsageError for what cannot be trained.
+
+    Attributes:
+        expected: checksums of the training data that the checkpoint was trained on, by their names
+        agreed: the signal that some rank had received in the last update, on all ranks alike
+        saved: the update after which a checkpoint was last written
+        leaving: the signal by which the run ends when the statistics of the epoch are printed
+    """
+
+    def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
+        commands.refuse_to_train(cfg)
+        check_criterion(criterion, model, cfg)
+        forget_best()
+        super().__init__(cfg, task, model, criterion, quantizer)
+        # An optimizer, which is made later, is given parameters without names.
+        if getattr(cfg.optimizer, "_name", None) == "muon":
+            of_torch.prepare_muon(cfg, self.get_model())
+        self.expected: dict[str, int] = {}
+        self.agreed: int | None = None
+        self.saved: int | None = None
+        self.leaving: int | None = None
+        self._updating = False
+        # Task, model, criterion and validation data are there. Processes that read data are started later, and inherit
+        # that a signal is noted, which they do nothing about; of SIGTERM, torch has them die.
+        commands.held_log.show()
+        commands.signals.listen()
+
+    def load_checkpoint(
+        self,
+        filename: str,
+        reset_optimizer: bool = False,
+        reset_lr_scheduler: bool = False,
+        optimizer_overrides: Any = None,
+        reset_meters: bool = False,
+    ) -> Any:
+        """As fairseq's, from the newest intact checkpoint, with what was best so far and the meters.
+
+        It comes before the training data are opened, and remembers what they have to be.
+        """
+        intact = checkpoints.newest_intact(self, filename)
+        state = super().load_checkpoint(intact, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
+        self.expected = {}
+        if state is None:
+            return None
+        if not reset_meters and "metrics" in state:
+            _restore_meters(state)
+        if not (reset_meters or reset_optimizer) and _PATIENCE in state and (counts := _counts_patience()) is not None:
+            counts.best, counts.num_runs = state[_PATIENCE]
+        # A model that is fine-tuned begins with an epoch of its own.
+        if not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model:
+            self.expected = dict(state.get(_CHECKSUMS, {}))
+        return state
+
+    def get_train_iterator(
+        self, epoch: int, combine: bool = True, load_dataset: bool = True, **more: Any
+    ) -> EpochBatchIterator:
+        """As fairseq's, whose batches are those of the uninterrupted run; raises UsageError if the data have changed.
+
+        fairseq draws the order of samples when it makes an iterator, from the seed and from the epoch of that moment.
+        A run that starts later than in epoch 1 repeats what the uninterrupted one did: it loads the data and makes an
+        iterator in epoch 1, and asks for one again in the current epoch. Whether that is the same iterator is the
+        task's decision. Data that is loaded for every epoch (``DATA1:DATA2``) is ordered by epoch anyway.
+        """
+        if self.leaving is not None:
+            self.leave(self.leaving)
+        repeat = load_dataset and epoch > 1 and not more.get("disable_iterator_cache", False)
+        if repeat:
+            super().get_train_iterator(1, combine=combine, load_dataset=True, **more)
+        iterator = super().get_train_iterator(epoch, combine=combine, load_dataset=load_dataset and not repeat, **more)
+        data.refuse_changed(self.cfg, self.expected)
+        # fairseq keeps a data loader from its first epoch on, with that epoch's --curriculum, and with workers whose
+        # copies of the dataset stay in that epoch; what is made when a checkpoint is read does not know all flags.
+        iterator.ordered_batches = functools.partial(_ordered_batches, iterator, self.cfg)
+        if iterator.num_workers > 0 and getattr(type(iterator.dataset), "set_epoch", None) is not _HEARS_NOTHING:
+            iterator.dataloader = None
+        if repeat:
+            iterator.epoch = epoch
+            if callable(getattr(iterator, "batch_sampler", None)):
+                iterator._frozen_batches = None
+            iterator.dataset.set_epoch(epoch)
+        return iterator
+
+    def train_step(self, samples: list[Any], raise_oom: bool = False) -> Any:
+        """As fairseq's, which also counts the batches of an update in which this process has too few."""
+        uneven = any(samples) and not all(samples)
+        if uneven:
+            samples = data.with_repeated(samples, self._dummy_batch)
+            self.task.train_step = functools.partial(data.counting, self.task.train_step)
+        self._updating = True
+        try:
+            return super().train_step(samples, raise_oom)
+        finally:
+            self._updating = False
+            if uneven:
+                del self.task.train_step
+
+    def _aggregate_logging_outputs(self, logging_outputs: Any, *stats: Any, ignore: bool = False) -> Any:
+        """As fairseq's, which adds up statistics over the ranks; the signals that have arrived are among them."""
+        own = [float(commands.signals.asked == signum) for signum in commands.SIGNALS]
+        outputs, sums = super()._aggregate_logging_outputs(logging_outputs, *stats, *own, ignore=ignore)
+        asked = [signum for signum, ranks in zip(commands.SIGNALS, sums[len(stats) :]) if ranks > 0]
+        self.agreed = asked[0] if asked else None
+        return outputs, sums[: len(stats)]
+
+    def consolidate_optimizer(self) -> None:
+        """As fairseq's, which all ranks call before one of them writes: those of a stream send it their memories.
+
+        A rank that fails within an update calls it alone, and would wait for the others.
+        """
+        if not self._updating:
+            if hasattr(self.task, "before_checkpoint"):
+                self.task.before_checkpoint()
+            self.saved = self.get_num_updates()
+        super().consolidate_optimizer()
+
+    def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> str | None:
+        """As fairseq's, a whole file or none, with the data's checksums and what ``--patience`` has counted."""
+        found = {name: checksum for name, _, checksum in data.training_data(self.cfg)}
+        extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}}
+        if hasattr(counts := _counts_patience(), "best"):
+            extra_state[_PATIENCE] = counts.best, counts.num_runs
+        if not self.should_save_checkpoint_on_current_rank or not PathManager.supports_rename(filename):
+            return super().save_checkpoint(filename, extra_state)
+        path = os.path.abspath(filename)
+        logger.info(f"Saving checkpoint to {path}")
+        state = utils.move_to_cpu(self.state_dict())
+        state["extra_state"].update(extra_state)
+        checkpoints.write(filename, lambda file: save(state, file))
+        logger.info(f"Finished saving checkpoint to {path}")
+        return path
+
+    def leave(self, signum: int) -> None:
+        """End this process, together with those of the other ranks."""
+        if distributed.is_initialized():
+            # A launcher ends all ranks when one has ended.
+            distributed.barrier(distributed_utils.get_global_group())
+        cfg, code = self.cfg.checkpoint, commands.SIGNALLED + signum
+        saved = "not saved, since --no-save is given" if cfg.no_save else f"saved in {cfg.save_dir}"
+        name = signal.Signals(signum).name
+        logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
+        raise SystemExit(code)
+
+
+def _ordered_batches(iterator: Any, cfg: Any, epoch: int, fixed: bool, shuffle: bool) -> Any:
+    """An iterator's ``ordered_batches``, by the flags of this run and the epoch itself."""
+    shuffle = epoch > cfg.dataset.curriculum and not iterator.disable_shuffling
+    return type(iterator).ordered_batches(iterator, epoch, cfg.distributed_training.fix_batches_to_gpus, shuffle)
+
+
+def stop_if_asked(
+    original: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
+) -> Any:
+    """``validate_and_save``, which comes after every update."""
+    losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+    signum = trainer.agreed if trainer.data_parallel_world_size > 1 else commands.signals.asked
+    finished = should_stop or (end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))
+    if signum is None or finished:
+        return losses, should_stop
+    if trainer.saved != trainer.get_num_updates():
+        # Without the validation that fairseq's own ways to stop begin with: the uninterrupted run has none here.
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+    if not end_of_epoch:
+        trainer.leave(signum)
+    # At the end of an epoch its statistics are still to be printed.
+    trainer.leaving = signum
+    return losses, should_stop
+
+
+def _restore_meters(state: dict[str, Any]) -> None:
+    """Have meters go on from a checkpoint, of which fairseq drops all between two epochs.
+
+    Then the first loss that is printed would be the mean of fewer updates than ``--log-interval``. Speeds are this
+    process' own: fairseq means to begin them anew within an epoch, but looks for them among the meters' names.
+    """
+    place = state["train_iterator"]
+    if place.get("version", 1) >= 2 and place["iterations_in_epoch"] == 0:
+        metrics.load_state_dict(state["metrics"])
+        metrics.reset_meters("train")
+    for meter in (metrics.get_meters("default") or {}).values():
+        if isinstance(meter, meters.TimeMeter):
+            meter.reset()
+
+
+def _counts_patience() -> Any:
+    """fairseq's function that counts for how long nothing has been better; None outside of ``fairseq-train``.
+
+    Run by ``python -m``, it is the program's own.
+    """
+    programs = (sys.modules["__main__"], sys.modules.get("fairseq_cli.train"))
+    return next((found for program in programs if (found := getattr(program, "should_stop_early", None))), None)
+
+
+def forget_best() -> None:
+    """Have a run count for itself what is best, and for how long nothing has been better (``--patience``).
+
+    fairseq keeps both as attributes of functions, so that hydra's ``--multirun`` compares a job with the one before it.
+    """
+    for function in (checkpoint_utils.save_checkpoint, _counts_patience()):
+        for name in ("best", "num_runs"):
+            if hasattr(function, name):
+                delattr(function, name)
+
+
+def check_criterion(criterion: Any, model: Any, cfg: Any) -> None:
+    """Raise UsageError unless the criterion trains the model."""
+    from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
+    from fairseq_ms.lm.output_matrix import without_output_matrix
+
+    cutoff, name = getattr(cfg.model, "adaptive_softmax_cutoff", None), getattr(cfg.criterion, "_name", None)
+    if type(model).__module__.startswith("fairseq_ms."):
+        if cutoff and isinstance(criterion, _ALL_SYMBOLS):
+            raise UsageError(
+                f"--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff {cutoff}: got {name}"
+            )
+        if not cutoff and isinstance(criterion, AdaptiveLoss):
+            raise UsageError(f"--adaptive-softmax-cutoff must be given with --criterion {name}: got none")
+    if isinstance(criterion, LinearCrossEntropyCriterion):
+        criterion.check_output(without_output_matrix(model))
+
+
+# fairseq looks for the argument's name before it passes it.
+def build_for(original: Callable[..., Any], task: Any, args: Any, from_checkpoint: bool = False) -> Any:
+    """A task's ``build_model``, by which it knows whether that is to be trained.
+
+    A checkpoint that is loaded for evaluation keeps loading whatever it was trained with.
+    """
+    task.from_checkpoint = from_checkpoint
+    return original(task, args, from_checkpoint)

@@ -1,0 +1,136 @@
+"""The tables of `fairseq-ms bench`: each is built and run at tiny shapes on a CPU, and known by its name."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import train_mem
+from benchmarks.report import page
+from benchmarks.table import TIME, NotInstalledError, Options
+from benchmarks.tables import FIRST, by_value, tables
+from fairseq_ms.cli import main
+from fairseq_ms.lm.registry import PRESETS
+from tests.helpers.cli import run_cli
+from tests.models.test_transfo_xl_parity import peer as the_peer
+
+OPTIONS = Options(quick=True, rounds=1, least_seconds=0.0)
+# A fixture: the folder of the package that has TransfoXL.
+peer = the_peer
+TABLES = tables(OPTIONS)
+# All rows of these take longer than a test may.
+LONG = {"training", "growth", "growth-generation", "wikitext-103", "generate", "transformer-ql"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in TABLES])
+def test_every_row_can_be_measured(name: str) -> None:
+    table = TABLES[name]
+    if table.parity is not None:
+        assert table.parity()
+    for row in table.rows:
+        try:
+            work = row.build()
+        except NotInstalledError:
+            continue
+        if work.before is not None:
+            work.before()
+        work.run()
+        assert set(work.others()) <= set(table.columns) - {TIME}, row.settings
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_a_row_is_divided_by_is_a_row_of_its_cohort(device: str, quick: bool) -> None:
+    for table in tables(replace(OPTIONS, device=device, quick=quick)).values():
+        cohorts = {row.settings: row.cohort for row in table.rows}
+        for row in table.rows:
+            for base in table.ratios.values():
+                assert base(row.settings) not in cohorts or cohorts[base(row.settings)] == row.cohort, row.settings
+        for heading, base in table.ratios.items():
+            assert any(base(row.settings) in cohorts for row in table.rows), (table.name, heading)
+
+
+def test_rows_come_in_the_order_of_their_value() -> None:
+    options = Options(device="cuda")
+    order = [(table.name, rows[0].settings[-1]) for table, rows in by_value(list(tables(options).values()), options)]
+    names = list(dict.fromkeys(name for name, _ in order))
+    assert [name for name in names if name in FIRST] == names[: len(FIRST)] == list(FIRST)
+    precisions = [precision for _, precision in order if precision in ("bf16", "fp16")]
+    assert precisions == sorted(precisions)
+
+
+@pytest.mark.slow
+def test_peers_are_measured_where_they_are_installed(peer: Path, tmp_path: Path) -> None:
+    flags = ("--quick", "--rounds", "1", "--report", tmp_path / "page.md", "--only", "TransfoXL", "--only", "GPT-2")
+    run_cli("fairseq-ms", "bench", "all", *flags, env={"PYTHONPATH": str(peer)}, timeout=1200.0)
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    lines = [line for line in lines if line.startswith(("| TransfoXL", "| Hugging Face"))]
+    assert len(lines) == 4
+    assert not [line for line in lines if "not " in line or "failed" in line]
+
+
+def test_every_preset_of_tables_2_to_4_has_the_papers_number() -> None:
+    assert set(train_mem.presets()) == set(train_mem.PAPER)
+    (table,) = train_mem.tables(Options())
+    assert [row.settings[0] for row in table.rows] == train_mem.presets()
+    assert all(PRESETS[name].table in ("Table 2", "Table 3", "Table 4") for name in train_mem.PAPER)
+
+
+def test_the_page_in_docs_is_what_its_records_say() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    first, *lines = map(json.loads, (docs / "results_gpu.jsonl").read_text().splitlines())
+    found = list(tables(Options(device="cuda")).values())
+    rows = {table.key(row) for table in found for row in table.rows}
+    assert {line["key"] for line in lines} <= rows
+    assert (docs / "results_gpu.md").read_text() == page(found, {line["key"]: line for line in lines}, first["machine"])
+
+
+def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('somebody else')", encoding="utf-8")
+    listed = run_cli("fairseq-ms", "bench", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}).stdout
+    assert "Training by length" in listed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a CUDA device not to be there")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["no-such"], "NAME must be all or one of"),
+        (["generate", "--rounds", "0"], "--rounds must be at least 1: got 0"),
+        (["generate", "--threads", "0"], "--threads must be at least 1: got 0"),
+        (["generate", "--json", "no/such/folder/x.json"], "--json must name a file in a folder that exists"),
+        (["generate", "--report", "no/folder/x.md"], "--report must name a file in a folder that exists"),
+        (["generate", "--only", "nothing"], "--only must be part of a row's name"),
+        (["generate", "--vocabulary", "9"], "--vocabulary is for training"),
+        (["generate", "--device", "cuda"], "--device cuda needs a GPU: torch"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    said = capfd.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_without_a_checkout_it_says_so(tmp_path: Path) -> None:
+    package = Path(__file__).parents[2] / "fairseq_ms"
+    shutil.copytree(package, tmp_path / "fairseq_ms", ignore=shutil.ignore_patterns("__pycache__"))
+    result = run_cli("fairseq-ms", "bench", "generate", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, check=False)
+    assert result.returncode == 2
+    assert "bench needs the folder benchmarks of a checkout" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_tests_take_the_device_that_they_are_given(pytestconfig: pytest.Config) -> None:
+    assert torch.ones(1).device.type == pytestconfig.getoption("device")
+    assert torch.nn.Linear(1, 1).weight.device.type == pytestconfig.getoption("device")
+
+
+def test_the_option_reaches_every_test() -> None:
+    here = f"{Path(__file__).relative_to(Path.cwd())}::test_tests_take_the_device_that_they_are_given"
+    for processes in ("0", "1"):
+        run_cli("python", "-m", "pytest", "-q", here, "--device", "meta", "-n", processes)

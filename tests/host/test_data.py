@@ -1,0 +1,214 @@
+"""Damaged data are one sentence before training, a resumed run reads what it began with, and every batch counts."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import signal
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary, data_utils
+
+from fairseq_ms.errors import UsageError
+from fairseq_ms.host import data as host_data
+from fairseq_ms.host.errors import sentence_of
+from tests.faults.injections import strike
+from tests.helpers.cli import run_cli
+from tests.helpers.corpus import large_data
+from tests.helpers.forked import rank_log, run
+from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
+from tests.host.test_resuming import Run
+
+FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "2")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_parts(tmp_path / "corpus")[0]
+
+
+def load(data: Path, dictionary: Dictionary | None = None) -> object:
+    return data_utils.load_indexed_dataset(str(data / "train"), dictionary)
+
+
+def overwrite(path: Path, place: int, content: bytes) -> None:
+    whole = bytearray(path.read_bytes())
+    place %= len(whole)
+    whole[place : place + len(content)] = content
+    path.write_bytes(whole)
+
+
+def zero_from(path: Path, place: int) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + bytes(len(whole) - place))
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda data: (data / "train.idx").write_bytes(b"MMID"), "train.idx is cut off"),
+        (lambda data: overwrite(data / "train.idx", 0, b"XX"), "train.idx is no index of a data set"),
+        (lambda data: overwrite(data / "train.idx", 17, b"\x63"), "train.idx is no index of a data set"),
+        (lambda data: overwrite(data / "train.idx", 18, b"\x03"), "train.idx has not the size of an index of 3"),
+        (lambda data: overwrite(data / "train.idx", 26, b"\x07"), "do not fit together"),
+        (lambda data: overwrite(data / "train.idx", -8, b"\x01"), "do not fit together"),
+        (lambda data: zero_from(data / "train.idx", 26), "do not fit together"),
+        (lambda data: overwrite(data / "train.idx", -5, b"\x80"), "do not fit together"),
+        (lambda data: (data / "train.bin").write_bytes(b"\4\0" * 7), "do not fit together"),
+        (lambda data: overwrite(data / "train.bin", 8, b"\xff\xff"), "tokens that are not among the dictionary's 14"),
+    ],
+)
+def test_data_that_do_not_fit_together_are_one_sentence(
+    change: Callable[[Path], object], wrong: str, data: Path
+) -> None:
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    assert load(data, dictionary) is not None
+    change(data)
+    with pytest.raises(UsageError, match=f"DATA must be as fairseq-preprocess wrote it: .*{wrong}"):
+        load(data, dictionary)
+
+
+def test_every_flipped_bit_of_an_index_is_found_but_for_the_length_of_the_last_sentence(data: Path) -> None:
+    path = data / "train.idx"
+    whole = path.read_bytes()
+    sentences = whole[18]
+    last_length = range(26 + 4 * (sentences - 1), 26 + 4 * sentences)
+    rng = random.Random(3)
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
+        # Code 8 is uint16, and code 3, of int16, has the same values for a dictionary of this size.
+        if place not in last_length and place != 17:
+            with pytest.raises(UsageError):
+                load(data)
+
+
+@pytest.mark.parametrize("content", [b"w0 3\nw1", b"w0 3\nw0 2\n", b"\x80\x04\x95 3\n"])
+def test_a_damaged_dictionary_is_one_sentence(content: bytes, data: Path) -> None:
+    (data / "dict.txt").write_bytes(content)
+    with pytest.raises(Exception) as raised:
+        Dictionary.load(str(data / "dict.txt"))
+    assert str(sentence_of(raised.value)).startswith("DATA must be as fairseq-preprocess wrote it (")
+
+
+def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, tmp_path: Path) -> None:
+    """A token that has become another of the dictionary, which nothing else shows, wherever the data lie."""
+    whole = tmp_path / "whole"
+    assert run(tiny_training([data], whole, *FLAGS), tmp_path / "log") == [0]
+    command = tiny_training([data], tmp_path / "run", *FLAGS)
+    fault = functools.partial(strike, "update", 3, signal.SIGTERM, (0,), None)
+    assert run(command, tmp_path / "log", 1, fault) == [143]
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    moved = shutil.copytree(data, data.parent / "moved")
+    kept = (data / "train.bin").read_bytes()
+    for folder in (moved, data):
+        overwrite(folder / "train.bin", 4, bytes([kept[4] ^ 1]))
+        assert run(tiny_training([folder], tmp_path / "run", *FLAGS), tmp_path / "log") == [1]
+        last = (tmp_path / "log").read_text().splitlines()[-1]
+        assert last.startswith(
+            f"fairseq-train: error: DATA must be what the checkpoint was trained on: {folder / 'train.bin'}"
+        )
+    assert run((*command, "--reset-dataloader"), tmp_path / "log") == [0]
+    # A model that is fine-tuned has data of its own, perhaps in the same place.
+    pretrained = tmp_path / "kept" / "checkpoint_last.pt"
+    tuned = tiny_training([data], tmp_path / "tuned", *FLAGS, "--finetune-from-model", str(pretrained))
+    assert run(tuned, tmp_path / "log") == [0], (tmp_path / "log").read_text()
+    (moved / "train.bin").write_bytes(kept)
+    assert run(tiny_training([moved], tmp_path / "kept", *FLAGS), tmp_path / "log") == [0]
+    assert_same_weights(whole, tmp_path / "kept")
+
+
+def test_one_process_reads_the_training_data_and_all_refuse_what_has_changed(data: Path, tmp_path: Path) -> None:
+    command = tiny_training([data], tmp_path / "run", *FLAGS)
+    log = tmp_path / "log"
+    assert run((*command, "--max-epoch", "1"), log, 2, no_checksum_but_in_the_first) == [0, 0], log.read_text()
+    content = (data / "train.bin").read_bytes()
+    changes = {"what the checkpoint was trained on": (4, content[4] ^ 1), "not among the dictionary's": (5, 9)}
+    for wrong, (place, byte) in changes.items():
+        overwrite(data / "train.bin", place, bytes([byte]))
+        log = tmp_path / f"log{place}"
+        assert run(command, log, 2, no_checksum_but_in_the_first) == [1, 1]
+        for rank in range(2):
+            assert wrong in rank_log(log, rank).read_text().splitlines()[-1]
+
+
+def no_checksum_but_in_the_first(rank: int) -> None:
+    if rank > 0:
+        zlib.crc32 = None  # type: ignore[assignment]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="counts what the system has read for this process")
+def test_sharded_data_are_read_once_over_all_epochs(tmp_path: Path) -> None:
+    """By the two checks and by fairseq together."""
+    folders = [large_data(tmp_path / part, 2_000_000, 100) for part in ("first", "second")]
+    for folder in folders:
+        (folder / "dict.txt").write_text("w 1\n")
+    flags = ("--task", "language_modeling", "--tokens-per-sample", "20", "--num-workers", "0", "--batch-size", "8")
+    trainer = Run(folders, flags)
+    before = bytes_read()
+    for epoch in range(1, 5):
+        trainer.get_train_iterator(epoch, load_dataset=True, disable_iterator_cache=True)
+    whole = sum((folder / "train.bin").stat().st_size for folder in folders)
+    assert (bytes_read() - before) / whole < 1.3, "times that the data were read"
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+class Task:
+    def train_step(
+        self, sample: dict, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
+    ) -> tuple[torch.Tensor, int, dict]:
+        return torch.tensor(0.0 if ignore_grad else 1.0), sample["size"], {"loss": sample["size"]}
+
+
+def test_a_repeated_batch_counts_for_nothing_wherever_it_stands() -> None:
+    """The sums over an update are tested with processes."""
+    for samples in ([{"size": 10}, {}], [{}, {"size": 10}]):
+        for sample, given in zip(host_data.with_repeated(samples, {"size": 7}), samples):
+            step = functools.partial(host_data.counting, Task().train_step)
+            loss, size, logged = step(sample=sample, model=1, criterion=2, optimizer=3, update_num=4, ignore_grad=False)
+            counts = (1.0, 10, {"loss": 10}) if given else (0.0, 0, {"loss": 0})
+            assert (float(loss), size, logged) == counts
+
+
+READ_AHEAD = """
+import sys
+import torch
+import fairseq_ms
+from fairseq.data.iterators import BufferedIterator
+
+class Batches:
+    def __len__(self):
+        return 1000
+    def __iter__(self):
+        for _ in range(1000):
+            {work}
+            yield 0
+
+batches = BufferedIterator({size}, Batches())
+next(batches)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "size"),
+    [
+        # Nearly all of its time, the thread is in an operation of torch.
+        pytest.param("torch.rand(3_000_000).sort()", 500, id="at work"),
+        pytest.param("pass", 2, id="in front of a full queue"),
+    ],
+)
+def test_a_process_ends_with_its_own_exit_code_while_batches_are_read_ahead(work: str, size: int) -> None:
+    done = run_cli("python", "-c", READ_AHEAD.format(work=work, size=size), check=False)
+    assert (done.returncode, done.stderr) == (3, "")

@@ -6,11 +6,10 @@ each position.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from tests.references.parts import (
     Vector,
@@ -35,12 +34,11 @@ def turned(flags: Flags, state: Vector, position: int) -> Vector:
     if flags.get("positions") != "rotary":
         return state
     half = len(state) // 2
-    out = np.empty_like(state)
-    for c in range(half):
-        angle = position * flags.get("rotary_base", 10000.0) ** (-c / half)
-        out[c] = state[c] * math.cos(angle) - state[c + half] * math.sin(angle)
-        out[c + half] = state[c] * math.sin(angle) + state[c + half] * math.cos(angle)
-    return out
+    base = flags.get("rotary_base", 10000.0)
+    angles = torch.tensor([position * base ** (-c / half) for c in range(half)], dtype=torch.float64)
+    first, second = state[:half], state[half:]
+    turned = first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()
+    return torch.cat(turned)
 
 
 def of_a_scale(
@@ -130,7 +128,7 @@ def self_attention(
             )
             for n in range(heads)
         ]
-        out.append(state + linear(within(weights, "out"), np.concatenate(answers)))
+        out.append(state + linear(within(weights, "out"), torch.cat(answers)))
     return out
 
 
@@ -195,7 +193,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                     values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
                 seen = starts, keys, values
                 answers += of_a_scale(flags, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-            out.append(state + linear(within(attention, "out"), np.concatenate(answers)))
+            out.append(state + linear(within(attention, "out"), torch.cat(answers)))
         states = [residual_feed_forward(layer, state, flags) for state in out]
     return [predict(weights, layer_norm(within(weights, "decoder.norm"), state)) for state in states]
 
@@ -229,7 +227,7 @@ def multiscale_topdown(weights: Weights, flags: Flags, tokens: Sequence[int]) ->
                 child = j % ratio
                 matrix = join["upsample.conv.weight"][child * dim : (child + 1) * dim]
                 from_above = matrix @ coarse[j // ratio] + join["upsample.bias"]
-                both = linear(within(join, "linear"), np.concatenate([state, from_above]))
+                both = linear(within(join, "linear"), torch.cat([state, from_above]))
                 states[j] = activation(flags.get("activation_fn", "gelu"), both)
         coarse, coarse_k = transformer(within(scale, "stack"), states, counts[k], flags, k), k
     return [predict(weights, state) for state in coarse]
@@ -263,7 +261,7 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             values = [linear(rows(projection, width, 2 * width), block) for block in finished]
             seen = range(0, len(finished) * k, k), keys, values
             answers += of_a_scale(flags, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-        state = state + linear(within(attention, "out"), np.concatenate(answers))
+        state = state + linear(within(attention, "out"), torch.cat(answers))
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]
 

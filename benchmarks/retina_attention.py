@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks.runner import Contestant, Options, Section, assert_parity
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.core.ops.window_attention import WindowAttention
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
 
 NAME = "retina-attention"
 HELP = "attention through windows, forward and backward, against dense masks; bytes kept; growth with length"

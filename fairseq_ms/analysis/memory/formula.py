@@ -13,7 +13,7 @@ from fairseq_ms.analysis.memory import paper
 from fairseq_ms.analysis.memory.layers import Sizes, aggregation, full_layers, local_layers, stack_end
 from fairseq_ms.analysis.memory.rows import Row
 from fairseq_ms.analysis.untrained import architecture
-from fairseq_ms.core.ops.window_layout import HeadGroup
+from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.core.retina import head_groups
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import Scales, layer_scales

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from fairseq.dataclass import FairseqDataclass
 
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts
 
 
 @dataclass(frozen=True)

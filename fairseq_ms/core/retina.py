@@ -17,8 +17,7 @@ from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
 from fairseq_ms.core.ops.recompute import checkpointed
-from fairseq_ms.core.ops.window_attention import window_attention_linear
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
 from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.scales import Scale, check_scales
 

@@ -21,8 +21,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import Memory, Mems, StreamState
 from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.device import wants_gradients
-from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.device import keep_in_graph, wants_gradients
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.relative_attention import Sinusoids, keys_and_values, relative_attention, segment_attention

@@ -13,7 +13,8 @@ from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.coarse_completions import complete, readable, scale_of
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from tests.naive import multiscale as naive
+from tests.references.multiscale import coarse_lm
+from tests.references.parts import weights_of
 from tests.registry import Case, random_case
 
 
@@ -36,8 +37,8 @@ def test_completions_are_the_best_words_after_the_last_k_gram(seed: int) -> None
     assert most - scale < found.read <= most
     tokens = torch.tensor([case.dictionary.index(word) for word in words[-found.read :]])
     with torch.no_grad():
-        features = naive.coarse_features(tokens, case.model.decoder.core)[-1]
-        probabilities = case.model.decoder.output_layer(features).softmax(-1)
+        logits = coarse_lm(weights_of(case.model), case.flags, tokens.tolist())[-1]
+    probabilities = logits.softmax(-1).float()
     best = probabilities.argsort(descending=True)[:5]
     assert found.words == [case.dictionary[int(word)] for word in best]
     torch.testing.assert_close(torch.tensor(found.probabilities), probabilities[best], rtol=1e-4, atol=1e-6)

@@ -25,20 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="wall",
         help="cpu: time that the process had a processor, for machines that others use as well (default: wall)",
     )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="keep contestants with this in their name, and the baseline; may be given several times",
-    )
-    parser.add_argument(
-        "--section",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="keep sections with this in their title; may be given several times",
-    )
+    for flag, what in (
+        ("--only", "contestants with this in their name, and the baseline"),
+        ("--section", "sections with this in their title"),
+    ):
+        help = f"keep {what}; may be given several times"
+        parser.add_argument(flag, action="append", default=[], metavar="TEXT", help=help)
     parser.add_argument(
         "--vocabulary", type=int, metavar="N", help="symbols, in the benchmarks of training (default: 8000)"
     )
@@ -55,12 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for every section; the exit code is 1 if a parity check failed."""
-    if args.rounds < 1:
-        raise UsageError(f"--rounds must be at least 1: got {args.rounds}")
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads must be at least 1: got {args.threads}")
-    if args.vocabulary is not None and args.vocabulary < 8:
-        raise UsageError(f"--vocabulary must be at least 8: got {args.vocabulary}")
+    for flag, least in (("rounds", 1), ("threads", 1), ("vocabulary", 8)):
+        value = getattr(args, flag)
+        if value is not None and value < least:
+            raise UsageError(f"--{flag} must be at least {least}: got {value}")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise UsageError(f"--json must name a file in a folder that exists: got {args.json!r}")
     root = Path(__file__).resolve().parents[2]

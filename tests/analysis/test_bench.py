@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -239,9 +240,9 @@ def bench(tmp_path: Path, *flags: str) -> tuple[int, list[dict]]:
 
 
 @pytest.fixture(autouse=True)
-def benchmarks_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command takes the modules that are patched here for those of the checkout, which they are."""
-    monkeypatch.setattr("fairseq_ms.analysis.bench.load_package", lambda folder: None)
+def path_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command puts its checkout in front of all others, for its own process."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def test_nothing_is_measured_when_parity_fails(one_table, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -145,11 +145,11 @@ def test_completions_are_read_behind_bos(seed: int) -> None:
     loaded = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
     tokens = torch.randint(4, 13, (30,))
     found = coarse_completions.complete(loaded, " ".join(words[int(token)] for token in tokens))
-    assert found.read == 16 // found.scale * found.scale
-    row = torch.tensor([[words.bos(), *tokens[-found.read :].tolist()]])
+    assert found["read"] == 16 // found["scale"] * found["scale"]
+    row = torch.tensor([[words.bos(), *tokens[-found["read"] :].tolist()]])
     with torch.no_grad():
         probabilities = model(row)[0][0, -1].softmax(-1)
-    assert found.words == [words[int(word)] for word in probabilities.topk(len(found.words))[1]]
+    assert found["words"] == [words[int(word)] for word in probabilities.topk(len(found["words"]))[1]]
 
 
 def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:

@@ -16,7 +16,6 @@ from fairseq_ms.core.layers import LayerConfig, QueryKey, ResidualLayer, TypedLi
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
-from fairseq_ms.core.ops.recompute import checkpointed
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
 from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.scales import Scale, check_scales
@@ -209,7 +208,6 @@ class Retina(LanguageModel):
         self.groups, self.head_dim = head_groups(config.scales), config.dim // config.heads
         self.layers = TypedList(RetinaLayer(config, self.groups) for _ in range(config.layers))
         self.norm = config.norm_behind(before=True)
-        self.checkpoint = config.checkpoint
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
@@ -226,8 +224,7 @@ class Retina(LanguageModel):
         pasts = state.caches if state is not None else [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts):
             # Downsampled to all scales, and attended to through each scale's window.
-            inputs = x_BTD, attention_masks, past, rotations
-            x_BTD = checkpointed(layer, *inputs) if self.checkpoint else layer(*inputs)
+            x_BTD = layer(x_BTD, attention_masks, past, rotations)
         if state is not None:
             state.length += tokens_BT.size(1)
         return self.norm(x_BTD)

@@ -41,7 +41,11 @@ either = pytest.mark.parametrize("positions", ["rotary", "none"])
 def build(name: str, positions: str = "rotary", **changes: Any) -> core.LanguageModel:
     torch.manual_seed(1)
     config = getattr(core, f"{name}Config")(positions=positions, **{**SIZES, **LAYERS.get(name, {}), **changes})
-    return getattr(core, name)(config).double().eval()
+    model = getattr(core, name)(config).double().eval()
+    for parameter_name, parameter in model.named_parameters():
+        if ".qk." in parameter_name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
 
 
 @either

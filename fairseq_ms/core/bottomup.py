@@ -111,7 +111,9 @@ class AggregationAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = nn.LayerNorm(dim)
         self.query = Linear(dim, dim)
-        self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim) for count in heads.values())
+        self.coarse = TypedList(Linear(dim, 2 * count * self.head_dim) for count in heads.values())
+        for linear in self.coarse:
+            linear.rows = 2 * (linear.out_features // 2,)
         self.out = Linear(dim, dim)
 
     def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:

@@ -135,6 +135,7 @@ class SelfAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = nn.LayerNorm(config.dim)
         self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim)
+        self.qkv.rows = 3 * (self.heads * self.head_dim,)
         self.out = Linear(self.heads * self.head_dim, config.dim)
 
     def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:

@@ -32,7 +32,12 @@ class Linear(nn.Linear):
 
     The packed copy is not part of the state dict, is dropped when the module moves to another device or
     type or the weight has changed, and is ignored while gradients are enabled.
+
+    Attributes:
+        rows: how many rows of the weight each projection has, where several share one: queries, keys and values
     """
+
+    rows: tuple[int, ...] = ()
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)

@@ -119,7 +119,9 @@ class AggregationAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.query = Linear(dim, dim, config.bias)
-        self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
+        self.coarse = TypedList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
+        for linear in self.coarse:
+            linear.rows = 2 * (linear.out_features // 2,)
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(dim, dim, config.bias)
         self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None

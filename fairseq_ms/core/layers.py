@@ -230,6 +230,7 @@ class SelfAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim, config.bias)
+        self.qkv.rows = 3 * (self.heads * self.head_dim,)
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(self.heads * self.head_dim, config.dim, config.bias)
 

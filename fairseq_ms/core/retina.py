@@ -71,7 +71,10 @@ class RetinaAttention(nn.Module):
         self.norm = config.norm_before()
         self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim, config.bias)
         self.pools = TypedList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
-        self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim, config.bias) for group in groups[1:])
+        self.coarse = TypedList(Linear(dim, 2 * group.heads * self.head_dim, config.bias) for group in groups[1:])
+        self.fine.rows = (dim, *2 * (groups[0].heads * self.head_dim,))
+        for linear in self.coarse:
+            linear.rows = 2 * (linear.out_features // 2,)
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(dim, dim, config.bias)
 

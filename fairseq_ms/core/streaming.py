@@ -44,6 +44,7 @@ class RelativeAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.qkv = Linear(dim, 3 * inner, bias=False)
+        self.qkv.rows = 3 * (inner,)
         # Not one that packs its weight: a ``SegmentCache`` projects the sinusoids once.
         self.position = nn.Linear(dim, inner, bias=False)
         self.out = Linear(inner, dim, bias=False)

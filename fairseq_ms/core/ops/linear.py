@@ -40,7 +40,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(Packs, nn.Linear):
-    """``nn.Linear`` whose weight is packed where a model only generates."""
+    """``nn.Linear`` whose weight is packed where a model only generates.
+
+    Attributes:
+        rows: how many rows of the weight each projection has, where several share one: queries, keys and values, a gate
+            and what it opens
+    """
+
+    rows: tuple[int, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
@@ -96,6 +103,7 @@ class FeedForward(nn.Module):
         width = max(8, 8 * round(ffn_dim / 12)) if gated else ffn_dim
         self.norm = NORMS[norm](dim) if norm is not None else None
         self.up = Linear(dim, 2 * width if gated else width, bias)
+        self.up.rows = (width, width) if gated else ()
         self.down = Linear(width, dim, bias)
         self.activation = activation
         self.dropout = dropout

@@ -12,13 +12,13 @@ import pytest
 import torch
 from fairseq import optim, tasks
 from fairseq.logging import metrics
-from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch.nn import functional as F
 
 from fairseq_ms import core
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.errors import sentence_of
+from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
 from tests.helpers.hydra import composed
 from tests.helpers.resumed import RETINA, TINY

@@ -27,15 +27,31 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """``relu(x)`` times itself."""
+    return F.relu(x).square()
+
+
+def gelu_accurate(x: Tensor) -> Tensor:
+    """GELU by tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+def identity(x: Tensor) -> Tensor:
+    """x."""
+    return x
+
+
+# Functions with names, so that modules that hold one can be pickled.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
+    "relu_squared": relu_squared,
     "gelu": F.gelu,
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_accurate": gelu_accurate,
     "swish": F.silu,
     "swiglu": swiglu,
     "tanh": torch.tanh,
-    "linear": lambda x: x,
+    "linear": identity,
 }
 
 

@@ -5,6 +5,7 @@ The text is sentences of the documentation that comes with Python; everything ma
 
 import argparse
 import json
+import logging
 import os
 import re
 import shlex
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "demo", help="folder for everything that is made")
     parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each model (default: %(default)s)")
     args = parser.parse_args()
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     fairseq_ms.register()
     out, began = args.out.resolve(), time.monotonic()
     out.mkdir(exist_ok=True, parents=True)

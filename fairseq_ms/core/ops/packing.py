@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,8 @@ def pieces_of(rows: int) -> list[int]:
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluation with packed weights for a while; afterwards the model may be trained as before."""
-    training, packed = model.training, [(m, m.packed) for m in model.modules() if hasattr(m, "packed")]
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "packed")]
+    training, packed = model.training, [(module, module.packed) for module in modules]
     model.eval()
     for module, _ in packed:
         module.make_generation_fast_()

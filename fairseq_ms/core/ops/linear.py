@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.packing import Packs
+from fairseq_ms.core.ops.packing import PackedWeight
 from fairseq_ms.core.ops.recompute import drop
 
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -53,6 +53,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": identity,
 }
+
+
+class Packs(nn.Module):
+    """A module with one weight to pack, when fairseq calls ``make_generation_fast_`` or within ``packing.inference``.
+
+    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
+    """
+
+    packed: PackedWeight | None = None
+
+    def make_generation_fast_(self, **unused: object) -> None:
+        """fairseq's hook, called once before evaluation and generation."""
+        self.packed = PackedWeight()
+
+    def times(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """``F.linear`` by the module's weight, packed or not; x (..., I) -> (..., O)."""
+        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI, bias_O)
+
+    def _apply(self, fn, recurse: bool = True):
+        self.packed = None
+        return super()._apply(fn, recurse)
 
 
 class Linear(Packs, nn.Linear):

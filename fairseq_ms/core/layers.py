@@ -273,7 +273,9 @@ class ResidualLayer(nn.Module):
         self.residual_start = RESIDUAL_STARTS[config.init_residual](depth)
 
     def forward(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
-        """x (B, T, D) -> (B, T, D); the other inputs are the attention's."""
+        """x (B, T, D) -> (B, T, D), also of no positions; the other inputs are the attention's."""
+        if not x_BTD.size(-2):
+            return x_BTD
         return checkpointed(self._compute, x_BTD, *inputs) if self.checkpoint else self._compute(x_BTD, *inputs)
 
     def _compute(self, x_BTD: Tensor, *inputs: Any) -> Tensor:

@@ -80,8 +80,7 @@ class TransformerQL(StreamingModel):
                 s = compress(acc_inputs[-1][:, read:], scale.ratio, self.config.compression)  # 19
             for layer in layers:  # 13
                 moving[layer.name] = s  # 7, 15
-                if s.size(1):  # no block of this scale may have ended yet
-                    s = layer(s, mems[layer.name], positions, pasts.get(layer.name))  # 14
+                s = layer(s, mems[layer.name], positions, pasts.get(layer.name))  # 14
             s = moving[scale.output] = norm(s)  # 15
             acc_inputs.append(torch.cat([before, s], dim=1))  # 16
         first, start = self._first_kept(), self.lengths[0].done(mems[self.lengths[0].output])

@@ -38,6 +38,7 @@ def attention(
     heads = sum(group.heads for group in groups)
     config = LayerConfig(dim=dim, ffn_dim=4, heads=heads, attention_dropout=dropout, recompute=recompute)
     layer = RetinaAttention(config, groups, downsampler).double()
+    assert isinstance(layer.norm, torch.nn.LayerNorm)
     torch.nn.init.normal_(layer.norm.weight)
     torch.nn.init.normal_(layer.norm.bias)
     return layer

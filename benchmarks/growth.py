@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,28 +48,17 @@ def tables(options: Options) -> list[Table]:
     shape = TINY if options.quick else GPU if options.on_gpu else CPU
     lengths = (128, 256) if options.quick else (512, 2048, 8192, 32_768)
     names = [FAIRSEQ, VANILLA, *models(shape)]
-    rows = [
-        Row(
-            (name, str(length), precision),
-            partial(step_work, name, replace(shape, length=length), precision, options),
-            precision,
-        )
-        for precision in options.precisions
-        for length in lengths
-        for name in names
-    ]
-    generated = [
-        Row(
-            (name, str(length), precision),
-            partial(generation_work, name, replace(shape, length=length), precision, options),
-            precision,
-        )
-        for precision in options.precisions
-        for length in lengths
-        for name in names[1:]
-    ]
-    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, vocabulary {shape.vocabulary}, no dropout; "
-    what += f"windows of the retina {WINDOWS}."
+
+    def rows(work: Callable[[str, Shape, str, Options], Work], chosen: list[str]) -> list[Row]:
+        return [
+            Row((name, str(length), precision), partial(work, name, replace(shape, length=length), precision, options),
+                precision)
+            for precision in options.precisions
+            for length in lengths
+            for name in chosen
+        ]  # fmt: skip
+
+    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows of the retina {WINDOWS}."
     about = (
         f"Forward and backward over one sequence of length T, `{LOSS}`; {what} Streaming models read segments of "
         f"{SEGMENT} with as much memory, one of which is measured."
@@ -82,10 +71,10 @@ def tables(options: Options) -> list[Table]:
     }
     settings = ["model", "T", "precision"]
     columns = {TIME: "ms a token", "peak": "peak, GB"}
-    further = dict(list(ratios.items())[1:])
+    steps, tokens, later = rows(step_work, names), rows(generation_work, names[1:]), dict(list(ratios.items())[1:])
     return [
-        Table("growth", "Training by length", about, settings, COLUMNS, rows, 1e6, ratios, training_parity),
-        Table("growth-generation", "Generation by length", then, settings, columns, generated, 1e3, further),
+        Table("growth", "Training by length", about, settings, COLUMNS, steps, 1e6, ratios, training_parity),
+        Table("growth-generation", "Generation by length", then, settings, columns, tokens, 1e3, later),
     ]
 
 

@@ -93,7 +93,7 @@ def random_case(arch: str, seed: int, symbols: int = 9, std: float = 0.4) -> Cas
     torch.manual_seed(seed)
     model = build(arch, {"init_std": std, **flags}, words).eval()
     for name, parameter in model.named_parameters():
-        # Gates start closed, with nothing behind them to be seen.
-        if name.endswith(".gate"):
-            torch.nn.init.constant_(parameter, 0.7)
+        # Gates start closed, and gains of queries and keys at 1, where they are the same turned or not.
+        if name.endswith(".gate") or ".qk." in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return Case(arch, flags, model, words, rng)

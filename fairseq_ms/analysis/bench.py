@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the rows with this in their names alone; may be given several times",
     )
     parser.add_argument("--list", action="store_true", help="print the names of all rows, and measure nothing")
-    parser.add_argument(
-        "--vocabulary", type=int, metavar="N", help="symbols, in training and compiled-layers (default: 8000)"
-    )
+    parser.add_argument("--vocabulary", type=int, metavar="N", help="symbols, in training (default: 8000)")
     parser.add_argument("--report", metavar="FILE", help="write a page of all tables to FILE as well")
     parser.add_argument(
         "--records",
@@ -51,12 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for every section; the exit code is 1 if a parity check failed."""
-    if args.rounds < 1:
-        raise UsageError(f"--rounds must be at least 1: got {args.rounds}")
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads must be at least 1: got {args.threads}")
-    if args.vocabulary is not None and args.vocabulary < 8:
-        raise UsageError(f"--vocabulary must be at least 8: got {args.vocabulary}")
+    for flag, least in (("rounds", 1), ("threads", 1), ("vocabulary", 8)):
+        value = getattr(args, flag)
+        if value is not None and value < least:
+            raise UsageError(f"--{flag} must be at least {least}: got {value}")
     for flag, path in (("--json", args.json), ("--report", args.report), ("--records", args.records)):
         if path and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"{flag} must name a file in a folder that exists: got {path!r}")

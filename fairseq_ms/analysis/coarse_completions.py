@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.analysis import arguments, report
 from fairseq_ms.analysis.flags import add_counts
@@ -52,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     for context in contexts:
         print(f"Context: {context}")
         completions = [complete(checkpoint, context, args.top) for checkpoint in loaded]
-        rows = [[found.label, f"{found.scale}x", "  ".join(found.words)] for found in completions]
+        rows = [[found["label"], f"{found['scale']}x", "  ".join(found["words"])] for found in completions]
         print(report.format_table(["checkpoint", "scale", "completion"], rows), end="\n\n")
-        results.append({"context": context, "completions": [asdict(found) for found in completions]})
+        results.append({"context": context, "completions": completions})
     arguments.write_results(args, loaded, results)
     return 0
 
@@ -71,24 +70,6 @@ def read_lines(path: str) -> list[str]:
     if not lines:
         raise UsageError(f"--input must have at least one line that is not blank: got {path}")
     return lines
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The words that may come next, most probable first.
-
-    Attributes:
-        label: the checkpoint
-        scale: how many tokens the bag stands for
-        read: how many of the context's last tokens the model read
-        words, probabilities: as many as were asked for
-    """
-
-    label: str
-    scale: int
-    read: int
-    words: list[str]
-    probabilities: list[float]
 
 
 def scale_of(checkpoint: Checkpoint) -> int:
@@ -111,10 +92,12 @@ def readable(tokens: int, scale: int, positions: int, bos: bool = False) -> int:
     return (min(tokens, positions) - first) // scale * scale + first
 
 
-def complete(checkpoint: Checkpoint, context: str, top: int | None = None) -> Completion:
+def complete(checkpoint: Checkpoint, context: str, top: int | None = None) -> dict[str, Any]:
     """The ``top`` most probable words (as many as the scale, if not given) of the bag after a context.
 
-    The context is words separated by spaces, as in the training text; UsageError if it is empty.
+    Beside "words" and "probabilities" it holds the checkpoint's "label", its "scale", for how many tokens the bag
+    stands, and how many of the context's last tokens were "read". The context is words separated by spaces, as in the
+    training text; UsageError if it is empty.
     """
     import torch
 
@@ -129,4 +112,5 @@ def complete(checkpoint: Checkpoint, context: str, top: int | None = None) -> Co
         output = checkpoint.model(source_BT, per_block=True)
         log_probs_V = checkpoint.model.get_normalized_probs(output, log_probs=True)[0, -1].float()
     best, found = log_probs_V.topk(min(top or scale, log_probs_V.numel()))
-    return Completion(checkpoint.label, scale, read, [words[int(word)] for word in found], best.exp().tolist())
+    completion = {"words": [words[int(word)] for word in found], "probabilities": best.exp().tolist()}
+    return {"label": checkpoint.label, "scale": scale, "read": read, **completion}

@@ -13,7 +13,6 @@ from fairseq_ms.errors import UsageError
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
     from torch import Tensor
-    from tqdm import tqdm
 
     from fairseq_ms.analysis.checkpoints import Checkpoint
 
@@ -66,10 +65,11 @@ def run(args: argparse.Namespace) -> int:
     if args.complete:
         originals = given_images(checkpoint, args.gen_subset, args.complete)
         given = round(args.keep * SIDE) * SIDE * 3
-        finished = drawn(checkpoint, originals[:, :given], symbols_K, args)
+        finished = drawn(checkpoint, originals[:, :given], symbols_K, args.temperature, args.batch_size)
         pictures += [picture for pair in zip(originals, finished) for picture in pair]
     if args.count:
-        pictures += list(drawn(checkpoint, torch.empty(args.count, 0, dtype=torch.long), symbols_K, args))
+        nothing = torch.empty(args.count, 0, dtype=torch.long)
+        pictures += list(drawn(checkpoint, nothing, symbols_K, args.temperature, args.batch_size))
     write_grid([colours(picture, symbols_K) for picture in pictures], args.png, args.columns, args.scale)
     print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.png}")
     return 0
@@ -114,34 +114,32 @@ def given_images(checkpoint: Checkpoint, split: str, count: int) -> Tensor:
     return torch.stack(images)
 
 
-def drawn(checkpoint: Checkpoint, given_BT: Tensor, symbols_K: Tensor, args: argparse.Namespace) -> Tensor:
-    """Continue images of which T tokens are given, in batches; (B, T) to (B, 3072) tokens."""
+def drawn(
+    checkpoint: Checkpoint, given_BT: Tensor, symbols_K: Tensor, temperature: float, batch_size: int = 32
+) -> Tensor:
+    """Continue images of which T tokens are given, in batches; (B, T) to (B, 3072) tokens.
+
+    All that is given is read in one pass, and one cached step is made for each token that is drawn.
+    """
     import torch
     from tqdm import tqdm
 
-    total = (TOKENS - given_BT.shape[1]) * -(-given_BT.shape[0] // args.batch_size)
-    with torch.no_grad(), tqdm(total=total, unit=" tokens", desc="drawing") as bar:
-        parts = [
-            continued(checkpoint, part, symbols_K, args.temperature, bar) for part in given_BT.split(args.batch_size)
-        ]
-    return torch.cat(parts)
-
-
-def continued(checkpoint: Checkpoint, given_BT: Tensor, symbols_K: Tensor, temperature: float, bar: tqdm) -> Tensor:
-    """One batch of ``drawn``: all that is given in one pass, and one cached step for each token that is drawn."""
-    import torch
-
-    words = checkpoint.dictionary
+    words, batches = checkpoint.dictionary, given_BT.split(batch_size)
     # What stands before the first colour of every image in training.
     start = torch.tensor([words.bos(), words.eos()] if checkpoint.adds_bos else [words.eos()])
-    tokens_BT = torch.cat([start.repeat(given_BT.shape[0], 1), given_BT], dim=1)
-    state: dict[str, object] = {}
-    while tokens_BT.shape[1] < len(start) + TOKENS:
-        logits_BK = checkpoint.model.decoder(tokens_BT, incremental_state=state)[0][:, -1, symbols_K] / temperature
-        picked_B1 = torch.multinomial(logits_BK.softmax(dim=1), 1)
-        tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
-        bar.update()
-    return tokens_BT[:, len(start) :]
+    parts = []
+    steps = TOKENS - given_BT.shape[1]
+    with torch.no_grad(), tqdm(total=steps * len(batches), unit=" tokens", desc="drawing") as bar:
+        for given in batches:
+            tokens_BT = torch.cat([start.repeat(given.shape[0], 1), given], dim=1)
+            state: dict[str, object] = {}
+            for _ in range(steps):
+                logits_BTV = checkpoint.model.decoder(tokens_BT, incremental_state=state)[0]
+                picked_B1 = torch.multinomial((logits_BTV[:, -1, symbols_K] / temperature).softmax(dim=1), 1)
+                tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
+                bar.update()
+            parts.append(tokens_BT[:, len(start) :])
+    return torch.cat(parts)
 
 
 def colours(tokens_T: Tensor, symbols_K: Tensor) -> Tensor:

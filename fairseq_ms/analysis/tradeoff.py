@@ -53,19 +53,10 @@ def run(args: argparse.Namespace) -> int:
         checkpoints.require_one_dictionary([*loaded[:1], checkpoint], args.command)
         loaded.append(checkpoint)
         results.append(measure(checkpoint, args.gen_subset, args.limit, args.batch_size, args.max_tokens))
-    rows = [
-        [
-            result["label"],
-            result["arch"],
-            result["layers"],
-            result["perplexity"],
-            result["parameters"] / 1e6,
-            memory_of(result) / 1e9,
-            result["kept_bytes_per_target"] / 1e3,
-            result["seconds_per_target"] * 1e6,
-        ]
-        for result in results
-    ]
+    rows = []
+    for run in results:
+        costs = memory_of(run) / 1e9, run["kept_bytes_per_target"] / 1e3, run["seconds_per_target"] * 1e6
+        rows.append([run["label"], run["arch"], run["layers"], run["perplexity"], run["parameters"] / 1e6, *costs])
     header = ["run", "arch", "layers", "perplexity", "M parameters", "GB", "kB/target kept", "us/target"]
     print(f"training step of {args.batch_size} sample(s); perplexity on {args.gen_subset}")
     print(report.format_table(header, rows))
@@ -128,8 +119,8 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     ).mean()
     model, tokens = checkpoint.model, checkpoint.segment
     kept = training_step.step_bytes(model, batch, tokens)
+    total = kept + sum(training_step.weight_bytes(model).values())
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    weights = training_step.weight_bytes(model)
     seconds = training_step.seconds(model, batch, tokens)
     # Last, since the model is in half precision then, and other runs' peaks are not to have it in them.
     peak = training_step.mixed_precision_peak(model, batch, tokens)
@@ -142,7 +133,7 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
         "perplexity": math.exp(nll),
         "parameters": parameters,
         "kept_bytes": kept,
-        "total_bytes": kept + sum(weights.values()),
+        "total_bytes": total,
         "max_memory_allocated": peak,
         "kept_bytes_per_target": kept / (batch * tokens),
         "seconds_per_target": seconds / (batch * tokens),
@@ -165,10 +156,7 @@ def measure_of(runs: Sequence[Run]) -> str:
 def draw(figure: Figure, runs: Sequence[Run], cost: str) -> None:
     """One line an architecture, its runs in order of cost, the number of layers beside each point."""
     axes = figure.add_subplot()
-    label = {
-        "memory": f"{measure_of(runs)} (GB)",
-        "time": "forward and backward of a training step (s)",
-    }[cost]
+    label = f"{measure_of(runs)} (GB)" if cost == "memory" else "forward and backward of a training step (s)"
 
     def cost_of(run: Run) -> float:
         return memory_of(run) / 1e9 if cost == "memory" else run["seconds"]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.device import autocast_of
-from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.device import autocast_of, keep_in_graph
 
 
 class AdaptiveInput(nn.Module):

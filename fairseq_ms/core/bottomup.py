@@ -18,7 +18,7 @@ from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedB
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
-from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.pooling import Downsample, normalised
 from fairseq_ms.core.scales import Scale, check_scales
@@ -119,7 +119,9 @@ class AggregationAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.query = Linear(dim, dim, config.bias)
-        self.coarse = nn.ModuleList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
+        self.coarse = TypedList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
+        for linear in self.coarse:
+            linear.rows = 2 * (linear.out_features // 2,)
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(dim, dim, config.bias)
         self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None

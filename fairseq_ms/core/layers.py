@@ -230,6 +230,7 @@ class SelfAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim, config.bias)
+        self.qkv.rows = 3 * (self.heads * self.head_dim,)
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(self.heads * self.head_dim, config.dim, config.bias)
 
@@ -268,10 +269,16 @@ class ResidualLayer(nn.Module):
         self.drop = Dropout(config.dropout, config.recompute)
         self.after_attention = config.norm_behind(before=False)
         self.after_ffn = config.norm_behind(before=False)
+        self.checkpoint = config.checkpoint
         self.residual_start = RESIDUAL_STARTS[config.init_residual](depth)
 
     def forward(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
-        """x (B, T, D) -> (B, T, D); the other inputs are the attention's."""
+        """x (B, T, D) -> (B, T, D), also of no positions; the other inputs are the attention's."""
+        if not x_BTD.size(-2):
+            return x_BTD
+        return checkpointed(self._compute, x_BTD, *inputs) if self.checkpoint else self._compute(x_BTD, *inputs)
+
+    def _compute(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
         x_BTD = self.after_attention(x_BTD + self.drop(self.attention(x_BTD, *inputs)))
         return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))
 
@@ -305,7 +312,6 @@ class TransformerStack(nn.Module):
 
     def __init__(self, config: LayerConfig, layers: int, depth: int | None = None) -> None:
         super().__init__()
-        self.checkpoint = config.checkpoint
         self.layers = TypedList(TransformerLayer(config, depth or layers) for _ in range(layers))
         self.norm = config.norm_behind(before=True)
 
@@ -315,6 +321,5 @@ class TransformerStack(nn.Module):
         """x (B, T, D) -> (B, T, D); one ``past`` a layer and one rotation for all, as in ``SelfAttention``."""
         nothing: Sequence[Attending | None] = [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts or nothing, strict=True):
-            inputs = x_BTD, past, rotation_2TF
-            x_BTD = checkpointed(layer, *inputs) if self.checkpoint else layer(*inputs)
+            x_BTD = layer(x_BTD, past, rotation_2TF)
         return self.norm(x_BTD)

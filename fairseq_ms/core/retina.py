@@ -16,9 +16,7 @@ from fairseq_ms.core.layers import LayerConfig, QueryKey, ResidualLayer, TypedLi
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
-from fairseq_ms.core.ops.recompute import checkpointed
-from fairseq_ms.core.ops.window_attention import window_attention_linear
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
 from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.scales import Scale, check_scales
 
@@ -73,7 +71,10 @@ class RetinaAttention(nn.Module):
         self.norm = config.norm_before()
         self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim, config.bias)
         self.pools = TypedList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
-        self.coarse = nn.ModuleList(Linear(dim, 2 * group.heads * self.head_dim, config.bias) for group in groups[1:])
+        self.coarse = TypedList(Linear(dim, 2 * group.heads * self.head_dim, config.bias) for group in groups[1:])
+        self.fine.rows = (dim, *2 * (groups[0].heads * self.head_dim,))
+        for linear in self.coarse:
+            linear.rows = 2 * (linear.out_features // 2,)
         self.qk = QueryKey(config, self.head_dim)
         self.out = Linear(dim, dim, config.bias)
 
@@ -210,7 +211,6 @@ class Retina(LanguageModel):
         self.groups, self.head_dim = head_groups(config.scales), config.dim // config.heads
         self.layers = TypedList(RetinaLayer(config, self.groups) for _ in range(config.layers))
         self.norm = config.norm_behind(before=True)
-        self.checkpoint = config.checkpoint
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
@@ -227,8 +227,7 @@ class Retina(LanguageModel):
         pasts = state.caches if state is not None else [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts):
             # Downsampled to all scales, and attended to through each scale's window.
-            inputs = x_BTD, attention_masks, past, rotations
-            x_BTD = checkpointed(layer, *inputs) if self.checkpoint else layer(*inputs)
+            x_BTD = layer(x_BTD, attention_masks, past, rotations)
         if state is not None:
             state.length += tokens_BT.size(1)
         return self.norm(x_BTD)

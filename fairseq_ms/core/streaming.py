@@ -21,10 +21,9 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import Memory, Mems, StreamState
 from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.device import wants_gradients
-from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.device import keep_in_graph, wants_gradients
 from fairseq_ms.core.ops.linear import Linear, norm_linear
-from fairseq_ms.core.ops.recompute import Dropout, checkpointed
+from fairseq_ms.core.ops.recompute import Dropout
 from fairseq_ms.core.ops.relative_attention import Sinusoids, keys_and_values, relative_attention, segment_attention
 
 
@@ -45,6 +44,7 @@ class RelativeAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.qkv = Linear(dim, 3 * inner, bias=False)
+        self.qkv.rows = 3 * (inner,)
         # Not one that packs its weight: a ``SegmentCache`` projects the sinusoids once.
         self.position = nn.Linear(dim, inner, bias=False)
         self.out = Linear(inner, dim, bias=False)
@@ -55,7 +55,15 @@ class RelativeAttention(nn.Module):
         return self.position(positions_PD).unflatten(-1, (self.heads, -1))
 
     def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
-        """Attend over memory and segment, (B, T, D) -> (B, T, D); arguments as ``TransformerXLLayer``'s."""
+        """Attend over memory and segment, (B, T, D) -> (B, T, D).
+
+        Args:
+            s_BTD: the segment
+            m_BMD: the memory before it, to which no gradient goes
+            positions_PD: ``sinusoids`` of at least as many keys as there are
+            past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
+                takes in those of s; memory and positions are then not read
+        """
         dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
         if past is not None:
             q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute), self.heads)
@@ -93,7 +101,7 @@ WHOLE: Pasts = MappingProxyType({})
 
 
 class TransformerXLLayer(ResidualLayer):
-    """Attention over memory and segment, and feed-forward; the figure's layer is post-LN.
+    """Compute of Transformer-QL, Figure 2b, whose layer is post-LN: attention over memory and segment, feed-forward.
 
     Args:
         name: of its memory
@@ -110,22 +118,6 @@ class TransformerXLLayer(ResidualLayer):
     ) -> None:
         super().__init__(config, RelativeAttention(config, u_NH, v_NH), depth)
         self.name = name
-        self.checkpoint = config.checkpoint
-
-    def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
-        """Compute of Transformer-QL, Figure 2b: (B, T, D) -> (B, T, D).
-
-        Args:
-            s_BTD: the segment; one of no positions stays one
-            m_BMD: the memory before it, to which no gradient goes
-            positions_PD: ``sinusoids`` of at least as many keys as there are
-            past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
-                takes in those of s; memory and positions are then not read
-        """
-        if not s_BTD.size(1):
-            return s_BTD
-        inputs = s_BTD, m_BMD, positions_PD, past
-        return checkpointed(super().forward, *inputs) if self.checkpoint else super().forward(*inputs)
 
 
 def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:

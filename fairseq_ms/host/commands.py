@@ -89,7 +89,9 @@ def refuse(cfg: Any) -> None:
         raise UsageError(
             "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
         )
-    left = getattr(cfg.task, "tokens_per_sample", math.inf) - cfg.eval_lm.context_window
+    # fairseq-validate and other tasks have none.
+    tokens = getattr(cfg.task, "tokens_per_sample", None)
+    left = math.inf if tokens is None else tokens - cfg.eval_lm.context_window
     if left < 1:
         raise UsageError(
             "--tokens-per-sample must be at least 1, and in fairseq-eval-lm 1 more than --context-window: "

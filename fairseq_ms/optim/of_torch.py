@@ -2,7 +2,7 @@
 
 import ast
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, List, Optional  # noqa: UP035  (fairseq reads the types of its dataclasses)
 
@@ -13,10 +13,8 @@ from fairseq.optim.fused_adam import get_fused_adam_class
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.core.groups import matrices_and_others
+from fairseq_ms.core.groups import rows_of_projections
 from fairseq_ms.errors import UsageError
-
-_MATRICES = "matrices"
 
 
 @dataclass
@@ -94,30 +92,50 @@ class FairseqAdamW(FairseqOptimizer):
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for a first group of parameters and AdamW for a second one, with one state: one optimizer to fairseq."""
+    """Muon for a first group of parameters and AdamW for a second one, with one state: one optimizer to fairseq.
+
+    Each of the first has in ``param_group`` the rows of its projections, which Muon takes one by one.
+    """
 
     def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> None:
-        self._parts = muon, adamw
+        self._muon, self._adamw = muon, adamw
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters; what ``closure`` computes, if it is given."""
         loss = None if closure is None else closure()
-        for part, group in zip(self._parts, self.param_groups, strict=True):
-            part.param_groups, part.state = [group], self.state
-            part.step()
+        matrices, others = self.param_groups
+        self._muon.state.clear()
+        pieces = [piece for parameter in matrices["params"] for piece in self._projections(parameter)]
+        self._muon.param_groups = [{**matrices, "params": pieces}]
+        self._muon.step()
+        self._adamw.param_groups, self._adamw.state = [others], self.state
+        self._adamw.step()
         return loss
+
+    def _projections(self, parameter: Any) -> Iterator[nn.Parameter]:
+        """Parts of a parameter, each a parameter in the memory of the whole, and so are gradient and momentum."""
+        if parameter.grad is None:
+            return
+        momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+        parts = (whole.split(parameter.param_group) for whole in (parameter, parameter.grad, momentum))
+        for weight, gradient, buffer in zip(*parts, strict=True):
+            piece = nn.Parameter(weight)
+            piece.grad = gradient
+            self._muon.state[piece] = {"momentum_buffer": buffer}
+            yield piece
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(FairseqOptimizer):
-    """torch's Muon for the matrices that ``prepare_muon`` has named, and AdamW for all other parameters."""
+    """torch's Muon for the matrices that ``prepare_muon`` has noted, and AdamW for all other parameters."""
 
     def __init__(self, cfg: MuonConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for parameter in params:
-            groups[getattr(parameter, "param_group", None) != _MATRICES].append(parameter)
+            groups[not isinstance(getattr(parameter, "param_group", None), tuple)].append(parameter)
         muon = torch.optim.Muon(
             groups[0],
             lr=_rate(cfg),
@@ -135,7 +153,7 @@ class FairseqMuon(FairseqOptimizer):
 
 
 def prepare_muon(cfg: Any, model: nn.Module) -> None:
-    """Name the groups of a model's parameters, and have fairseq keep their shapes in half precision.
+    """Note what projections a model's matrices hold, and have fairseq keep their shapes in half precision.
 
     Raises ``UsageError`` for settings that Muon cannot have; ``cfg`` are those of a whole training.
     """
@@ -162,7 +180,5 @@ def prepare_muon(cfg: Any, model: nn.Module) -> None:
         raise UsageError(f"--muon-momentum must be at least 0 and below 1: got {own.muon_momentum}")
     _betas(own.adam_betas)
     cfg.common.fp16_no_flatten_grads = True
-    matrices, others = matrices_and_others(model)
-    for name, group in ((_MATRICES, matrices), ("others", others)):
-        for parameter in group:
-            parameter.param_group = name  # type: ignore[attr-defined]
+    for matrix, rows in rows_of_projections(model).items():
+        matrix.param_group = rows  # type: ignore[attr-defined]

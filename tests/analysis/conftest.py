@@ -14,11 +14,17 @@ ARCHITECTURES = {
     "coarse": ["coarse_lm", *NARROW, "--scale-layers", "4x=1"],
     "haed": ["haed"],
 }
+STREAMING = {
+    "transformer_xl": ["--decoder-layers", "2", "--mem-len", "5"],
+    "compressive_transformer": ["--decoder-layers", "2", "--mem-len", "4", "--compressed-mem-len", "2"],
+    "transformer_ql": ["--scale-layers", "1x=1,2x=1", "--mem-len", "5", "--output-layers", "1"],
+}
+"""Models with a memory, read in segments of 6 tokens."""
 
 
 @pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with NAME/model.pt of each of ``ARCHITECTURES``, untrained, and their data in ``bin``.
+    """A folder with NAME/model.pt of each of ``ARCHITECTURES`` and ``STREAMING``, untrained, and their data in ``bin``.
 
     Lines have 17 words and an end, so that segments of 18 tokens are lines. Line 31 is line 5 again.
     """
@@ -28,4 +34,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_corpus(folder / "bin", {"train": train, "test": random_lines(2, 31)})
     for name, flags in ARCHITECTURES.items():
         write_checkpoint(folder / name / "model.pt", data, *flags, "--tokens-per-sample", "64")
+    for name, flags in STREAMING.items():
+        write_stream(folder / name / "model.pt", data, name, *flags)
     return folder
+
+
+def write_stream(path: Path, data: Path, arch: str, *flags: str) -> Path:
+    """Write a checkpoint of a small untrained model with a memory."""
+    sizes = [*NARROW, *flags, "--tokens-per-sample", "6", "--init-std", "0.3"]
+    return write_checkpoint(path, data, arch, *sizes, task="streaming_language_modeling")

@@ -30,19 +30,18 @@ def test_user_dir_imports_neither_torch_nor_fairseq():
     assert run_cli("python", "-c", program).stdout.splitlines()[-1] == "[]"
 
 
-def test_unknown_command_gets_one_sentence_with_the_commands_there_are():
-    done = run_cli("fairseq-ms", "contxt-length", check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert "'contxt-length'" in done.stderr
-    assert "user-dir" in done.stderr
+def test_unknown_command_gets_one_sentence_with_the_commands_there_are(capsys):
+    assert cli.main(["contxt-length"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert "'contxt-length'" in printed.err
+    assert "user-dir" in printed.err
 
 
-def test_without_a_command_the_help_is_shown_and_the_exit_code_is_2():
-    done = run_cli("fairseq-ms", check=False)
-    assert done.returncode == 2
-    assert "user-dir" in done.stderr
+def test_without_a_command_the_help_is_shown_and_the_exit_code_is_2(capsys):
+    assert cli.main([]) == 2
+    assert "user-dir" in capsys.readouterr().err
 
 
 def test_help_lists_every_command(capsys):

@@ -13,7 +13,8 @@ from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.coarse_completions import complete, readable, scale_of
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from tests.naive import multiscale as naive
+from tests.references.multiscale import coarse_lm
+from tests.references.parts import weights_of
 from tests.registry import Case, random_case
 
 
@@ -29,25 +30,25 @@ def test_completions_are_the_best_words_after_the_last_k_gram(seed: int) -> None
     words = [f"w{case.rng.randrange(9)}" for _ in range(case.rng.randint(1, 90))]
     found = complete(checkpoint, " ".join(words), top=5)
     scale = scale_of(checkpoint)
-    assert (found.scale, found.label) == (scale, "here")
-    assert (found.read - 1) % scale == 0
+    assert (found["scale"], found["label"]) == (scale, "here")
+    assert (found["read"] - 1) % scale == 0
     # The start symbol and the words, as far as there are positions for them.
     most = min(len(words), 64) if case.flags["positions"] == "learned" else len(words)
-    assert most - scale < found.read <= most
-    tokens = torch.tensor([case.dictionary.index(word) for word in words[-found.read :]])
+    assert most - scale < found["read"] <= most
+    tokens = torch.tensor([case.dictionary.index(word) for word in words[-found["read"] :]])
     with torch.no_grad():
-        features = naive.coarse_features(tokens, case.model.decoder.core)[-1]
-        probabilities = case.model.decoder.output_layer(features).softmax(-1)
+        logits = coarse_lm(weights_of(case.model), case.flags, tokens.tolist())[-1]
+    probabilities = logits.softmax(-1).float()
     best = probabilities.argsort(descending=True)[:5]
-    assert found.words == [case.dictionary[int(word)] for word in best]
-    torch.testing.assert_close(torch.tensor(found.probabilities), probabilities[best], rtol=1e-4, atol=1e-6)
+    assert found["words"] == [case.dictionary[int(word)] for word in best]
+    torch.testing.assert_close(torch.tensor(found["probabilities"]), probabilities[best], rtol=1e-4, atol=1e-6)
 
 
 def test_without_top_there_are_as_many_words_as_the_scale_has_tokens() -> None:
     for seed in range(6):
         case = random_case("coarse_lm", seed)
         checkpoint = checkpoint_of(case)
-        assert len(complete(checkpoint, "w1 w2 w3").words) == scale_of(checkpoint)
+        assert len(complete(checkpoint, "w1 w2 w3")["words"]) == scale_of(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: P
             "a model with a memory, compressive_transformer, transformer_ql or transformer_xl: got vanilla_lm",
         ),
         ((), "--arch, --path or --paper must be given"),
-        (("--paper", "--arch", "transformer_xl"), "--paper must be given without a model"),
+        (("--paper", "--arch", "transformer_xl"), "--paper prints the paper's models alone: --arch must not"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

@@ -21,7 +21,8 @@ from fairseq_ms.analysis.recall.accuracy import reach
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from fairseq_ms_pipeline.recall import Exercises, Recall
-from tests.helpers.trained import NARROW, TINY, write_checkpoint, write_corpus
+from tests.analysis.conftest import STREAMING, write_stream
+from tests.helpers.trained import NARROW, TINY, load, write_checkpoint, write_corpus
 
 LONGEST, WINDOW = 24, 64
 SMALL = Recall(longest=LONGEST, values=8, pairs=3, passage=5, tokens=9000, valid_tokens=300, test_tokens=9000)
@@ -30,11 +31,6 @@ RECALL = {
     "announced": replace(SMALL, ask="announced"),
     "pairs": replace(SMALL, task="pairs", ask="announced"),
     "copy": replace(SMALL, task="copy"),
-}
-STREAMS = {
-    "transformer_xl": ["--decoder-layers", "2", "--mem-len", "5"],
-    "compressive_transformer": ["--decoder-layers", "2", "--mem-len", "4", "--compressed-mem-len", "2"],
-    "transformer_ql": ["--scale-layers", "1x=1,2x=1", "--mem-len", "5", "--output-layers", "1"],
 }
 
 
@@ -53,10 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes.append("--share-decoder-input-output-embed")
     near = ["--tokens-per-sample", str(WINDOW), "--scale-windows", "1x=0:6"]
     write_checkpoint(folder / "near/model.pt", folder / "announced", "vanilla_lm", *sizes, *near)
-    for arch, flags in STREAMS.items():
-        sizes = [*NARROW, *flags, "--tokens-per-sample", "6", "--init-std", "0.3"]
-        path = folder / arch / "model.pt"
-        write_checkpoint(path, folder / "passkey", arch, *sizes, task="streaming_language_modeling")
+    write_stream(folder / "transformer_xl/model.pt", folder / "passkey", "transformer_xl", *STREAMING["transformer_xl"])
     return folder
 
 
@@ -198,10 +191,10 @@ def test_a_trained_model_recalls_what_its_window_holds_and_beyond_it_only_with_a
     assert result.beyond.accuracy > 0.9 if leak else result.beyond.accuracy < 0.25
 
 
-@pytest.mark.parametrize("arch", STREAMS)
-def test_streams_read_side_by_side_score_as_each_alone(place, arch):
-    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=2500)
+@pytest.mark.parametrize("arch", STREAMING)
+def test_streams_read_side_by_side_score_as_each_alone(models, arch):
+    checkpoint = load(models, arch)
+    (tokens,) = checkpoints.documents(checkpoint, "test")
     pieces = accuracy.at_lines(tokens, checkpoint.dictionary.eos(), 4)
     assert len(pieces) == 4
     assert torch.equal(torch.cat(pieces), tokens)

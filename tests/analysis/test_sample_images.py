@@ -7,7 +7,6 @@ import pytest
 import torch
 from fairseq.data import indexed_dataset
 from PIL import Image
-from tqdm import tqdm
 
 from fairseq_ms.analysis import checkpoints, sample_images
 from fairseq_ms.cli import main
@@ -76,8 +75,8 @@ def test_drawing_follows_the_model(pixels: Path, path: Path) -> None:
     checkpoint = checkpoints.load(str(path), str(pixels), cpu=True)
     symbols = sample_images.colour_symbols(checkpoint.dictionary)
     given = sample_images.given_images(checkpoint, "valid", 2)[:, : TOKENS - 40]
-    with torch.no_grad(), tqdm(disable=True) as bar:
-        drawn = sample_images.continued(checkpoint, given, symbols, 1e-6, bar)
+    with torch.no_grad():
+        drawn = sample_images.drawn(checkpoint, given, symbols, 1e-6, batch_size=1)
         source = torch.cat([torch.full((2, 1), 2), drawn[:, :-1]], dim=1)
         likeliest = symbols[checkpoint.model(source)[0][:, :, symbols].argmax(dim=2)]
     assert torch.equal(drawn[:, : given.shape[1]], given)

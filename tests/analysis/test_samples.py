@@ -15,6 +15,7 @@ from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.sample_metrics import judges, samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from tests.analysis.conftest import STREAMING
 from tests.analysis.test_sample_judges import ARPA, needs_kenlm
 from tests.helpers.trained import TINY, load, make_unigram, write_checkpoint
 
@@ -66,11 +67,11 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(m
     assert torch.equal(drawn, sampler.sample(torch.randint(4, 20, (30, 5)), seed=2))
 
 
-@pytest.mark.parametrize("name", ["topdown", "haed"])
+@pytest.mark.parametrize("name", ["topdown", "haed", *STREAMING])
 def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(models, name):
     checkpoint = load(models, name)
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=40)
-    prompts, _ = samples.cut_prompts(tokens, 6, 11, 2)
+    prompts, _ = samples.cut_prompts(tokens, 7, 11, 2)
     drawn = samples.Sampler(checkpoint, 11, 1, 0.7).sample(prompts, seed=1)
     for prompt, (sample,) in zip(prompts, drawn):
         sequence = [checkpoint.dictionary.eos(), *prompt.tolist()]

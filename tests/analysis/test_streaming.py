@@ -1,39 +1,20 @@
 """The analyses on models with a memory."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from fairseq_ms.analysis import checkpoints, context_shuffle, context_window, neighbors, scoring, training_step
-from fairseq_ms.analysis.sample_metrics import samples
 from fairseq_ms.cli import main
 from fairseq_ms.core.memory import Memory
 from fairseq_ms.errors import UsageError
-from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus
-
-TASK = "streaming_language_modeling"
-MODELS = {
-    "transformer_xl": ["--decoder-layers", "2", "--mem-len", "5"],
-    "compressive_transformer": ["--decoder-layers", "2", "--mem-len", "4", "--compressed-mem-len", "2"],
-    "transformer_ql": ["--scale-layers", "1x=1,2x=1", "--mem-len", "5", "--output-layers", "1"],
-}
+from tests.analysis.conftest import STREAMING
+from tests.helpers.trained import load
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("streaming")
-    data = write_corpus(folder / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 9)})
-    for arch, flags in MODELS.items():
-        path = folder / arch / "model.pt"
-        write_checkpoint(path, data, arch, *NARROW, *flags, "--tokens-per-sample", "6", "--init-std", "0.3", task=TASK)
-    return folder
-
-
-@pytest.mark.parametrize("arch", MODELS)
-def test_a_stream_is_scored_once_with_all_the_memory_it_has(place, arch):
-    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
+@pytest.mark.parametrize("arch", STREAMING)
+def test_a_stream_is_scored_once_with_all_the_memory_it_has(models, arch):
+    checkpoint = load(models, arch)
     assert checkpoint.streaming
     assert checkpoint.segment == 6
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=50)
@@ -52,9 +33,9 @@ def test_a_stream_is_scored_once_with_all_the_memory_it_has(place, arch):
     assert np.abs(alone - nll[6:12]).max() > 1e-4
 
 
-@pytest.mark.parametrize("arch", MODELS)
-def test_context_tools_read_windows_from_an_empty_memory(place, arch):
-    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
+@pytest.mark.parametrize("arch", STREAMING)
+def test_context_tools_read_windows_from_an_empty_memory(models, arch):
+    checkpoint = load(models, arch)
     tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
     targets = context_window.choose_targets(tokens.numel(), 13, 5)
     found = context_window.nll_with_context(checkpoint, tokens, targets, 13)
@@ -66,8 +47,8 @@ def test_context_tools_read_windows_from_an_empty_memory(place, arch):
     assert np.abs(raised[:, 0]).max() > 1e-4
 
 
-def test_damage_beyond_segment_and_memory_is_never_felt(place):
-    checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
+def test_damage_beyond_segment_and_memory_is_never_felt(models):
+    checkpoint = load(models, "transformer_xl")
     tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
     windows = context_shuffle.cut_windows(tokens, 40, None)
     _, raised = context_shuffle.increase_in_nll(checkpoint, windows, 12, "replace", seed=1)
@@ -76,22 +57,8 @@ def test_damage_beyond_segment_and_memory_is_never_felt(place):
     assert np.abs(raised[:, :5]).max() > 1e-3
 
 
-@pytest.mark.parametrize("arch", MODELS)
-def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(place, arch):
-    checkpoint = checkpoints.load(str(place / arch / "model.pt"))
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=40)
-    prompts, _ = samples.cut_prompts(tokens, 7, 11, 1)
-    ((sample,),) = samples.Sampler(checkpoint, 11, 1, 0.7).sample(prompts, seed=1)
-    sequence = [checkpoint.dictionary.eos(), *prompts[0].tolist()]
-    for token in sample.tolist():
-        logits = checkpoint.model(torch.tensor([sequence]))[0][0, -1]
-        logits[[checkpoint.dictionary.bos(), checkpoint.dictionary.pad()]] = -torch.inf
-        assert token == int(logits.argmax())
-        sequence.append(token)
-
-
-def test_a_training_step_is_measured_with_a_full_memory(place):
-    checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
+def test_a_training_step_is_measured_with_a_full_memory(models):
+    checkpoint = load(models, "transformer_xl")
     sample = training_step.training_sample(checkpoint.model, 3, 6)
     memory = sample["net_input"]["memory"]
     assert isinstance(memory, Memory)
@@ -101,12 +68,12 @@ def test_a_training_step_is_measured_with_a_full_memory(place):
     assert training_step.step_bytes(checkpoint.model, 3, 6) > 0
 
 
-def test_streaming_models_say_what_they_cannot_answer(place, capsys):
-    checkpoint = checkpoints.load(str(place / "transformer_xl/model.pt"))
+def test_streaming_models_say_what_they_cannot_answer(models, capsys):
+    checkpoint = load(models, "transformer_xl")
     with pytest.raises(UsageError, match="transformer_xl, which does not"):
         neighbors.scales_of(checkpoint)
-    assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
+    assert main(["nll-by-frequency", str(models / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
     assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err
-    assert main(["nll-by-frequency", str(place / "transformer_xl/model.pt"), "--bins", "3"]) == 0
-    assert main(["memory", "--path", str(place / "transformer_ql/model.pt")]) == 0
+    assert main(["nll-by-frequency", str(models / "transformer_xl/model.pt"), "--bins", "3"]) == 0
+    assert main(["memory", "--path", str(models / "transformer_ql/model.pt")]) == 0
     assert "scales 1" in capsys.readouterr().out

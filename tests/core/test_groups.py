@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fairseq_ms import core
+from fairseq_ms.core.groups import rows_of_projections
 from fairseq_ms.core.iem import ImplicitEmbedding
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
@@ -20,6 +21,9 @@ CASES = [
 ]
 NO_MATRIX = ("embed", "places", "positions", "project.", "adaptive_softmax", "lstm.cell", "norm", "bias")
 
+# Queries, keys and values share their weight; so do a coarse scale's keys and values.
+SEVERAL = ("qkv", "attention.fine", "attention.coarse", "aggregate.coarse", "aggregate.attention.coarse")
+
 
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_every_parameter_is_in_one_group_and_projections_within_the_model_are_matrices(
@@ -34,6 +38,11 @@ def test_every_parameter_is_in_one_group_and_projections_within_the_model_are_ma
         assert parameter.dim() == 2
         assert SYMBOLS not in parameter.shape
         assert not any(part in names[parameter] for part in NO_MATRIX), names[parameter]
+    rows = rows_of_projections(model)
+    assert list(rows) == matrices
+    for parameter, sizes in rows.items():
+        assert sum(sizes) == parameter.size(0)
+        assert (len(sizes) > 1) == any(part in names[parameter] for part in SEVERAL), names[parameter]
     for parameter in others:
         named = names[parameter] in ("u", "v") or any(part in names[parameter] for part in NO_MATRIX)
         assert named, names[parameter]

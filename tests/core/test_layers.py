@@ -41,7 +41,11 @@ either = pytest.mark.parametrize("positions", ["rotary", "none"])
 def build(name: str, positions: str = "rotary", **changes: Any) -> core.LanguageModel:
     torch.manual_seed(1)
     config = getattr(core, f"{name}Config")(positions=positions, **{**SIZES, **LAYERS.get(name, {}), **changes})
-    return getattr(core, name)(config).double().eval()
+    model = getattr(core, name)(config).double().eval()
+    for parameter_name, parameter in model.named_parameters():
+        if ".qk." in parameter_name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
 
 
 @either
@@ -165,10 +169,10 @@ def test_no_projection_of_a_layer_has_a_bias_without_them() -> None:
 @pytest.mark.parametrize(("start", "factor"), [("normal", 1.0), ("scaled", 6**-0.5), ("zero", 0.0)])
 def test_projections_into_the_residual_stream_start_smaller_by_its_depth(start: str, factor: float) -> None:
     # Each of these streams runs through three layers, one of them the aggregation.
-    three = {"BottomUp": {"scales": (core.Scale(1, 2), core.Scale(2, 1, heads=2))}}
+    three: dict[str, dict[str, Any]] = {"BottomUp": {"scales": (core.Scale(1, 2), core.Scale(2, 1, heads=2))}}
     three |= {"TopDown": {"scales": (core.Scale(1, 3),)}, "CoarseLM": {"scale": core.Scale(3, 3)}}
     for name in MODELS:
-        sizes = {"dim": 96, "ffn_dim": 384, "init_std": 0.02, **three.get(name, {"layers": 3})}
+        sizes: dict[str, Any] = {"dim": 96, "ffn_dim": 384, "init_std": 0.02, **three.get(name, {"layers": 3})}
         weights = build(name, init_residual=start, **sizes).state_dict().items()
         stream = [w for n, w in weights if re.search(r"(out|down)\.weight", n) and not n.startswith("coarse")]
         assert len(stream) == 6
@@ -180,7 +184,8 @@ def test_projections_into_the_residual_stream_start_smaller_by_its_depth(start: 
 
 
 def test_the_gate_of_the_aggregation_starts_closed_and_opens() -> None:
-    gated, tokens = build("BottomUp", aggregation_gate=True), torch.randint(11, (2, 41))
+    gated: Any = build("BottomUp", aggregation_gate=True)
+    tokens = torch.randint(11, (2, 41))
     gate = gated.aggregate.attention.gate
     said = []
     for opening in (0.0, 1.0):

@@ -50,6 +50,11 @@ def cuts(rng: random.Random, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_no_tokens_have_no_features(name: str) -> None:
+    assert model_of(name, 1).features(tokens_of(2, 0)).shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_whole_segments_of_a_prompt_run_in_one_pass_and_an_unfinished_one_is_continued(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairseq_ms.core.ops import linear_cross_entropy as module
 from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host.trainer import check_criterion
 from fairseq_ms.lm.output_matrix import output_matrix
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers.trained import random_lines, write_corpus
@@ -240,9 +241,9 @@ def test_a_model_without_an_output_matrix_is_refused(arch: str, flags: tuple, se
     data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
     cfg = configuration(arch, data, *flags)
     task = tasks.setup_task(cfg.task)
-    task.build_model(cfg.model)
+    model = task.build_model(cfg.model)
     with pytest.raises(UsageError, match=f"^{sentence}$"):
-        task.build_criterion(cfg.criterion)
+        check_criterion(task.build_criterion(cfg.criterion), model, cfg)
 
 
 def test_the_first_phase_of_haed_is_refused_at_the_first_batch() -> None:

@@ -25,7 +25,6 @@ warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
 import torch  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # noqa: E402
 
 
@@ -63,8 +62,7 @@ def found(folder: Path, exported: Path) -> dict:
     model, loading = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, output_loading_info=True)
     tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
     reference = json.loads((folder / "reference.json").read_text())
-    expected = load_file(folder / "reference.safetensors")["log_probs"]
-    tokens = torch.tensor(reference["tokens"])
+    tokens, expected = torch.tensor(reference["tokens"]), torch.tensor(reference["log_probs"])
     log_probs = model(tokens).logits.log_softmax(-1)
     results = {
         "nothing is missing": not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")),

@@ -27,7 +27,7 @@ def make(folder: Path) -> None:
         path = trained.write_checkpoint(folder / name / "model.pt", data, flags[1], *flags[2:], task=task)
         arguments = ["export", str(path), str(folder / name / name), "--level", "word", "--license", "mit"]
         assert cli.main(arguments) == 0, name
-        write_reference(folder / name / "reference.pt", path)
+        write_reference(folder / name / "reference.json", path)
     for level in LEVELS:
         write_tokenizer(folder / level, level)
 
@@ -69,9 +69,5 @@ def write_reference(file: Path, path: Path) -> None:
         sample = {"net_input": {"src_tokens": prompt_1T}, "id": torch.zeros(1)}
         hypotheses = generator.generate([model], sample, prefix_tokens=prompt_1T[:, 1:], bos_token=begin)
         continued.append(hypotheses[0][0]["tokens"].tolist())
-    found = {"tokens": tokens.tolist(), "prompts": PROMPTS, "continued": continued}
-    file.with_suffix(".json").write_text(json.dumps(found))
-    # Beside the environment.
-    from safetensors.torch import save_file
-
-    save_file({"log_probs": log_probs.contiguous()}, file.with_suffix(".safetensors"))
+    found = {"tokens": tokens.tolist(), "log_probs": log_probs.tolist(), "prompts": PROMPTS, "continued": continued}
+    file.write_text(json.dumps(found))

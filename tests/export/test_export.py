@@ -95,9 +95,7 @@ def checkpoint(tmp_path: Path) -> Path:
         (["--level", "word", "--perplexity", "none.json"], "--perplexity must name files"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(
-    flags, sentence, checkpoint: Path, tmp_path: Path, safetensors, capsys
-):
+def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint, tmp_path: Path, beside, capsys):
     assert cli.main(["export", str(checkpoint), str(tmp_path / "out"), *flags]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

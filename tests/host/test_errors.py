@@ -90,7 +90,8 @@ def configuration(**changes: Any) -> SimpleNamespace:
 
 
 def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands.refuse_to_train(configuration(tokens=1))
+    for tokens in (1, None):
+        commands.refuse_to_train(configuration(tokens=tokens))
     with pytest.raises(UsageError, match=r"1 more than --context-window: 0 tokens are left to score"):
         commands.refuse(configuration(context=8))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

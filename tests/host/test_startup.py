@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Any
 
 import fairseq_cli.train
 import pytest
@@ -52,7 +53,7 @@ def _path(owner: type) -> str:
 def test_what_is_registered_again_is_replaced_no_further() -> None:
     fairseq_ms.register()
     for owner, name, around in startup.targets():
-        found = vars(owner)[name]
+        found: Any = vars(owner)[name]
         found = found.__func__ if isinstance(found, staticmethod) else found
         if getattr(owner, "__name__", "") == "fairseq_cli.interactive":
             continue  # replaced only in its own process

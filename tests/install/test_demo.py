@@ -15,9 +15,9 @@ def test_a_killed_training_is_said_to_be_killed_and_to_go_on(tmp_path: Path) -> 
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import commands
+import run as demo
 kill = "import os, signal; print('a last line', flush=True); os.kill(os.getpid(), signal.%s)" % sys.argv[3]
-commands.train([sys.executable, "-c", kill], Path(sys.argv[2]) / "train.log", 10, "retina_lm")
+demo.train([sys.executable, "-c", kill], Path(sys.argv[2]) / "train.log", 10, "retina_lm")
 """
     for name in ("SIGKILL", "SIGTERM"):
         done = run_cli("python", "-c", program, DEMO, tmp_path, name, check=False)

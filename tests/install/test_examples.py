@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -148,19 +149,25 @@ def test_a_wrong_flag_in_a_script_would_be_found(tmp_path):
 
 
 # Scripts without flags, and where they are run.
-WITHOUT_FLAGS = {
-    "demo/run.py": "tests/install/test_demo.py",
-    "demo/analysis.py": "tests/install/test_examples.py",
-}
+WITHOUT_FLAGS = {"demo/analysis.py": "tests/install/test_examples.py"}
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=name)
-def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path):
+def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path, capsys, monkeypatch):
     text = path.read_text(encoding="utf-8")
     if "__main__" not in text:
         compile(text, str(path), "exec")  # a part of another script
     elif "argparse" in text:
-        assert "usage: " in run_cli("python", path, "--help").stdout
+        monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+        # As Python does where it starts a script; its neighbours are not those of another folder's.
+        monkeypatch.syspath_prepend(path.parent)
+        known = set(sys.modules)
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(path), run_name="__main__")
+        for imported in (set(sys.modules) - known) & {beside.stem for beside in path.parent.glob("*.py")}:
+            monkeypatch.delitem(sys.modules, imported)
+        assert stop.value.code == 0
+        assert "usage: " in capsys.readouterr().out
     else:
         test = ROOT / WITHOUT_FLAGS[name(path)]
         assert path.name.removesuffix(".py") in test.read_text(encoding="utf-8")
@@ -178,8 +185,8 @@ def loaded(folder: str, script: str):
 
 def test_the_demos_analyses_parse_and_leave_no_capital_unfilled(tmp_path):
     module = loaded("demo", "analysis")
-    for _, command, title, figure in module.ANALYSES:
-        words = module.arguments(command, title, figure, tmp_path, tmp_path)
+    for analysis in module.ANALYSES:
+        words = module.arguments(analysis, tmp_path)
         parse_ours(words)
         assert not any(word.isupper() for word in words)
 
@@ -202,7 +209,7 @@ CHILD = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('OMP
 
 
 def ran_by_the_demo(tmp_path, capfd):
-    module = loaded("demo", "commands")
+    module = loaded("demo", "run")
     module.train([sys.executable, "-c", CHILD], tmp_path / "train.log", 1, "retina_lm")
     trained = (tmp_path / "train.log").read_text(encoding="utf-8")
     assert module.run([sys.executable, "-c", CHILD], tmp_path / "run.log") == trained

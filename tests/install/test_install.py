@@ -20,6 +20,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_ms
+from fairseq_ms.analysis.prepare import datasets
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 
 REGISTRIES = {
@@ -163,10 +164,8 @@ def test_the_wheel_holds_the_package_and_its_pipeline_and_nothing_else(wheel):
 
 def test_data_sets_are_prepared_from_anywhere_with_the_installed_plugin(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    scripts = sorted((ROOT / "preprocess").glob("*/prepare.py"))
-    programs = [[str(script)] for script in scripts]
-    programs += [["-m", "fairseq_ms", "prepare", script.parent.name] for script in scripts]
-    for program in programs:
+    script = ROOT / "preprocess" / "images" / "prepare.py"
+    for program in ([str(script)], ["-m", "fairseq_ms", "prepare", "images"]):
         done = subprocess.run(
             [sys.executable, *program, "--help"],
             cwd=tmp_path,
@@ -178,6 +177,14 @@ def test_data_sets_are_prepared_from_anywhere_with_the_installed_plugin(wheel, t
         )
         assert done.returncode == 0, done.stderr
         assert "--out" in done.stdout
+
+
+def test_every_data_set_has_a_script_of_its_own_that_is_one_call():
+    scripts = sorted((ROOT / "preprocess").glob("*/prepare.py"))
+    assert [script.parent.name for script in scripts] == datasets()
+    first = scripts[0].read_text(encoding="utf-8")
+    for script in scripts:
+        assert script.read_text(encoding="utf-8") == first.replace(scripts[0].parent.name, script.parent.name)
 
 
 def test_the_wheel_has_the_command_and_leaves_the_installed_fairseq_alone(wheel):

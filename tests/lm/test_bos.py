@@ -14,7 +14,6 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
-from tqdm import tqdm
 
 from fairseq_ms.analysis import checkpoints, coarse_completions, sample_images
 from fairseq_ms.analysis.sample_metrics import samples
@@ -145,11 +144,11 @@ def test_completions_are_read_behind_bos(seed: int) -> None:
     loaded = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
     tokens = torch.randint(4, 13, (30,))
     found = coarse_completions.complete(loaded, " ".join(words[int(token)] for token in tokens))
-    assert found.read == 16 // found.scale * found.scale
-    row = torch.tensor([[words.bos(), *tokens[-found.read :].tolist()]])
+    assert found["read"] == 16 // found["scale"] * found["scale"]
+    row = torch.tensor([[words.bos(), *tokens[-found["read"] :].tolist()]])
     with torch.no_grad():
         probabilities = model(row)[0][0, -1].softmax(-1)
-    assert found.words == [words[int(word)] for word in probabilities.topk(len(found.words))[1]]
+    assert found["words"] == [words[int(word)] for word in probabilities.topk(len(found["words"]))[1]]
 
 
 def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
@@ -160,10 +159,10 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
     model = build("vanilla_lm", {**flags, "init_std": 0.4, "add_bos_token": True}, words, sample_images.TOKENS).eval()
     symbols = sample_images.colour_symbols(words)
     given = symbols[torch.randint(256, (2, sample_images.TOKENS - 20))]
-    with torch.no_grad(), tqdm(disable=True) as bar:
+    with torch.no_grad():
         task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
         checkpoint = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
-        drawn = sample_images.continued(checkpoint, given, symbols, 1e-6, bar)
+        drawn = sample_images.drawn(checkpoint, given, symbols, 1e-6)
         start = torch.tensor([[words.bos(), words.eos()]]).repeat(2, 1)
         likeliest = symbols[model(torch.cat([start, drawn[:, :-1]], dim=1))[0][:, 1:, symbols].argmax(dim=2)]
     assert torch.equal(drawn[:, -20:], likeliest[:, -20:])

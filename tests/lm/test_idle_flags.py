@@ -12,6 +12,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
+from fairseq_ms.host.trainer import check_criterion
 from tests.helpers.cli import run_cli
 from tests.helpers.corpus import train_command
 from tests.helpers.corpus import write_corpus as write_sentences
@@ -157,12 +158,9 @@ def test_a_criterion_that_cannot_train_the_output_is_refused(arch, flags, senten
     data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
     cfg = training(arch, data, *flags)
     task = tasks.setup_task(cfg.task)
-    task.build_model(cfg.model)
+    model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
     with pytest.raises(ValueError, match=f"^{sentence}$"):
-        task.build_criterion(cfg.criterion)
-    # As fairseq-validate does with a checkpoint.
-    task.build_model(cfg.model, from_checkpoint=True)
-    task.build_criterion(cfg.criterion)
+        check_criterion(criterion, model, cfg)
 
 
 @pytest.mark.parametrize("flag", ["--max-tokens", "--max-tokens-valid"])

@@ -48,7 +48,8 @@ def test_the_main_model_of_haed_reads_texts_of_any_length(positions: str) -> Non
     torch.manual_seed(1)
     model = build("haed", {**flags, **small, "positions": positions}, dictionary(9), TRAINED).double().eval()
     assert model.decoder.core.main.positions is None
-    tokens, state = torch.randint(4, 13, (2, 60)), {}
+    tokens = torch.randint(4, 13, (2, 60))
+    state: dict = {}
     with torch.no_grad():
         whole = model(tokens)[0]
         for end in range(40, 61):

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from fairseq_ms.core.ops.window_layout import HeadGroup
+from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.scales import parse_windows

@@ -9,7 +9,7 @@ from torch import Tensor, multiprocessing, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_ms.core.ops.idle import keep_in_graph
+from fairseq_ms.core.ops.device import keep_in_graph
 from tests.helpers.corpus import random_flags, train_command, write_corpus
 from tests.helpers.forked import run
 from tests.models.test_iem import batch, criterion, first_phase, small_task

@@ -15,7 +15,6 @@ from fairseq_ms.core.pooling import Downsample, right_aligned
 from fairseq_ms.core.topdown import Coarser, Join
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
-from tests.naive import multiscale as naive
 from tests.registry import Case, build, dictionary, random_case
 
 SEEDS = range(12)
@@ -25,38 +24,6 @@ def case_in_double(arch: str, seed: int) -> Case:
     case = random_case(arch, seed)
     case.model.double()
     return case
-
-
-def naive_features(case: Case, tokens_T: Tensor) -> Tensor:
-    decoder = case.model.decoder.core
-    if case.arch == "multiscale_topdown":
-        return naive.topdown_features(tokens_T, decoder, case.flags["activation_fn"])
-    if case.arch == "multiscale_bottomup":
-        return naive.bottomup_features(tokens_T, decoder)
-    return naive.coarse_features(tokens_T, decoder).repeat_interleave(decoder.factor, dim=0)[: tokens_T.numel()]
-
-
-def gradients(case: Case, features: Tensor, direction: Tensor) -> dict[str, Tensor]:
-    case.model.zero_grad()
-    (features * direction).sum().backward()
-    return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        for name, parameter in case.model.named_parameters()
-    }
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("arch", ["multiscale_topdown", "multiscale_bottomup", "coarse_lm"])
-def test_features_and_gradients_equal_the_definition_written_position_by_position(arch: str, seed: int) -> None:
-    case = case_in_double(arch, seed)
-    tokens = case.tokens(1, case.rng.randint(1, 19))
-    fast = case.model.decoder.core.features(tokens)[0]
-    slow = naive_features(case, tokens[0])
-    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
-    direction = torch.randn_like(fast)
-    expected = gradients(case, slow, direction)
-    for name, gradient in gradients(case, fast, direction).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-8, atol=1e-9, msg=name)
 
 
 @pytest.mark.parametrize("arch", ["multiscale_topdown", "multiscale_bottomup", "coarse_lm"])
@@ -191,24 +158,6 @@ def bag_criterion(words: Dictionary) -> BagOfWordsCriterion:
 def sample_of(tokens: Tensor, targets: Tensor, padding: int) -> dict:
     ntokens = int(targets.ne(padding).sum())
     return {"net_input": {"src_tokens": tokens}, "target": targets, "ntokens": ntokens}
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_bag_loss_is_the_cross_entropy_against_the_uniform_distribution(seed: int) -> None:
-    case = case_in_double("coarse_lm", seed)
-    length = case.rng.randint(1, 19)
-    tokens, targets = case.tokens(2, length), case.tokens(2, length)
-    shorter = case.rng.randint(1, length)
-    tokens[1, shorter:] = targets[1, shorter:] = case.dictionary.pad()
-    loss, size, logged = bag_criterion(case.dictionary)(case.model, sample_of(tokens, targets, case.dictionary.pad()))
-    assert size == length + shorter == logged["ntokens"]
-    expected = torch.zeros(())
-    for row, count in ((0, length), (1, shorter)):
-        features = naive.coarse_features(tokens[row, :count], case.model.decoder.core)
-        log_probs = case.model.decoder.output_layer(features).log_softmax(-1)
-        expected = expected + naive.bag_of_words_loss(log_probs, targets[row, :count], case.model.decoder.core.factor)
-    # fairseq's log_softmax works in float32.
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

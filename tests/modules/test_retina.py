@@ -15,7 +15,7 @@ from fairseq_ms.core.layers import LayerConfig
 from fairseq_ms.core.ops import window_attention
 from fairseq_ms.core.ops.attention import _QUERY_CHUNK
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts
 from fairseq_ms.core.retina import RetinaAttention
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
@@ -38,6 +38,7 @@ def attention(
     heads = sum(group.heads for group in groups)
     config = LayerConfig(dim=dim, ffn_dim=4, heads=heads, attention_dropout=dropout, recompute=recompute)
     layer = RetinaAttention(config, groups, downsampler).double()
+    assert isinstance(layer.norm, torch.nn.LayerNorm)
     torch.nn.init.normal_(layer.norm.weight)
     torch.nn.init.normal_(layer.norm.bias)
     return layer

@@ -14,7 +14,7 @@ def _invariants(*archs: str) -> tuple[str, ...]:
 
 
 _RETINA: Stages = (
-    ("tests/ops/test_window_layout.py", "tests/modules/test_retina.py"),
+    ("tests/ops/test_window_attention.py", "tests/modules/test_retina.py"),
     ("tests/ops/test_dropout_masks.py",),
     _invariants("retina_lm"),
 )
@@ -35,7 +35,6 @@ TABLE: dict[str, Stages] = {
         ("tests/ops/test_attention.py",),
         ("tests/ops/test_dropout_masks.py", "tests/models/test_multiscale.py"),
     ),
-    "fairseq_ms/core/ops/window_layout.py": _RETINA,
     "fairseq_ms/core/ops/window_attention.py": _RETINA,
     "fairseq_ms/core/retina.py": _RETINA,
     # Pooling and blocks.

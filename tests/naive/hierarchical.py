@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.haed import LSTMDecoder, TransformerMain
 from fairseq_ms.core.hierarchical.chunks import MLPEncoder
-from tests.naive.multiscale import stack
 
 
 def segment(tokens: list[int], kind: str, longest: int, separators: set[int]) -> tuple[list[list[int]], list[int]]:
@@ -58,7 +57,8 @@ def main_output(main, encodings: list[Tensor]) -> Tensor:
     if main.positions is not None:
         encodings = [torch.cat([e, main.positions.weight[n]]) for n, e in enumerate(encodings)]
     if isinstance(main, TransformerMain):
-        return stack(encodings, main.stack, main)[-1]
+        x_1CD = torch.stack(encodings).unsqueeze(0)
+        return main.stack(x_1CD, None, main.config.rotation(range(len(encodings)), x_1CD))[0, -1]
     return main.out(lstm_outputs(main.lstm.cell, encodings, True)[-1])
 
 

@@ -5,8 +5,7 @@ import torch
 
 from fairseq_ms.core.ops import window_attention
 from fairseq_ms.core.ops.recompute import dropout, keep_prob, mixed_seed
-from fairseq_ms.core.ops.window_attention import WindowAttention
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
 
 P = 0.3
 

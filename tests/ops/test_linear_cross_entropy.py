@@ -95,8 +95,8 @@ def test_loss_and_gradients_are_those_of_double_precision(dtype: torch.dtype, sc
         # Gradients then fit into float16 at the largest scale, where its p - 1 would not.
         x.mul_(0.3 / rows), weight.mul_(0.1)
     loss = linear_cross_entropy(x, weight, target, PADDING)
-    wide = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
-    expected = written_out(*wide, target).sum()
+    x64, weight64 = wide = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    expected = written_out(x64, weight64, target).sum()
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0.0)
     found = torch.autograd.grad(loss * scale, [x, weight])
@@ -122,10 +122,9 @@ def test_products_are_computed_for_what_needs_a_gradient_alone() -> None:
     with torch.no_grad():
         assert products(x, weight) == 1
         assert not linear_cross_entropy(x, weight, target, PADDING).requires_grad
-    for inputs in ([x], [weight]):
-        given = [tensor if any(tensor is one for one in inputs) else tensor.detach() for tensor in (x, weight)]
-        found, expected = linear_cross_entropy(*given, target, PADDING), written_out(*given, target).sum()
-        assert_equal(found, expected, inputs, 1e-6)
+    for needed, one, other in ((x, x, weight.detach()), (weight, x.detach(), weight)):
+        found, expected = linear_cross_entropy(one, other, target, PADDING), written_out(one, other, target).sum()
+        assert_equal(found, expected, [needed], 1e-6)
 
 
 def test_a_second_backward_pass_and_a_second_derivative_are_refused() -> None:
@@ -177,11 +176,11 @@ def test_float16_gradients_of_an_improbable_target_survive_the_largest_scale_of_
     x, weight = torch.full((1, DIM), 0.95), torch.full((SYMBOLS, DIM), 0.4)
     # p - 1 is -0.9998, which times 65,536 rounds to infinity.
     weight[5] = -0.49
-    inputs = [tensor.half().requires_grad_() for tensor in (x, weight)]
+    x, weight = inputs = [tensor.half().requires_grad_() for tensor in (x, weight)]
     target = torch.tensor([5])
-    found = torch.autograd.grad(linear_cross_entropy(*inputs, target, PADDING) * 65536.0, inputs)
-    wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    expected = torch.autograd.grad(written_out(*wide, target).sum() * 65536.0, wide)
+    found = torch.autograd.grad(linear_cross_entropy(x, weight, target, PADDING) * 65536.0, inputs)
+    x64, weight64 = wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = torch.autograd.grad(written_out(x64, weight64, target).sum() * 65536.0, wide)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=3 * 2.0**-10, atol=0.0)
 

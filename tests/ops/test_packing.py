@@ -85,8 +85,8 @@ def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str)
 
 
 def test_weights_are_packed_for_a_while_and_trained_afterwards() -> None:
-    model, x = nn.Sequential(Linear(6, 6), nn.Linear(6, 6), fast(Linear(6, 4))), torch.randn(3, 6)
-    first, _, last = model
+    first, last, x = Linear(6, 6), fast(Linear(6, 4)), torch.randn(3, 6)
+    model = nn.Sequential(first, nn.Linear(6, 6), last)
     with torch.no_grad():
         with inference(model):
             assert is_packed(first, x)
@@ -207,7 +207,12 @@ def test_generation_packs_every_weight_once(arch: str, monkeypatch: pytest.Monke
     state: dict[str, Any] = {}
     packed: list[int] = []
     supports = PackedWeight.supports
-    monkeypatch.setattr(PackedWeight, "supports", lambda _, weight: packed.append(id(weight)) or supports(weight))
+
+    def noted(_: PackedWeight, weight: torch.Tensor) -> bool:
+        packed.append(id(weight))
+        return supports(weight)
+
+    monkeypatch.setattr(PackedWeight, "supports", noted)
     with torch.no_grad():
         case.model(tokens)
         for end in range(1, length + 1):

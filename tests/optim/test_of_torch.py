@@ -12,13 +12,13 @@ import pytest
 import torch
 from fairseq import optim, tasks
 from fairseq.logging import metrics
-from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch.nn import functional as F
 
 from fairseq_ms import core
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.errors import sentence_of
+from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
 from tests.helpers.hydra import composed
 from tests.helpers.resumed import RETINA, TINY
@@ -26,7 +26,7 @@ from tests.helpers.together import configuration
 from tests.helpers.trained import random_lines, write_corpus
 
 SYMBOLS, ROWS, LENGTH = 16, 4, 8
-ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-7}
+ADAMW: dict[str, Any] = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-7}
 MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.005", "--muon-momentum", "0.9", "--no-nesterov")
 OWN = ("--weight-decay", "0.1", "--adam-betas", "(0.9, 0.95)", "--adam-eps", "1e-7")
 MODEL = core.Vanilla(core.VanillaConfig(vocab_size=9, dim=8, ffn_dim=8, heads=2, layers=1))
@@ -88,6 +88,18 @@ def trained(trainer: Trainer, tokens: list[torch.Tensor]) -> list[float]:
     return found
 
 
+def projections(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, list[torch.nn.Parameter]]]:
+    """The matrices of these models, and those of single projections in the same memory, by their names."""
+    found = []
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2 and "embed" not in name and name != "project.weight":
+            width = weight.size(1)
+            sizes = {"qkv": [width] * 3, "fine": [width, width // 2, width // 2], "coarse": [width // 2] * 2}
+            rows = next((rows for part, rows in sizes.items() if f".{part}." in name), [weight.size(0)])
+            found.append((weight, [torch.nn.Parameter(piece) for piece in weight.detach().split(rows)]))
+    return found
+
+
 @pytest.mark.parametrize("flags", [VANILLA, ("--arch", "retina_lm", *RETINA)], ids=["vanilla_lm", "retina_lm"])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 def test_muon_trains_as_a_plain_loop_with_torchs_two_optimizers(
@@ -97,10 +109,11 @@ def test_muon_trains_as_a_plain_loop_with_torchs_two_optimizers(
     model = copy.deepcopy(trainer.get_model().decoder.core).train()
     tokens = batches(12)
     found = trained(trainer, tokens)
-    matrices, others = core.matrices_and_others(model)
+    _, others = core.matrices_and_others(model)
     settings: dict[str, Any] = {"momentum": 0.9, "nesterov": False, "adjust_lr_fn": adjust}
+    pieces = projections(model)
     optimizers = [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, **settings),
+        torch.optim.Muon([piece for _, parts in pieces for piece in parts], lr=0.02, weight_decay=0.1, **settings),
         torch.optim.AdamW(others, lr=0.005, **ADAMW),
     ]
     expected = []
@@ -109,15 +122,19 @@ def test_muon_trains_as_a_plain_loop_with_torchs_two_optimizers(
             F.cross_entropy(model(part[:, :-1])[0].flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
             for part in (one, other)
         ]
-        loss = sum(losses) / (2 * ROWS * LENGTH)
+        loss = torch.stack(losses).sum() / (2 * ROWS * LENGTH)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for weight, parts in pieces:
+            assert weight.grad is not None
+            for piece, gradient in zip(parts, weight.grad.split([len(piece) for piece in parts]), strict=True):
+                piece.grad = gradient
         for optimizer in optimizers:
             optimizer.step()
-            optimizer.zero_grad()
+        model.zero_grad()
         expected.append(float(loss.detach()))
     # Single precision; a last bit may tip a rounding to eight bits within Muon, of an update of 0.02.
-    assert found == pytest.approx(expected, rel=2e-5)
+    assert found == pytest.approx(expected, rel=2e-4)
     for mine, theirs in zip(trainer.get_model().decoder.core.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-3)
 

@@ -136,25 +136,6 @@ def test_the_evaluation_script_sets_the_lengths(tmp_path: Path) -> None:
     assert "compressed" not in run_script("evaluate.sh", tmp_path, "c.pt", "data-bin", "4", "12").stdout
 
 
-# Rows of Tables 2 and 3: perplexities and what the paper computes of them.
-@pytest.mark.parametrize(
-    ("ql", "xl", "improvement", "relative"),
-    [
-        ("33.32", "32.68", "-0.64", "-1.96%"),
-        ("27.70", "28.42", "0.72", "+2.53%"),
-        ("30.17", "33.08", "2.91", "+8.80%"),
-        ("26.44", "27.19", "0.75", "+2.76%"),
-    ],
-)
-def test_the_improvement_is_computed_as_in_tables_2_and_3(
-    ql: str, xl: str, improvement: str, relative: str, tmp_path: Path
-) -> None:
-    answer = f'case "$*" in *ql.pt*) echo "Perplexity: {ql}" ;; *) echo "Perplexity: {xl}" ;; esac'
-    command = [EXAMPLES / "improvement.sh", "xl.pt", "ql.pt", "data-bin", "16", "16", "--cpu"]
-    done = run(command, tmp_path, answer)
-    assert done.stdout.splitlines()[-1] == f"| 16/16 | {ql} | {xl} | {improvement} | {relative} |"
-
-
 @pytest.mark.parametrize("arguments", [("train.sh", "vanilla_lm", "data"), ("train.sh",), ("evaluate.sh", "c.pt")])
 def test_a_script_that_is_called_wrongly_says_how(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = run_script(arguments[0], tmp_path, *arguments[1:])

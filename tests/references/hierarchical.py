@@ -9,10 +9,10 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from tests.references.multiscale import transformer
-from tests.references.parts import Vector, Weights, activation, linear, sigmoid, within
+from tests.references.parts import Vector, Weights, activation, linear, sigmoid, within, zeros
 
 Flags = dict[str, Any]
 Chunk = tuple[int, ...]
@@ -44,16 +44,16 @@ def whole_chunks_of(tokens: Sequence[int], flags: Flags, separators: Collection[
 def lstm(cell: Weights, inputs: Sequence[Vector], capped: bool = False) -> list[Vector]:
     """Hidden states; gates in torch's order: input, forget, cell, output."""
     units = cell["weight_hh_l0"].shape[1]
-    hidden, memory = np.zeros(units), np.zeros(units)
+    hidden, memory = zeros(units), zeros(units)
     out = []
     for state in inputs:
         gates = cell["weight_ih_l0"] @ state + cell["bias_ih_l0"] + cell["weight_hh_l0"] @ hidden + cell["bias_hh_l0"]
         i, f, g, o = (gates[n * units : (n + 1) * units] for n in range(4))
-        i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
+        i, f, g, o = sigmoid(i), sigmoid(f), torch.tanh(g), sigmoid(o)
         if capped:  # Appendix A: the main model's input gate is at most 1 minus its forget gate.
-            i = np.minimum(i, 1.0 - f)
+            i = torch.minimum(i, 1.0 - f)
         memory = f * memory + i * g
-        hidden = o * np.tanh(memory)
+        hidden = o * torch.tanh(memory)
         out.append(hidden)
     return out
 
@@ -63,13 +63,13 @@ def encode(weights: Weights, flags: Flags, chunk: Chunk) -> Vector:
     encoder = within(weights, "encoder")
     embedded = [encoder["embed.weight"][token] for token in chunk]
     if flags["encoder"] == "mlp":
-        embedded += [np.zeros(len(embedded[0]))] * (flags["max_segment_len"] - len(chunk))
-        hidden = activation("relu", linear(within(encoder, "first"), np.concatenate(embedded)))
+        embedded += [zeros(len(embedded[0]))] * (flags["max_segment_len"] - len(chunk))
+        hidden = activation("relu", linear(within(encoder, "first"), torch.cat(embedded)))
         code = activation("relu", linear(within(encoder, "second"), hidden))
     else:
         code = lstm(within(encoder, "lstm.cell"), embedded)[-1]
     room = flags["decoder_embed_dim"] - flags["position_embed_dim"]
-    return np.concatenate([code, np.zeros(room)])[:room]
+    return torch.cat([code, zeros(room)])[:room]
 
 
 def main_model(weights: Weights, flags: Flags, codes: Sequence[Vector]) -> list[Vector]:
@@ -77,7 +77,7 @@ def main_model(weights: Weights, flags: Flags, codes: Sequence[Vector]) -> list[
     main = within(weights, "main")
     states = list(codes)
     if flags["position_embed_dim"]:
-        states = [np.concatenate([code, main["positions.weight"][i]]) for i, code in enumerate(codes)]
+        states = [torch.cat([code, main["positions.weight"][i]]) for i, code in enumerate(codes)]
     if flags["main"] == "transformer":
         return transformer(within(main, "stack"), states, flags["decoder_layers"], flags)
     return [linear(within(main, "out"), state) for state in lstm(within(main, "lstm.cell"), states, capped=True)]
@@ -88,7 +88,7 @@ def decode(weights: Weights, flags: Flags, read: Sequence[int], context: Vector)
     decoder = within(weights, "chunk_decoder")
     embedded = [decoder["embed.weight"][token] for token in read]
     if flags["decoder"] == "lstm":
-        state = lstm(within(decoder, "lstm.cell"), [np.concatenate([token, context]) for token in embedded])[-1]
+        state = lstm(within(decoder, "lstm.cell"), [torch.cat([token, context]) for token in embedded])[-1]
     else:
         above = linear(within(decoder, "project_context"), context)
         states = [

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from tests.references.parts import (
     Vector,
@@ -40,12 +40,11 @@ def turned(flags: Flags, attention: Weights, kind: str, state: Vector, position:
     if flags.get("positions") != "rotary":
         return state
     half = len(state) // 2
-    out = np.empty_like(state)
-    for c in range(half):
-        angle = position * flags.get("rotary_base", 10000.0) ** (-c / half)
-        out[c] = state[c] * math.cos(angle) - state[c + half] * math.sin(angle)
-        out[c + half] = state[c] * math.sin(angle) + state[c + half] * math.cos(angle)
-    return out
+    base = flags.get("rotary_base", 10000.0)
+    angles = torch.tensor([position * base ** (-c / half) for c in range(half)], dtype=torch.float64)
+    first, second = state[:half], state[half:]
+    turned = first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()
+    return torch.cat(turned)
 
 
 def of_a_scale(
@@ -147,7 +146,7 @@ def self_attention(
             )
             for n in range(heads)
         ]
-        summed = state + linear(within(weights, "out"), np.concatenate(answers))
+        summed = state + linear(within(weights, "out"), torch.cat(answers))
         out.append(behind(layer, "after_attention", summed, flags))
     return out
 
@@ -213,7 +212,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                     values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
                 seen = starts, keys, values
                 answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-            summed = state + linear(within(attention, "out"), np.concatenate(answers))
+            summed = state + linear(within(attention, "out"), torch.cat(answers))
             out.append(behind(layer, "after_attention", summed, flags))
         states = [residual_feed_forward(layer, state, flags) for state in out]
     return [predict(weights, in_front(within(weights, "decoder"), state, flags)) for state in states]
@@ -248,7 +247,7 @@ def multiscale_topdown(weights: Weights, flags: Flags, tokens: Sequence[int]) ->
                 child = j % ratio
                 matrix = join["upsample.conv.weight"][child * dim : (child + 1) * dim]
                 from_above = matrix @ coarse[j // ratio] + join["upsample.bias"]
-                both = linear(within(join, "linear"), np.concatenate([state, from_above]))
+                both = linear(within(join, "linear"), torch.cat([state, from_above]))
                 # Two scales are joined without the gate of swiglu.
                 function = flags.get("activation_fn", "gelu")
                 states[j] = activation("swish" if function == "swiglu" else function, both)
@@ -284,8 +283,8 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             values = [linear(rows(projection, width, 2 * width), block) for block in finished]
             seen = range(0, len(finished) * k, k), keys, values
             answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
-        gate = np.tanh(attention["gate"]) if flags.get("aggregation_gate") else 1.0
-        state = state + gate * linear(within(attention, "out"), np.concatenate(answers))
+        gate = torch.tanh(attention["gate"]) if flags.get("aggregation_gate") else 1.0
+        state = state + gate * linear(within(attention, "out"), torch.cat(answers))
         state = behind(aggregate, "after_attention", state, flags)
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]

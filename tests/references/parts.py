@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
-Vector = np.ndarray
-Weights = Mapping[str, np.ndarray]
+Vector = torch.Tensor
+Weights = Mapping[str, torch.Tensor]
 
 
 def weights_of(module: torch.nn.Module) -> Weights:
     """The parameters of a model by name, ``decoder.`` standing for the model of the core in a decoder."""
-    return {
-        name.replace("decoder.core.", "decoder."): value.detach().double().numpy()
-        for name, value in module.state_dict().items()
-    }
+    state = module.state_dict(keep_vars=True)
+    return {name.replace("decoder.core.", "decoder."): value.double() for name, value in state.items()}
+
+
+def zeros(count: int) -> Vector:
+    """As many zeros."""
+    return torch.zeros(count, dtype=torch.float64)
 
 
 def within(weights: Weights, name: str) -> Weights:
@@ -36,15 +38,15 @@ def linear(weights: Weights, state: Vector) -> Vector:
 def norm(weights: Weights, state: Vector) -> Vector:
     """Mean 0 and variance 1 over the entries, then a gain and a shift; without a shift, mean square 1 and a gain."""
     if "bias" not in weights:
-        return state / math.sqrt(sum(state**2) / len(state) + 1e-5) * weights["weight"]
-    centred = state - sum(state) / len(state)
-    variance = sum(centred**2) / len(state)
-    return centred / math.sqrt(variance + 1e-5) * weights["weight"] + weights["bias"]
+        return state / ((state**2).sum() / len(state) + 1e-5).sqrt() * weights["weight"]
+    centred = state - state.sum() / len(state)
+    variance = (centred**2).sum() / len(state)
+    return centred / (variance + 1e-5).sqrt() * weights["weight"] + weights["bias"]
 
 
 def sigmoid(numbers: Vector) -> Vector:
     """1 / (1 + exp(-x)) for each number."""
-    return np.array([1.0 / (1.0 + math.exp(-x)) for x in numbers])
+    return 1.0 / (1.0 + torch.exp(-numbers))
 
 
 def activation(name: str, state: Vector) -> Vector:
@@ -53,33 +55,32 @@ def activation(name: str, state: Vector) -> Vector:
         half = len(state) // 2
         return activation("swish", state[:half]) * state[half:]
     functions = {
-        "gelu": lambda x: x * 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))),
-        "relu": lambda x: max(x, 0.0),
-        "relu_squared": lambda x: max(x, 0.0) ** 2,
-        "swish": lambda x: x / (1.0 + math.exp(-x)),
+        "gelu": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+        "relu": lambda x: torch.where(x > 0.0, x, 0.0),
+        "relu_squared": lambda x: torch.where(x > 0.0, x, 0.0) ** 2,
+        "swish": lambda x: x * sigmoid(x),
     }
-    return np.array([functions[name](x) for x in state])
+    return functions[name](state)
 
 
-def softmax(scores: Sequence[float]) -> list[float]:
+def softmax(scores: Sequence[Vector]) -> list[Vector]:
     """exp(score) over the sum of them."""
-    greatest = max(scores)
-    exponentials = [math.exp(score - greatest) for score in scores]
-    return [value / sum(exponentials) for value in exponentials]
+    exponentials = (torch.stack(list(scores)) - max(scores).detach()).exp()
+    return list(exponentials / exponentials.sum())
 
 
 def log_softmax(scores: Vector) -> Vector:
     """Log-probabilities (V,)."""
-    greatest = max(scores)
-    return scores - greatest - math.log(sum(math.exp(score - greatest) for score in scores))
+    greatest = scores.max()
+    return scores - greatest - (scores - greatest).exp().sum().log()
 
 
 def attend(query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
     """One head's answer to one query: the mean of values, weighted by softmax(q k / sqrt(H)); zero with no key."""
     if not keys:
-        return np.zeros(len(query))
-    shares = softmax([float(query @ key) / math.sqrt(len(query)) for key in keys])
-    return sum((share * value for share, value in zip(shares, values)), np.zeros(len(values[0])))
+        return zeros(len(query))
+    shares = softmax([query @ key / math.sqrt(len(query)) for key in keys])
+    return sum((share * value for share, value in zip(shares, values)), zeros(len(values[0])))
 
 
 def head(state: Vector, index: int, heads: int) -> Vector:
@@ -91,13 +92,13 @@ def head(state: Vector, index: int, heads: int) -> Vector:
 def pool(kind: str, weights: Weights, states: Sequence[Vector | None]) -> Vector:
     """One block from its k states; ``None`` is padding, which counts as zeros but never wins a maximum."""
     there = [state for state in states if state is not None]
-    zeros = np.zeros(len(there[0]))
+    nothing = zeros(len(there[0]))
     if kind == "avg":
-        return sum(there, zeros) / len(states)
+        return sum(there, nothing) / len(states)
     if kind == "max":
-        return np.max(there, axis=0)
+        return torch.stack(there).amax(0)
     # A convolution of kernel and stride k: one matrix for each of the k places, side by side.
-    return linear(weights, np.concatenate([zeros if state is None else state for state in states]))
+    return linear(weights, torch.cat([nothing if state is None else state for state in states]))
 
 
 def feed_forward(weights: Weights, state: Vector, function: str) -> Vector:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from tests.references.parts import (
     Vector,
@@ -23,6 +23,7 @@ from tests.references.parts import (
     rows,
     softmax,
     within,
+    zeros,
 )
 
 Flags = dict[str, Any]
@@ -30,8 +31,9 @@ Flags = dict[str, Any]
 
 def sinusoid(distance: int, dim: int) -> Vector:
     """R_d: sines, then cosines, of the distance times 10000^(-2i/D)."""
-    angles = [distance / 10000.0 ** (2 * i / dim) for i in range(dim // 2)]
-    return np.array([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
+    angles = [distance / 10000.0 ** (2 * i / dim) for i in range((dim + 1) // 2)]
+    both = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+    return torch.tensor(both[:dim], dtype=torch.float64)
 
 
 def compute(layer: Weights, segment: Sequence[Vector], memory: Sequence[Vector], flags: Flags) -> list[Vector]:
@@ -47,6 +49,7 @@ def compute(layer: Weights, segment: Sequence[Vector], memory: Sequence[Vector],
         [linear(rows(within(attention, "qkv"), i * inner, (i + 1) * inner), state) for state in window]
         for i in range(3)
     )
+    positions = [attention["position.weight"] @ sinusoid(distance, len(window[0])) for distance in range(len(window))]
     out = []
     for place, state in enumerate(segment):
         now = len(memory) + place
@@ -55,14 +58,14 @@ def compute(layer: Weights, segment: Sequence[Vector], memory: Sequence[Vector],
             query = head(queries[now], n, heads)
             scores = []
             for then in range(now + 1):
-                position = attention["position.weight"] @ sinusoid(now - then, len(state))
                 # Dai et al., Section 3.3: (q + u) k + (q + v) r.
                 content = (query + attention["u"][n]) @ head(keys[then], n, heads)
-                where = (query + attention["v"][n]) @ head(position, n, heads)
+                where = (query + attention["v"][n]) @ head(positions[now - then], n, heads)
                 scores.append((content + where) / math.sqrt(width))
             shares = softmax(scores)
-            answers.append(sum(share * head(values[then], n, heads) for then, share in enumerate(shares)))
-        state = state + linear(within(attention, "out"), np.concatenate(answers))
+            seen = (share * head(values[then], n, heads) for then, share in enumerate(shares))
+            answers.append(sum(seen, zeros(width)))
+        state = state + linear(within(attention, "out"), torch.cat(answers))
         ffn, function = within(layer, "ffn"), flags.get("activation_fn", "relu")
         if before:
             state = state + feed_forward(ffn, norm(within(ffn, "norm"), state), function)
@@ -79,8 +82,8 @@ def last(states: Sequence[Vector], count: int) -> list[Vector]:
 
 
 def shift(segment: Sequence[Vector], memory: Sequence[Vector]) -> list[Vector]:
-    """Figure 2d: the newest states, as many as there were."""
-    return last([*memory, *segment], len(memory))
+    """Figure 2d: the newest states, as many as there were, through which no gradient flows."""
+    return [state.detach() for state in last([*memory, *segment], len(memory))]
 
 
 def embed(weights: Weights, tokens: Sequence[int]) -> list[Vector]:
@@ -99,14 +102,14 @@ def segments(tokens: Sequence[int], length: int) -> list[list[int]]:
     return [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
 
 
-def zeros(count: int, weights: Weights) -> list[Vector]:
+def empty(count: int, weights: Weights) -> list[Vector]:
     """A memory that nothing has entered yet."""
-    return [np.zeros(weights["decoder.embed.words.weight"].shape[1]) for _ in range(count)]
+    return [zeros(weights["decoder.embed.words.weight"].shape[1]) for _ in range(count)]
 
 
 def transformer_xl(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Figure 3."""
-    memories = [zeros(flags["mem_len"], weights) for _ in range(flags["decoder_layers"])]
+    memories = [empty(flags["mem_len"], weights) for _ in range(flags["decoder_layers"])]
     out = []
     for segment in segments(tokens, flags["tokens_per_sample"]):
         states = embed(weights, segment)
@@ -118,17 +121,17 @@ def transformer_xl(weights: Weights, flags: Flags, tokens: Sequence[int]) -> lis
     return out
 
 
-def compressive_transformer(weights: Weights, flags: Flags, tokens: Sequence[int]) -> tuple[list[Vector], float]:
+def compressive_transformer(weights: Weights, flags: Flags, tokens: Sequence[int]) -> tuple[list[Vector], Vector]:
     """Rae et al. (2020), Section 3: logits, and the attention-reconstruction loss.
 
     A segment's loss is the sum over layers of the mean squared difference; a stream's, the mean over its segments.
     """
     length, rate = flags["tokens_per_sample"], flags["compression_rate"]
     count = flags["decoder_layers"]
-    memories = [zeros(flags["mem_len"], weights) for _ in range(count)]
-    compressed = [zeros(flags["compressed_mem_len"], weights) for _ in range(count)]
+    memories = [empty(flags["mem_len"], weights) for _ in range(count)]
+    compressed = [empty(flags["compressed_mem_len"], weights) for _ in range(count)]
     out: list[Vector] = []
-    loss = 0.0
+    loss = torch.zeros((), dtype=torch.float64)
     for segment in segments(tokens, length):
         states = embed(weights, segment)
         for number in range(count):
@@ -136,9 +139,9 @@ def compressive_transformer(weights: Weights, flags: Flags, tokens: Sequence[int
             states = compute(layer, inputs, [*compressed[number], *memories[number]], flags)
             if len(segment) < length:
                 continue
-            leaving = [*memories[number], *inputs][: len(segment)]
+            leaving = [state.detach() for state in [*memories[number], *inputs][: len(segment)]]
             conv = within(weights, f"decoder.compress.{number}.conv")
-            new = [linear(conv, np.concatenate(leaving[i : i + rate])) for i in range(0, len(leaving), rate)]
+            new = [linear(conv, torch.cat(leaving[i : i + rate])) for i in range(0, len(leaving), rate)]
             loss += reconstruction(layer, inputs, leaving, new, flags)
             compressed[number] = shift(new, compressed[number])
             memories[number] = shift(inputs, memories[number])
@@ -148,9 +151,13 @@ def compressive_transformer(weights: Weights, flags: Flags, tokens: Sequence[int
 
 def reconstruction(
     layer: Weights, segment: Sequence[Vector], old: Sequence[Vector], new: Sequence[Vector], flags: Flags
-) -> float:
-    """Algorithm 2 of Rae et al.: how much the segment's content-based attention changes by the compression."""
-    attention = within(layer, "attention")
+) -> Vector:
+    """Algorithm 2 of Rae et al.: how much the segment's content-based attention changes by the compression.
+
+    Nothing but the compression learns from it.
+    """
+    attention = {name: value.detach() for name, value in within(layer, "attention").items()}
+    segment = [state.detach() for state in segment]
     heads, width = attention["u"].shape
     inner = heads * width
 
@@ -166,11 +173,12 @@ def reconstruction(
             keys, values = projected(states, 1), projected(states, 2)
             parts = []
             for n in range(heads):
-                scores = [float(head(query, n, heads) @ head(key, n, heads)) / math.sqrt(width) for key in keys]
-                parts.append(sum(p * head(value, n, heads) for p, value in zip(softmax(scores), values)))
-            answers.append(np.concatenate(parts))
+                scores = [head(query, n, heads) @ head(key, n, heads) / math.sqrt(width) for key in keys]
+                seen = (p * head(value, n, heads) for p, value in zip(softmax(scores), values))
+                parts.append(sum(seen, zeros(width)))
+            answers.append(torch.cat(parts))
         differences.append(answers[0] - answers[1])
-    return float(np.mean(np.square(differences)))
+    return torch.stack(differences).square().mean()
 
 
 def transformer_ql(weights: Weights, flags: Flags, tokens: Sequence[int], finest: int = 1) -> list[Vector]:
@@ -194,12 +202,12 @@ def transformer_ql(weights: Weights, flags: Flags, tokens: Sequence[int], finest
         for i, k in enumerate(factors):  # 11
             for number in range(layers_at[k]):  # 13
                 name = f"decoder.scales.{i}.{number}"
-                m = memory.setdefault(name, zeros(n_m[i], weights))
+                m = memory.setdefault(name, empty(n_m[i], weights))
                 shifting[name] = s[:shift_len]  # 15
                 s = compute(within(weights, name), s, m, flags)  # 14
             if before:
                 s = [norm(within(weights, f"decoder.scale_norms.{i}"), state) for state in s]
-            m = memory.setdefault(f"output {i}", zeros(n_m[i], weights))
+            m = memory.setdefault(f"output {i}", empty(n_m[i], weights))
             shifting[f"output {i}"] = s[:shift_len]
             acc_inputs.append((s, m))  # 17
             if k != factors[-1]:  # 18
@@ -207,13 +215,13 @@ def transformer_ql(weights: Weights, flags: Flags, tokens: Sequence[int], finest
                 both = [*m, *s]
                 both = both[len(both) % ratio :]
                 blocks = [both[start : start + ratio] for start in range(0, len(both), ratio)]
-                function = np.max if flags["compression"] == "max" else np.mean
-                s = last([function(block, axis=0) for block in blocks], n_s[i + 1])  # 19
+                function = torch.amax if flags["compression"] == "max" else torch.mean
+                s = last([function(torch.stack(block), 0) for block in blocks], n_s[i + 1])  # 19
                 shift_len = n_s[0] // factors[i + 1]  # 20
         s = accumulate(acc_inputs[finest - 1 :], factors[finest - 1 :], n_s[0])  # 24
         for number in range(flags["output_layers"]):  # 28
             name = f"decoder.final.{number}"
-            m = memory.setdefault(name, zeros(n_m[0], weights))
+            m = memory.setdefault(name, empty(n_m[0], weights))
             shifting[name] = s  # 30
             s = compute(within(weights, name), s, m, flags)  # 29
         out += [predict(weights, state) for state in s[: len(segment)]]
@@ -228,7 +236,7 @@ def accumulate(
     """The mean over scales of the latest state of each that has ended by each position of the segment."""
     out = []
     for p in range(length):
-        total = np.zeros(len(acc_inputs[0][0][0]))
+        total = zeros(len(acc_inputs[0][0][0]))
         for (s, m), k in zip(acc_inputs, factors):
             states = [*m, *s]
             # The last state ends with the segment, at length - 1, and each one before it k positions earlier.

@@ -1,4 +1,4 @@
-"""``haed``, ``hred`` and their first phase agree with their second references."""
+"""``haed``, ``hred`` and their first phase agree with their references."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ def test_likelihood_of_a_ragged_batch_is_that_of_the_paper(arch: str, seed: int)
         with torch.no_grad():
             logits_BTV = model(tokens_BT)[0]
         for found_TV, place, row in zip(logits_BTV, places, rows):
-            vectors = hierarchical.logits(weights, case.flags, separators, row.tolist())
-            expected_TV = torch.stack([torch.from_numpy(vector) for vector in vectors])
+            with torch.no_grad():
+                vectors = hierarchical.logits(weights, case.flags, separators, row.tolist())
+            expected_TV = torch.stack(vectors)
             torch.testing.assert_close(found_TV[place], expected_TV, rtol=0, atol=TOLERANCE)
             targets = row.tolist()[1:]
-            likelihood = sum(log_softmax(vector)[target] for vector, target in zip(vectors, targets))
+            likelihood = sum(log_softmax(vector)[target].item() for vector, target in zip(vectors, targets))
             log_probs_TV = found_TV[place[: len(targets)]].log_softmax(-1)
             ours = log_probs_TV.gather(1, row[1:, None]).sum().item()
             assert ours == pytest.approx(likelihood, rel=0, abs=TOLERANCE * longest)

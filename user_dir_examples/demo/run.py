@@ -5,44 +5,111 @@ The text is sentences of the documentation that comes with Python; everything ma
 
 import argparse
 import json
+import logging
+import os
 import re
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-import fairseq_ms  # noqa: F401  (registers the models and keeps other packages' messages off the screen)
-from commands import ROOT, program, run, train
-from evaluation import evaluate, shown, table
-from figure import draw_curves
-from models import MODELS, PROMPTS, UPDATES, as_arguments, training
+import torch
+from fairseq import checkpoint_utils
+from tqdm import tqdm
+
+import fairseq_ms
+from fairseq_ms.analysis.training_step import step_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTEXT, UPDATES = 256, 1200
+SHARED = f"""
+    --user-dir fairseq_ms --task language_modeling --criterion cross_entropy --tokens-per-sample {CONTEXT}
+    --batch-size 4 --decoder-embed-dim 144 --decoder-ffn-embed-dim 576 --decoder-attention-heads 6 --decoder-layers 4
+    --share-decoder-input-output-embed --dropout 0 --attention-dropout 0 --cpu --num-workers 0 --seed 1
+    --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.1 --clip-norm 1.0 --lr-scheduler cosine --lr 0.003
+    --no-epoch-checkpoints --validate-interval-updates 100 --save-interval-updates 100 --keep-interval-updates 1
+    --log-format json --log-interval 20
+"""
+MODELS = {
+    "vanilla_lm": "--arch vanilla_lm",
+    "retina_lm": "--arch retina_lm --scale-windows 1x=0:16,4x=16:64,16x=64:256",
+}
+SAMPLING = """
+    --user-dir fairseq_ms --task language_modeling --cpu --tokenizer moses --bpe subword_nmt --sampling
+    --sampling-topk 20 --temperature 0.7 --beam 1 --max-len-a 0 --max-len-b 60 --seed 5
+"""
+PROMPTS = ("Return True if", "Raise an error if", "This function", "The user", "Note that")
 
 
-def prepare(out: Path) -> Path:
-    """The demo corpus, binarised; nothing is done again when it is there."""
-    data = out / "data"
-    if not (data / "manifest.json").is_file():
-        prepare_script = ROOT / "preprocess" / "stdlib_docs" / "prepare.py"
-        run([sys.executable, str(prepare_script), "--out", str(data)], out / "prepare.log")
-    return data
+def program(name: str) -> list[str]:
+    """How to start one of the commands in this environment."""
+    if name == "fairseq-ms":
+        return [sys.executable, "-m", "fairseq_ms"]
+    return [sys.executable, str(Path(sys.executable).parent / name)]
 
 
-def sample(data: Path, checkpoint: Path, log: Path) -> list[tuple[str, str]]:
-    """Each prompt with a continuation drawn from the model."""
-    printed = run(
-        [
-            *program("fairseq-interactive"),
-            str(data / "bin"),
-            *("--user-dir", "fairseq_ms", "--task", "language_modeling", "--path", str(checkpoint), "--cpu"),
-            *("--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", str(data / "codes.bpe")),
-            *("--sampling", "--sampling-topk", "20", "--temperature", "0.7", "--beam", "1"),
-            *("--max-len-a", "0", "--max-len-b", "60", "--seed", "5"),
-            *("--buffer-size", str(len(PROMPTS)), "--batch-size", str(len(PROMPTS))),
-        ],
-        log,
-        text="\n".join(PROMPTS) + "\n",
+def environment() -> dict[str, str]:
+    """Where threads do not wait for each other awake, which takes the processor from another program."""
+    return {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def run(command: list[str], log: Path, text: str | None = None) -> str:
+    """Run a command and return what it printed, also to ``log``; SystemExit with one sentence when it fails."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(
+        command, input=text, cwd=ROOT, env=environment(), text=True, check=False, stdout=pipe, stderr=both
     )
-    texts = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE))
-    return [(prompt, texts[str(row)]) for row, prompt in enumerate(PROMPTS)]
+    log.write_text(done.stdout)
+    if done.returncode:
+        last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip()
+        raise SystemExit(f"demo: {Path(command[1]).name} failed ({last}); its output is in {log}")
+    return done.stdout
+
+
+def train(command: list[str], log: Path, updates: int, title: str) -> None:
+    """Run ``fairseq-train`` to its last update, its losses in ``log``; a run that was stopped goes on."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    last = ""
+    with (
+        log.open("a") as output,
+        subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stdout=pipe, stderr=both) as process,
+        tqdm(total=updates, desc=f"  {title}", unit="update", dynamic_ncols=True, mininterval=0.5) as bar,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.write(line)
+            last = line if line.strip() else last
+            for found in re.findall(r"train_inner \| (\{.*\})", line):
+                record = json.loads(found)
+                bar.set_postfix_str(f"loss {record['loss']} bits, {float(record['wps']):,.0f} tokens/s", refresh=False)
+                bar.update(int(record["num_updates"]) - bar.n)
+        process.wait()
+        bar.update(updates - bar.n if process.returncode == 0 else 0)
+    if process.returncode < 0:
+        raise SystemExit(
+            f"demo: training {title} was killed by {signal.Signals(-process.returncode).name}; "
+            f"the same command goes on with it (its output is in {log})"
+        )
+    if process.returncode:
+        raise SystemExit(f"demo: training {title} failed ({last.strip()}); its output is in {log}")
+
+
+def evaluate(name: str, data: Path, folder: Path, split: str) -> str:
+    """A row of the table: the best checkpoint in windows of ``CONTEXT`` tokens with a stride of half of it."""
+    checkpoint, numbers = str(folder / "checkpoint_best.pt"), folder / f"perplexity-{split}.json"
+    flags = ["--data", str(data), "--gen-subset", split, "--batch-size", "16", "--cpu", "--json", str(numbers)]
+    windows = ["--tokens-per-sample", str(CONTEXT), "--context-window", str(CONTEXT // 2)]
+    run([*program("fairseq-ms"), "perplexity", checkpoint, *flags, *windows], folder / f"perplexity-{split}.log")
+    found = json.loads(numbers.read_text())
+    models, _ = checkpoint_utils.load_model_ensemble([checkpoint], arg_overrides={"data": str(data)})
+    with torch.random.fork_rng():
+        saved = step_bytes(models[0], batch=4, tokens=CONTEXT) / (4 * CONTEXT)
+    return (
+        f"{name:12} {sum(p.numel() for p in models[0].parameters()):11,} {found['perplexity']:8.2f} "
+        f"{found['word_perplexity']:9.2f} {found['bits_per_byte']:9.3f} {saved:12,.0f}"
+    )
 
 
 def main() -> None:
@@ -50,40 +117,44 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "demo", help="folder for everything that is made")
     parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each model (default: %(default)s)")
     args = parser.parse_args()
-    out = args.out.resolve()
-    began = time.monotonic()
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    fairseq_ms.register()
+    out, began = args.out.resolve(), time.monotonic()
     out.mkdir(exist_ok=True, parents=True)
+    data, best = out / "data", out / "retina_lm" / "checkpoint_best.pt"
     print("1. Text: sentences of the documentation of Python's standard library", flush=True)
-    data = prepare(out)
-    counts = json.loads((data / "manifest.json").read_text())["splits"]
-    print(
-        f"   {counts['train']['words']:,} words to train on, {counts['valid']['words']:,} and "
-        f"{counts['test']['words']:,} held out",
-        flush=True,
-    )
+    if not (data / "manifest.json").is_file():
+        run([*program("fairseq-ms"), "prepare", "stdlib_docs", "--out", str(data)], out / "prepare.log")
+    splits = json.loads((data / "manifest.json").read_text())["splits"]
+    words = [f"{splits[split]['words']:,}" for split in ("train", "valid", "test")]
+    print(f"   {words[0]} words to train on, {words[1]} and {words[2]} held out")
     print(f"2. Training: {args.updates} updates of each model", flush=True)
-    for name, flags in MODELS.items():
-        folder = out / name
-        folder.mkdir(exist_ok=True)
-        command = [
-            *program("fairseq-train"),
-            str(data / "bin"),
-            *("--user-dir", "fairseq_ms", "--save-dir", str(folder)),
-            *as_arguments(flags),
-            *as_arguments(training(args.updates)),
-        ]
-        train(command, folder / "train.log", args.updates, name)
+    logs = {name: out / name / "train.log" for name in MODELS}
+    for name, own in MODELS.items():
+        (out / name).mkdir(exist_ok=True)
+        length = ["--max-update", str(args.updates), "--warmup-updates", str(max(1, args.updates // 10))]
+        sources = [str(data / "bin"), "--save-dir", str(out / name)]
+        flags = [*sources, *shlex.split(SHARED), *shlex.split(own), *length]
+        train([*program("fairseq-train"), *flags], logs[name], args.updates, name)
     print("3. Evaluation\n", flush=True)
     for split in ("valid", "test"):
-        rows = [evaluate(name, data / "bin", out / name, counts[split], split) for name in MODELS]
-        print(table(rows, split) + "\n", flush=True)
-    curves = out / "training_curves.png"
-    draw_curves({name: out / name / "train.log" for name in MODELS}, curves)
-    print(f"   training curves: {shown(curves)}\n", flush=True)
+        print(f"{split} split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}")
+        print(f"{'':12} {'parameters':>11} {'perplexity':>18} {'bits per':>9} {'saved bytes':>12}")
+        print(f"{'':12} {'':>11} {'subword':>8} {'word':>9} {'byte':>9} {'a token':>12}")
+        for name in MODELS:
+            print(evaluate(name, data / "bin", out / name, split), flush=True)
+        print()
+    curves = ["--gen-subset", "train", "--png", str(out / "training_curves.png")]
+    run([*program("fairseq-ms"), "plot", "curves", *map(str, logs.values()), *curves], out / "curves.log")
     print("4. Samples of retina_lm\n", flush=True)
-    for prompt, text in sample(data, out / "retina_lm" / "checkpoint_best.pt", out / "retina_lm" / "samples.log"):
-        print(f"   [{prompt}]{text.removeprefix(prompt)}\n")
-    print(f"done in {time.monotonic() - began:.0f} s; everything is in {shown(out)}")
+    sampling = [str(data / "bin"), "--path", str(best), "--bpe-codes", str(data / "codes.bpe"), *SAMPLING.split()]
+    rows = ["--buffer-size", str(len(PROMPTS)), "--batch-size", str(len(PROMPTS))]
+    asked = "\n".join(PROMPTS) + "\n"
+    printed = run([*program("fairseq-interactive"), *sampling, *rows], best.with_name("samples.log"), asked)
+    texts = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE))
+    for row, prompt in enumerate(PROMPTS):
+        print(f"   [{prompt}]{texts[str(row)].removeprefix(prompt)}\n")
+    print(f"done in {time.monotonic() - began:.0f} s; everything, training curves too, is in {out}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx).
 --set takes any field of the model's configuration as JSON, scales='[{"factor": 1, "layers": 3}]' for instance.
-Called again with the same --out, training continues from its last checkpoint, on any number of processes.
+Called again with the same --out, training continues, on any number of processes. --muon-lr: matrices by Muon.
 """
 
 import argparse
@@ -25,8 +25,7 @@ from tqdm import tqdm
 
 from fairseq_ms import core
 
-NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 1e-3, "save-every": 100}
-MODELS = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
+NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 1e-3, "save-every": 100, "muon-lr": 0.0}
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 
 
@@ -58,18 +57,16 @@ def state_of(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="DATA")
-    parser.add_argument("--model", default="Vanilla", choices=MODELS)
+    parser.add_argument("--model", default="Vanilla", choices=[n for n in core.__all__ if hasattr(core, f"{n}Config")])
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"(default: {default})")
-    parser.add_argument("--muon-lr", type=float, help="train matrices of layers by Muon (torch 2.9) at this rate")
     parser.add_argument("--out", type=Path, default=Path("runs/plain"), help="folder (default: runs/plain)")
     args = parser.parse_args()
-    ranks, cuda = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if ranks > 1:
-        dist.init_process_group("nccl" if cuda else "gloo")
-    rank = dist.get_rank() if ranks > 1 else 0
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     tokens, checkpoint = read_tokens(args.data), args.out / "checkpoint"
     if not 0 < args.length < len(tokens) or args.rows < 1 or args.rows % ranks:
         raise SystemExit(f"--length must be 1 to {len(tokens) - 1}, and --rows a multiple of {ranks} processes")
@@ -83,8 +80,8 @@ def main() -> None:
     if ranks > 1:
         register_fsdp_forward_method(fully_shard(model), "loss")
     matrices, others = core.matrices_and_others(model) if args.muon_lr else ([], list(model.parameters()))
-    optimizers: list = [torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)]
-    optimizers += [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)] if matrices else []
+    optimizers: list = [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)] if matrices else []
+    optimizers.append(torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01))
     if (saved := state_of(model, optimizers, 0)) and checkpoint.is_dir():
         try:
             dcp.load(saved, checkpoint_id=checkpoint)

@@ -38,11 +38,7 @@ NARROW = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decod
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A model, by fairseq's flags or as a checkpoint, or the paper's tables."""
-    parser.usage = (
-        "fairseq-ms context-length (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT | --paper) [OPTIONS]"
-    )
-    parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
-    parser.add_argument("--paper", action="store_true", help="print every n_c of the paper's Tables 1, 3 and 5")
+    arguments.add_model(parser, "print every n_c of the paper's Tables 1, 3 and 5")
     parser.add_argument(
         "--measure", action="store_true", help="also find out on the network itself, by changing tokens one by one"
     )
@@ -59,9 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     report.check_outputs(args.json, None)
     arguments.quieten()
+    arguments.check_model(args)
     if args.paper:
-        if args.path or args.fairseq_flags:
-            raise UsageError("--paper must be given without a model: got one as well")
         return _paper(args)
     model, flag, arch = _model(args)
     network = model.decoder.core
@@ -72,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     if args.measure:
         found["measured"] = measured.measured(model)
     print(f"tokens of context of an output, with segments of {network.segment_len} tokens")
-    print(report.format_table(["", *LENGTHS], [[name, *context] for name, context in found.items()]))
+    print(report.format_table(["", *LENGTHS], [[name, *vars(context).values()] for name, context in found.items()]))
     if args.json:
-        results = {name: context._asdict() for name, context in found.items()}
+        results = {name: vars(context) for name, context in found.items()}
         report.write_json(args.json, {"command": args.command, "segment": network.segment_len, "results": results})
     return 0
 
@@ -85,8 +80,6 @@ def _model(args: argparse.Namespace) -> tuple[FairseqLanguageModel, str, str]:
     from fairseq_ms.errors import UsageError
 
     if args.path:
-        if args.fairseq_flags:
-            raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
         loaded = checkpoints.load(args.path, cpu=True)
         return loaded.model, "--path", untrained.architecture(loaded.cfg.model)
     if not args.fairseq_flags:
@@ -116,7 +109,7 @@ def _paper(args: argparse.Namespace) -> int:
         else:
             context = formula.compressive_transformer(segment, memory, compressed, 2, 8)
         sizes = f"{segment}/{memory or '-'}/{compressed or '-'}"
-        rows.append([table, arch, sizes, *context, printed])
+        rows.append([table, arch, sizes, *vars(context).values(), printed])
         if args.measure:
             flags = ["--arch", arch, "--tokens-per-sample", str(segment), "--mem-len", str(memory), *NARROW]
             flags += ["--compressed-mem-len", str(compressed)] if compressed else []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
 
 
-class ContextLength(NamedTuple):
+@dataclass(frozen=True)
+class ContextLength:
     """Tokens before an output that it depends on: of a segment's first output, of its last, and the mean.
 
     Attributes:

@@ -19,12 +19,8 @@ BOOKCORPUS = 31300
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A model, by fairseq's flags or as a checkpoint, and what to say about it."""
-    parser.usage = (
-        "fairseq-ms memory (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT | --paper) [OPTIONS]"
-    )
-    parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
+    arguments.add_model(parser, "print the paper's Table 8 from its own way of counting")
     parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
-    parser.add_argument("--paper", action="store_true", help="print the paper's Table 8 from its own way of counting")
     parser.add_argument("--batch-size", type=arguments.positive, metavar="N", help="samples (default: 1)")
     parser.add_argument(
         "--vocabulary",
@@ -73,10 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     report.check_outputs(args.json, args.png)
     arguments.quieten()
-    if args.paper and args.fairseq_flags:
-        raise UsageError(f"--paper prints the paper's models alone: {args.fairseq_flags[0]} must not be given with it")
-    if args.path and args.fairseq_flags:
-        raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
+    arguments.check_model(args)
     if args.paper:
         return _paper(args)
     if args.fit is not None and not 0 < args.fit < float("inf"):

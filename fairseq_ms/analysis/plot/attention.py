@@ -11,7 +11,7 @@ from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
-from fairseq_ms.core.ops.window_layout import HeadGroup
+from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:

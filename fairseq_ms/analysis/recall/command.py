@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for result in results:
         beyond = round(result.beyond.accuracy, 3) if result.beyond else None
-        rows.append([result.label, *result.context.as_dict().values(), round(result.recalled, 1), beyond])
+        rows.append([result.label, *vars(result.context).values(), round(result.recalled, 1), beyond])
     print(report.format_table(["", "minimum", "maximum", "average", "recalled", "beyond"], rows))
     for result in results:
         if result.leaks:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.packing import Packs
+from fairseq_ms.core.ops.packing import PackedWeight
 from fairseq_ms.core.ops.recompute import drop
 
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -27,20 +27,64 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """``relu(x)`` times itself."""
+    return F.relu(x).square()
+
+
+def gelu_accurate(x: Tensor) -> Tensor:
+    """GELU by tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+def identity(x: Tensor) -> Tensor:
+    """x."""
+    return x
+
+
+# Functions with names, so that modules that hold one can be pickled.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
+    "relu_squared": relu_squared,
     "gelu": F.gelu,
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_accurate": gelu_accurate,
     "swish": F.silu,
     "swiglu": swiglu,
     "tanh": torch.tanh,
-    "linear": lambda x: x,
+    "linear": identity,
 }
 
 
+class Packs(nn.Module):
+    """A module with one weight to pack, when fairseq calls ``make_generation_fast_`` or within ``packing.inference``.
+
+    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
+    """
+
+    packed: PackedWeight | None = None
+
+    def make_generation_fast_(self, **unused: object) -> None:
+        """fairseq's hook, called once before evaluation and generation."""
+        self.packed = PackedWeight()
+
+    def times(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """``F.linear`` by the module's weight, packed or not; x (..., I) -> (..., O)."""
+        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI, bias_O)
+
+    def _apply(self, fn, recurse: bool = True):
+        self.packed = None
+        return super()._apply(fn, recurse)
+
+
 class Linear(Packs, nn.Linear):
-    """``nn.Linear`` whose weight is packed where a model only generates."""
+    """``nn.Linear`` whose weight is packed where a model only generates.
+
+    Attributes:
+        rows: how many rows of the weight each projection has, where several share one: queries, keys and values, a gate
+            and what it opens
+    """
+
+    rows: tuple[int, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features)."""
@@ -96,6 +140,7 @@ class FeedForward(nn.Module):
         width = max(8, 8 * round(ffn_dim / 12)) if gated else ffn_dim
         self.norm = NORMS[norm](dim) if norm is not None else None
         self.up = Linear(dim, 2 * width if gated else width, bias)
+        self.up.rows = (width, width) if gated else ()
         self.down = Linear(width, dim, bias)
         self.activation = activation
         self.dropout = dropout

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.core.ops.packing import Packs
+from fairseq_ms.core.ops.linear import Packs
 
 
 @dataclass(frozen=True)

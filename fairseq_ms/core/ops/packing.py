@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,27 +70,6 @@ class PackedWeight:
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(*x.shape[:-1], weight_OI.size(0))
 
 
-class Packs(nn.Module):
-    """A module with one weight to pack, when fairseq calls ``make_generation_fast_`` or within ``packed_weights``.
-
-    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
-    """
-
-    packed: PackedWeight | None = None
-
-    def make_generation_fast_(self, **unused: object) -> None:
-        """fairseq's hook, called once before evaluation and generation."""
-        self.packed = PackedWeight()
-
-    def times(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """``F.linear`` by the module's weight, packed or not; x (..., I) -> (..., O)."""
-        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI, bias_O)
-
-    def _apply(self, fn, recurse: bool = True):
-        self.packed = None
-        return super()._apply(fn, recurse)
-
-
 def pieces_of(rows: int) -> list[int]:
     """Numbers of rows of which there are few, whatever their sum: 437 are 256, 128, 32, 16 and 5."""
     pieces = []
@@ -102,7 +82,8 @@ def pieces_of(rows: int) -> list[int]:
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluation with packed weights for a while; afterwards the model may be trained as before."""
-    training, packed = model.training, [(m, m.packed) for m in model.modules() if isinstance(m, Packs)]
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "packed")]
+    training, packed = model.training, [(module, module.packed) for module in modules]
     model.eval()
     for module, _ in packed:
         module.make_generation_fast_()

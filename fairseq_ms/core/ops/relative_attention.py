@@ -241,7 +241,7 @@ def segment_attention(
     (B, T, D) and (B, M, D) -> (B, T, N * H).
 
     No gradient goes to the memory. Queries, keys, values, r and the weights are kept for backward; dropout masks and
-    the normalised inputs are not. Its naive twin is ``tests/naive/streaming.py``.
+    the normalised inputs are not. Its naive twin is ``tests/references/streaming.py``.
 
     Args:
         x_BTD: the segment

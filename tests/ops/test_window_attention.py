@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layout
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layout
 
 
 def random_group(rng: random.Random) -> HeadGroup:

@@ -149,7 +149,8 @@ def test_a_file_that_cannot_be_read_becomes_one_line(monkeypatch, tmp_path, caps
 def test_what_fairseq_raises_for_its_users_becomes_one_line(monkeypatch, tmp_path, capsys):
     _with_command(monkeypatch, tmp_path, "raise FileNotFoundError('Dataset not found: dev (data/dev)')")
     assert cli.main(["broken"]) == 2
-    assert "there is no dev" in capsys.readouterr().err
+    sentence = "DATA must be as fairseq-preprocess wrote it (Dataset not found: dev (data/dev))"
+    assert sentence in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_with_130(monkeypatch, tmp_path):

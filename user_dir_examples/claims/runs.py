@@ -120,6 +120,8 @@ PARTS = {
     "multiscale_fast": _FAST,
     # The same over five times as much text, so that context of more than a few tokens can come to count.
     "multiscale_long": replace(_FAST, corpus="subwords", validations=10),
+    # The recipes of docs/recipes.md, each with its own optimizer, positions and parts.
+    "recipes": replace(_FAST, memory=False),
     # Table 1 and Figures 2 to 4 of "Hierarchical Attention Encoder Decoder": Appendix B's recipe for characters, with
     # rows of 1,344 as there, but two of them an update and a shorter warm-up.
     "hierarchical": Part(
@@ -181,6 +183,24 @@ def _multiscale(part: str) -> Iterator[Run]:
 LONG = ("vanilla6", "topdown_even", "topdown_coarse", "retina", "window8")
 
 
+_ROTARY = "--positions rotary"
+_MUON = "--optimizer muon --lr 0.02 --adam-lr 0.006"
+_TODAY = f"{_ROTARY} --norm rms --activation-fn swiglu --qk-norm --no-bias"
+_SHAPES = {
+    "vanilla": "--arch vanilla_lm --decoder-layers 6",
+    "retina": "--arch retina_lm --decoder-layers 6 --scale-heads 1x=2,4x=1,16x=1 "
+    "--scale-windows 1x=0:8,4x=8:256,16x=256:512",
+    "topdown": "--arch multiscale_topdown --scale-layers 64x=3,16x=3,4x=4,1x=4",
+    "bottomup": "--arch multiscale_bottomup --scale-layers 16x=3,4x=4,1x=4 --aggregation-gate",
+}
+
+
+def _recipes() -> Iterator[Run]:
+    for shape, flags in _SHAPES.items():
+        for name, choices in {"rotary": _ROTARY, "muon": f"{_ROTARY} {_MUON}", "today": f"{_TODAY} {_MUON}"}.items():
+            yield Run("recipes", f"{shape}_{name}", f"{shape} {choices}", "", f"{flags} {choices}")
+
+
 def _hierarchical() -> Iterator[Run]:
     def run(name: str, title: str, preset: str, settings: str = "", **other: str | float) -> Run:
         more = [settings, *([] if preset == "hred" else [_WARM_UP])]
@@ -213,5 +233,6 @@ RUNS = [
     *_multiscale("multiscale_small"),
     *_multiscale("multiscale_fast"),
     *(run for run in _multiscale("multiscale_long") if run.name in LONG),
+    *_recipes(),
     *_hierarchical(),
 ]

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from fairseq_ms import core
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import commands
 from fairseq_ms.host.errors import sentence_of
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
@@ -181,7 +182,11 @@ def test_both_rates_follow_the_schedule_in_proportion(data: Path) -> None:
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "amp"])
-def test_half_precision_trains_masters_in_single_precision(name: str, precision: str, data: Path) -> None:
+def test_half_precision_trains_masters_in_single_precision(
+    name: str, precision: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # fp16 is refused where there is no GPU.
+    monkeypatch.setattr(commands, "refuse_to_train", lambda cfg: None)
     flags = (*(MUON if name == "muon" else ("--optimizer", "adamw", "--lr", "0.005")), *VANILLA)
     losses = [trained(trainer_of(data, *flags), [batches(1)[0]] * 6)]
     # fairseq's one vector of all parameters is made for GPUs alone; Muon has it keep their shapes.
@@ -212,9 +217,8 @@ def test_a_checkpoint_of_another_optimizer_is_one_sentence(
     other = trainer_of(data, *VANILLA, *others, **precision)
     with pytest.raises((AssertionError, ValueError)) as raised:
         other.load_checkpoint(str(tmp_path / "last.pt"))
-    assert sentence_of(raised.value) == (
-        "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one"
-    )
+    rule = "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one ("
+    assert str(sentence_of(raised.value)).startswith(rule)
     other.load_checkpoint(str(tmp_path / "last.pt"), reset_optimizer=True)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import re
 import signal
@@ -83,20 +82,17 @@ def refuse(cfg: Any) -> None:
     if backend == "fully_sharded":
         raise UsageError(
             "--ddp-backend must be pytorch_ddp or legacy_ddp, since each process needs all weights of a model to carry "
-            f"its memory and to write checkpoints: got {backend}"
+            f"its memory and to write checkpoints (user_dir_examples/plain_pytorch shards a model): got {backend}"
         )
     if cfg.checkpoint.write_checkpoints_asynchronously:
         raise UsageError(
             "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
         )
     # fairseq-validate and other tasks have none.
-    tokens = getattr(cfg.task, "tokens_per_sample", None)
-    left = math.inf if tokens is None else tokens - cfg.eval_lm.context_window
-    if left < 1:
-        raise UsageError(
-            "--tokens-per-sample must be at least 1, and in fairseq-eval-lm 1 more than --context-window: "
-            f"{left} tokens are left to score"
-        )
+    tokens, context = getattr(cfg.task, "tokens_per_sample", None), cfg.eval_lm.context_window
+    if tokens is not None and tokens <= context:
+        least = f"1 more than --context-window {context}" if context else "at least 1"
+        raise UsageError(f"--tokens-per-sample must be {least}: got {tokens}")
 
 
 def refuse_to_train(cfg: Any) -> None:

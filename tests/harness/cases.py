@@ -60,7 +60,7 @@ CASES = {
     ),
     "transformer_ql": Case(("text", *_KEPT, "--bpe-merges", "30"), _flags("transformer_ql"), task=_STREAMS),
     # Characters by a symbol that ends words; the default window.
-    "haed": Case(("chars",), [*_flags("haed")[:-2], "--separators", "▁ </s>"]),
+    "haed": Case(("chars",), [*_flags("haed"), "--separators", "▁ </s>"]),
     "lines": Case(
         ("text", *_KEPT, "--level", "word"), [*_flags("vanilla"), "--sample-break-mode", "eos"], {"context_window": 0}
     ),

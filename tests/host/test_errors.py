@@ -92,7 +92,7 @@ def configuration(**changes: Any) -> SimpleNamespace:
 def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in (1, None):
         commands.refuse_to_train(configuration(tokens=tokens))
-    with pytest.raises(UsageError, match=r"1 more than --context-window: 0 tokens are left to score"):
+    with pytest.raises(UsageError, match="must be 1 more than --context-window 8: got 8"):
         commands.refuse(configuration(context=8))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="--fp16 must be left out on a machine without a GPU: torch finds none"):

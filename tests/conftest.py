@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,12 +78,11 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _levels_of_loggers() -> Iterator[None]:
-    """A command that quietens fairseq in this process does so for its own test alone."""
-    levels = {name: logging.getLogger(name).level for name in ("fairseq", "fairseq_cli")}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+def _loggers_that_say_everything() -> None:
+    """A command that quietened fairseq in this process, in a fixture even, did so for itself alone."""
+    for name in ("fairseq", "fairseq_cli", "fairseq_cli.train"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(name).disabled = False
 
 
 def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -120,8 +120,10 @@ def test_packed_weights_change_nothing(arch: str, seed: int) -> None:
     packed.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1)))
     tokens = case.tokens(3, case.lengths())
     with torch.no_grad():
-        # oneDNN sums in another order, and up to three layers with large weights pass that on: relative as well.
-        torch.testing.assert_close(packed(tokens)[0], case.model(tokens)[0], rtol=1e-5, atol=1e-5)
+        exact = copy.deepcopy(case.model).double()(tokens)[0]
+        usual, found = ((model(tokens)[0] - exact).abs().max().item() for model in (case.model, packed))
+    # oneDNN sums in another order. Norms over few numbers magnify what that changes, as much as rounding without it.
+    assert found <= max(1e-5, 8.0 * usual)
 
 
 def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None:

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from benchmarks.device import peak
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.core.ops.window_attention import WindowAttention
-from fairseq_ms.core.ops.window_layout import HeadGroup, Layouts
+from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
 
 HEAD_DIM = 64
 GROUPS = [HeadGroup(1, 0, 8, 4), HeadGroup(4, 8, 256, 4), HeadGroup(16, 256, 512, 4)]

@@ -28,8 +28,7 @@ SHARED = f"""
     --user-dir fairseq_ms --task language_modeling --criterion cross_entropy --tokens-per-sample {CONTEXT}
     --batch-size 4 --decoder-embed-dim 144 --decoder-ffn-embed-dim 576 --decoder-attention-heads 6 --decoder-layers 4
     --share-decoder-input-output-embed --dropout 0 --attention-dropout 0 --cpu --num-workers 0 --seed 1
-    --positions rotary --embedding-init-std 0.1 --optimizer muon --lr 0.02 --adam-lr 0.006 --clip-norm 1.0
-    --lr-scheduler cosine
+    --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.1 --clip-norm 1.0 --lr-scheduler cosine --lr 0.003
     --no-epoch-checkpoints --validate-interval-updates 100 --save-interval-updates 100 --keep-interval-updates 1
     --log-format json --log-interval 20
 """

@@ -14,6 +14,7 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_ms.core.groups import rows_of_projections
+from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.errors import UsageError
 
 
@@ -52,8 +53,7 @@ class MuonConfig(AdamWConfig):
 def _adamw(parameters: Iterable[nn.Parameter], cfg: AdamWConfig, lr: float) -> torch.optim.Optimizer:
     """torch's AdamW of these flags, in one kernel where the device has one."""
     parameters = list(parameters)
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return torch.optim.AdamW(parameters, fused=fused, lr=lr, **_settings(cfg))
+    return torch.optim.AdamW(parameters, fused=has_fused_optimizers(parameters), lr=lr, **_settings(cfg))
 
 
 def _settings(cfg: AdamWConfig) -> dict[str, Any]:

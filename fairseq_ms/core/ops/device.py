@@ -45,6 +45,11 @@ def autocast_of(tensor: Tensor, enabled: bool) -> AbstractContextManager:
     return torch.autocast(tensor.device.type, enabled=enabled)
 
 
+def has_fused_optimizers(parameters: Iterable[Tensor]) -> bool:
+    """Whether torch updates all of them in one kernel, ``fused=True``, where they are."""
+    return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+
+
 def wants_gradients() -> bool:
     """Whether what is computed now is to be trained on."""
     return torch.is_grad_enabled()

@@ -3,13 +3,10 @@
 import itertools
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from fairseq.data import data_utils, indexed_dataset
 from fairseq.dataclass.configs import FairseqConfig
 
 from fairseq_ms.lm.registry import PRESETS
@@ -142,38 +139,3 @@ def test_a_script_that_is_called_wrongly_says_how(arguments: tuple[str, ...], tm
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
-
-
-# Says what it was asked for and how often it was called, as fairseq's log does.
-TRAINING = """printf '%s\\n' "$*" >> "$CALLS"
-echo 'x | INFO | valid | {"epoch": 1, "valid_ppl": "90.5", "valid_num_updates": "10"}'
-echo 'x | INFO | valid | {"epoch": 2, "valid_ppl": "98.25", "valid_num_updates": "20"}'
-echo "done training in 1.0 seconds"
-"""
-
-
-def test_both_regimes_are_compared_seed_by_seed_and_trained_once(tmp_path: Path) -> None:
-    data, calls = tmp_path / "data", tmp_path / "calls"
-    data.mkdir()
-    (data / "dict.txt").write_text("a 1\nb 1\n", encoding="utf-8")
-    for split in ("train", "valid"):
-        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap")
-        for _ in range(900):
-            builder.add_item(torch.tensor([4, 5] * 25 + [2]))
-        builder.finalize(str(data / f"{split}.idx"))
-    command = [sys.executable, EXAMPLES / "regimes.py", data, tmp_path / "out", "--seeds", "4", "5"]
-    for _ in range(2):
-        printed = run(command, tmp_path, TRAINING, CALLS=str(calls), PYTHONPATH=str(EXAMPLES.parents[1])).stdout
-        rows = [line for line in printed.splitlines() if "Transformer-" in line]
-        assert rows[:2] == ["| Transformer-XL | 4 | 98.2 |", "| Transformer-QL | 4 | 98.2 |"]
-        assert rows[-1] == "| Transformer-QL | 5 | 90.5 | 98.2 |"
-        assert len(rows) == 8
-    given = calls.read_text(encoding="utf-8").splitlines()
-    assert len(given) == 8
-    dropped = [line.split("--droppath ")[1].split()[0] for line in given if "--arch transformer_ql" in line]
-    assert dropped == ["0.0", "0.0", "0.3", "0.3"]
-    # The first lines, until there are enough tokens.
-    sizes = {
-        split: len(data_utils.load_indexed_dataset(str(tmp_path / "out/data" / split))) for split in ("train", "valid")
-    }
-    assert sizes == {"train": 589, "valid": 197}

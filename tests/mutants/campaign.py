@@ -73,7 +73,7 @@ def _pytest(tree: Path, log: Path, arguments: list[str]) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
-    sys.stdout = sys.stderr = open(1, "w", closefd=False)
+    sys.stdout = sys.stderr = os.fdopen(1, "w")
     os.chdir(tree)
     paths = [str(tree), str(tree / "preprocess")]
     sys.path[:0] = paths

@@ -1,14 +1,11 @@
 """``transformer_xl`` and Hugging Face's TransfoXL with the same weights give the same."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import ROOT, run_cli
-
-BUNDLED = Path(sys.prefix) / "transfo-xl"
+from tests.helpers.beside import library
+from tests.helpers.cli import run_cli
 
 COMPARE = """
 import torch
@@ -48,19 +45,8 @@ for seed, before in ((1, True), (2, False)):
 """
 
 
-@pytest.fixture(scope="session")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the peer: the one that `make test` fills, or one that is filled here."""
-    if (BUNDLED / ".installed").is_file():
-        return BUNDLED
-    folder = tmp_path_factory.mktemp("transfo-xl")
-    command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
-    subprocess.run([*command, "-r", str(ROOT / "requirements" / "transfo-xl.txt")], check=True)
-    return folder
-
-
 @pytest.mark.slow
-def test_transformer_xl_equals_hugging_face_s_in_outputs_and_gradients(peer: Path, tmp_path: Path) -> None:
+def test_transformer_xl_equals_hugging_face_s_in_outputs_and_gradients(tmp_path: Path) -> None:
     (tmp_path / "compare.py").write_text(COMPARE)
-    done = run_cli("python", tmp_path / "compare.py", env={"PYTHONPATH": str(peer)})
+    done = run_cli("python", tmp_path / "compare.py", env={"PYTHONPATH": str(library("transfo-xl", tmp_path))})
     assert done.stdout.split() == ["equal", "True", "equal", "False"]

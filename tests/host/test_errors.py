@@ -158,6 +158,11 @@ def spawned(text: str) -> ProcessRaisedException:
             "(Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example)",
         ),
         (
+            ValueError("Either --max_update or --lr-period-updates must be set"),
+            "--max-update must say over how many updates a cosine falls (Either --max_update or --lr-period-updates "
+            "must be set)",
+        ),
+        (
             RuntimeError("Cannot resume training due to dataloader mismatch, please"),
             "--restore-file must have been written in an epoch of the same batches, of the same data and flags "
             "(Cannot resume training due to dataloader mismatch, please)",

@@ -43,34 +43,37 @@ def test_a_setting_of_what_is_not_adaptive_is_refused(arch: str, flag: str) -> N
         build(arch, narrow(arch, **{flag: value}), dictionary(9), positions=8)
 
 
-def test_projections_that_are_not_tied_with_weights_are_refused() -> None:
-    flags = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
-    with pytest.raises(
-        ValueError, match=r"^--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True"
-    ):
-        build("vanilla_lm", {**NARROW, **flags, "tie_adaptive_proj": True}, dictionary(9), positions=8)
+TWO_SCALES = {"scale_layers": "1x=2,2x=1"}
+ADAPTED = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
+NEITHER = "--proj-init-std has no effect without --adaptive-input or --adaptive-softmax-cutoff: got 0.3"
+SINGLE = "has no effect with the single scale .*1x=2.*: got"
+CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual": "zero"}
 
 
-@pytest.mark.parametrize("arch", STREAMING)
-def test_a_start_of_projections_that_are_not_there_is_refused(arch: str) -> None:
-    sentence = "^--proj-init-std has no effect without --adaptive-input or --adaptive-softmax-cutoff: got 0.3"
-    with pytest.raises(ValueError, match=sentence):
-        build(arch, {**NARROW, "proj_init_std": 0.3}, dictionary(9))
-    build(arch, {**NARROW, "proj_init_std": 0.3, "adaptive_softmax_cutoff": "4,7"}, dictionary(9))
-
-
-@pytest.mark.parametrize(("flag", "value"), [("droppath", 0.3), ("compression", "avg")])
-def test_what_is_between_scales_is_refused_with_one_scale(flag: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^--{flag} has no effect with the single scale .*1x=2.*: got {value}"):
-        build("transformer_ql", {**NARROW, "scale_layers": "1x=2", flag: value}, dictionary(9))
-    build("transformer_ql", {**NARROW, "scale_layers": "1x=2,2x=1", flag: value}, dictionary(9))
-
-
-def test_a_closed_gate_in_front_of_nothing_is_refused() -> None:
-    gated = {**NARROW, "scale_layers": "4x=1,1x=1", "aggregation_gate": True}
-    with pytest.raises(ValueError, match=r"^--init-residual must not be zero with --aggregation-gate, .*: got zero"):
-        build("multiscale_bottomup", {**gated, "init_residual": "zero"}, dictionary(9))
-    build("multiscale_bottomup", {**gated, "init_residual": "scaled"}, dictionary(9))
+@pytest.mark.parametrize(
+    ("arch", "flags", "helps", "sentence"),
+    [
+        (
+            "vanilla_lm",
+            {**ADAPTED, "tie_adaptive_proj": True},
+            {"tie_adaptive_weights": True},
+            "--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True",
+        ),
+        *((arch, {"proj_init_std": 0.3}, {"adaptive_softmax_cutoff": "4,7"}, NEITHER) for arch in STREAMING),
+        ("transformer_ql", {"scale_layers": "1x=2", "droppath": 0.3}, TWO_SCALES, f"--droppath {SINGLE} 0.3"),
+        ("transformer_ql", {"scale_layers": "1x=2", "compression": "avg"}, TWO_SCALES, f"--compression {SINGLE} avg"),
+        (
+            "multiscale_bottomup",
+            CLOSED,
+            {"init_residual": "scaled"},
+            "--init-residual must not be zero with --aggregation-gate, .*: got zero",
+        ),
+    ],
+)
+def test_a_flag_without_what_it_is_about_is_refused(arch: str, flags: dict, helps: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        build(arch, {**NARROW, **flags}, dictionary(9), positions=8)
+    build(arch, {**NARROW, **flags, **helps}, dictionary(9), positions=8)
 
 
 def test_blocks_in_which_nothing_is_counted_are_refused() -> None:

@@ -13,15 +13,9 @@ from fairseq_ms.core.pooling import Downsample, right_aligned
 from fairseq_ms.core.topdown import Coarser, Join
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
-from tests.registry import Case, build, dictionary, random_case
+from tests.registry import build, dictionary, random_case
 
 SEEDS = range(12)
-
-
-def case_in_double(arch: str, seed: int) -> Case:
-    case = random_case(arch, seed)
-    case.model.double()
-    return case
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])

@@ -8,9 +8,9 @@ import itertools
 import pytest
 import torch
 
-from tests.registry import GENERATORS, Case, random_case, setting
+from tests.registry import GENERATORS, Case, random_case, seeds, setting
 
-SEEDS = range(50)
+SEEDS = seeds(15, 50)
 # float64, logits of order 1. A layer norm over the two numbers of the narrowest models amplifies rounding up to 300
 # times, and there are up to a dozen of them.
 CACHED_TOLERANCE = 1e-9

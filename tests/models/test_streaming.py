@@ -13,10 +13,10 @@ from fairseq_ms.core.streaming import RelativeAttention
 from tests.helpers.dropout import drop_nothing
 from tests.references import streaming as references
 from tests.references.parts import weights_of
-from tests.registry import Case, build, dictionary, random_case
+from tests.registry import Case, build, dictionary, random_case, seeds
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
-SEEDS = range(20)
+SEEDS = seeds(8, 20)
 # float64; sums of a few hundred terms of order 1, through at most seven layers.
 EXACT = 1e-9
 

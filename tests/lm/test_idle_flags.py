@@ -13,9 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.host.trainer import check_criterion
-from tests.helpers.cli import run_cli
 from tests.helpers.corpus import train_command
-from tests.helpers.corpus import write_corpus as write_sentences
 from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary
 
@@ -181,30 +179,14 @@ def test_a_batch_without_room_for_a_segment_is_refused(flag: str, tmp_path: Path
         deal_out(grouped_shuffling=False, max_sentences=4)
 
 
-def test_an_output_that_cannot_be_trained_ends_training_before_it_starts(tmp_path: Path) -> None:
-    data = write_sentences(tmp_path)
-    command = train_command("vanilla_lm", data, tmp_path / "save", *CUTOFF)
-    done = run_cli(*(part for part in command if part != "--share-decoder-input-output-embed"), check=False)
-    sentence = "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff 5,9: got cross_entropy"
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"fairseq-train: error: {sentence}"
-    assert "Traceback" not in done.stderr
-    assert "num_updates" not in done.stdout
-    assert not (tmp_path / "save").exists()
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_negative_spread_of_weights_is_refused(arch: str) -> None:
-    with pytest.raises(ValueError, match=r"^--init-std must be at least 0: got -1\.0$"):
-        build(arch, {"tokens_per_sample": 16, "init_std": -1.0}, dictionary(9))
-
-
-def test_a_negative_spread_of_embeddings_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^--embedding-init-std must be at least 0: got -0\.5$"):
-        build("vanilla_lm", {"tokens_per_sample": 16, "embedding_init_std": -0.5}, dictionary(9))
-
-
-def test_a_negative_spread_of_projections_is_refused() -> None:
-    flags = {"proj_init_std": -0.5, "adaptive_softmax_cutoff": "4,7"}
-    with pytest.raises(ValueError, match=r"^--proj-init-std must be at least 0: got -0\.5$"):
-        build("transformer_xl", {**NARROW, **flags}, dictionary(9))
+@pytest.mark.parametrize(
+    ("arch", "flag", "more"),
+    [
+        *((arch, "init_std", {}) for arch in ARCHITECTURES),
+        ("vanilla_lm", "embedding_init_std", {}),
+        ("transformer_xl", "proj_init_std", {"adaptive_softmax_cutoff": "4,7"}),
+    ],
+)
+def test_a_negative_spread_is_refused(arch: str, flag: str, more: dict) -> None:
+    with pytest.raises(ValueError, match=rf"^--{flag.replace('_', '-')} must be at least 0: got -0\.5$"):
+        build(arch, {"tokens_per_sample": 16, flag: -0.5, **more}, dictionary(9))

@@ -45,8 +45,14 @@ for seed, before in ((1, True), (2, False)):
 """
 
 
+@pytest.fixture(scope="session")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the peer's packages."""
+    return library("transfo-xl", tmp_path_factory.mktemp("beside"))
+
+
 @pytest.mark.slow
-def test_transformer_xl_equals_hugging_face_s_in_outputs_and_gradients(tmp_path: Path) -> None:
+def test_transformer_xl_equals_hugging_face_s_in_outputs_and_gradients(peer: Path, tmp_path: Path) -> None:
     (tmp_path / "compare.py").write_text(COMPARE)
-    done = run_cli("python", tmp_path / "compare.py", env={"PYTHONPATH": str(library("transfo-xl", tmp_path))})
+    done = run_cli("python", tmp_path / "compare.py", env={"PYTHONPATH": str(peer)})
     assert done.stdout.split() == ["equal", "True", "equal", "False"]

@@ -6,8 +6,9 @@ import pytest
 
 from fairseq_ms.analysis.config import settings
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
+from tests.helpers.hydra import OF_PAPERS
 
-ARCHS = sorted(arch for arch, preset in PRESETS.items() if preset.model in ("haed", "hred"))
+ARCHS = sorted(arch for arch in PRESETS.keys() & OF_PAPERS.keys() if PRESETS[arch].model in ("haed", "hred"))
 RUNS = {
     f"{data}_{run}": f"{model}_{name}{rest}"
     for data, name in (("characters", "wt103"), ("pixels", "imagenet32"))

@@ -79,13 +79,13 @@ def padded_loss(model: FairseqLanguageModel, tokens: Tensor, pad: int) -> Tensor
     """The loss by torch's own LSTM over chunks padded to the greatest length, the context beside every token."""
     core, source = model.decoder.core, tokens[:, :-1]
     chunks = core.segmentation(source)
-    main_MD = core.main(core.encoder(chunks.tokens_ML), chunks)
+    main_WD = core.main(core.encoder(chunks.tokens_WL), chunks)
     longest = core.segmentation.max_length
-    read_ML = source.new_full((main_MD.shape[0], longest), pad)
+    read_ML = source.new_full((main_WD.shape[0], longest), pad)
     target_ML = read_ML.clone()
-    read_ML[chunks.decoded_P, chunks.place_P] = source.flatten()[chunks.position_P]
-    target_ML[chunks.decoded_P, chunks.place_P] = tokens[:, 1:].flatten()[chunks.position_P]
-    context_MLD = main_MD.unsqueeze(1).expand(-1, longest, -1)
+    read_ML[chunks.decoded_Q, chunks.place_Q] = source.flatten()[chunks.position_Q]
+    target_ML[chunks.decoded_Q, chunks.place_Q] = tokens[:, 1:].flatten()[chunks.position_Q]
+    context_MLD = main_WD.unsqueeze(1).expand(-1, longest, -1)
     hidden_MLU, _ = core.chunk_decoder.lstm.cell(torch.cat([core.chunk_decoder.embed(read_ML), context_MLD], dim=2))
     return loss_of(core.project(hidden_MLU), target_ML, pad)
 
@@ -112,7 +112,7 @@ class Steps:
         candidates = [predicted_chunks(self.model.segmentation, tokens) for tokens in (self.tokens, self.further)]
         candidates_KL, _, counts_K = unique_chunks(torch.cat(candidates))
         found = self.model(self.tokens, candidates_KL, counts_K)
-        return found.loss / found.rank_N.numel()
+        return found.loss / found.rank_X.numel()
 
 
 def tables(options: Options) -> list[Table]:
@@ -180,18 +180,18 @@ class Parts:
     def without_decoder(self) -> Tensor:
         core = self.model.decoder.core
         chunks = core.segmentation(self.tokens[:, :-1])
-        return core.main(core.encoder(chunks.tokens_ML), chunks).sum()
+        return core.main(core.encoder(chunks.tokens_WL), chunks).sum()
 
     def encodings(self) -> Tensor:
         """Of all chunks, each of the different ones computed once."""
         core = self.model.decoder.core
-        encoded: Tensor = core.encoder(core.segmentation(self.tokens[:, :-1]).tokens_ML)
+        encoded: Tensor = core.encoder(core.segmentation(self.tokens[:, :-1]).tokens_WL)
         return encoded
 
     def parity(self) -> float:
         """How far the encoder alone is from what it gives chunk by chunk."""
         core = self.model.decoder.core
-        chunks_ML = core.segmentation(self.tokens[:, :-1]).tokens_ML
+        chunks_ML = core.segmentation(self.tokens[:, :-1]).tokens_WL
         one_by_one = torch.cat([core.encoder.encode(chunks_ML[row : row + 1]) for row in range(20)])
         return assert_parity("encoding", self.encodings()[:20], one_by_one, ENCODING_TOLERANCE)
 

@@ -7,8 +7,16 @@ Each model has a configuration of its sizes, ``Vanilla`` and ``VanillaConfig`` f
     loss = model.loss(tokens, targets)               # without all logits
     text = model.generate(prompt, 200, temperature=0.7, top_k=40)
 
-Shapes, in the whole package: B batch, T tokens, C coarse positions, S keys, N heads, H head dim, D model dim,
-V vocabulary; ``x_BTD`` is a tensor of shape (B, T, D).
+The name of a tensor ends in its shape: ``x_BTD`` is (B, T, D). In all of ``core``,
+
+    B texts of a batch    T tokens            D width of the model      V symbols of the vocabulary
+    N heads               H width of a head   S keys                    C coarse positions: blocks, or chunks of a text
+    M positions before    P distances         F frequencies, half of H  O, I outputs and inputs of a projection
+    W chunks of a batch   Y different chunks  A candidates among them   L tokens of a chunk, at most
+    E width of encodings  U hidden units      G gates, 4 U              J queries that share a slice of keys
+    Q tokens in one list  K targets of each   R some rows, of several   Z rows of a result, padding among them
+
+and X is any number or shape; (2, T, F) has two rows, cosines and sines.
 """
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig

@@ -146,25 +146,25 @@ class AdaptiveSoftmax(nn.Module):
 
     def adapt_target(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Targets of the head and of every band, and the rows that each band has; None where it has none."""
-        target_N = target.view(-1)
-        head_N = target_N.clone()
-        targets: list[Tensor | None] = [head_N]
+        target_Q = target.view(-1)
+        head_Q = target_Q.clone()
+        targets: list[Tensor | None] = [head_Q]
         rows: list[Tensor | None] = []
         for band, (start, end) in enumerate(pairwise(self.cutoff)):
-            inside_N = (target_N >= start) & (target_N < end)
-            head_N[inside_N] = self.cutoff[0] + band
-            some = bool(inside_N.any())
-            rows.append(inside_N.nonzero().squeeze(1) if some else None)
-            targets.append(target_N[inside_N] - start if some else None)
+            inside_Q = (target_Q >= start) & (target_Q < end)
+            head_Q[inside_Q] = self.cutoff[0] + band
+            some = bool(inside_Q.any())
+            rows.append(inside_Q.nonzero().squeeze(1) if some else None)
+            targets.append(target_Q[inside_Q] - start if some else None)
         return targets, rows
 
     def forward(self, x_BTD: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Logits of the head and of every band that has targets, and their targets; None for other bands."""
-        x_ND = self.drop(x_BTD.flatten(0, -2))
+        x_QD = self.drop(x_BTD.flatten(0, -2))
         targets, rows = self.adapt_target(target)
-        logits = [self.head(x_ND)]
+        logits = [self.head(x_QD)]
         for tail, rows_R in zip(self.tail, rows):
-            logits.append(tail(x_ND.index_select(0, rows_R)) if rows_R is not None else None)
+            logits.append(tail(x_QD.index_select(0, rows_R)) if rows_R is not None else None)
         return logits, targets
 
     def get_log_prob(self, x_BTD: Tensor, target: Tensor | None = None) -> Tensor:

@@ -104,10 +104,10 @@ def reconstruction_loss(
 def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, N * H), with weights that are not trained."""
     attention, norm = layer.attention, layer.attention.norm
-    weight_ED = attention.qkv.weight.detach()
+    weight_OD = attention.qkv.weight.detach()
     if norm is not None:
         own_D = [parameter.detach() for parameter in norm.parameters()]
         segment_BTD, memory_BMD = (normalise(norm, x, *own_D) for x in (segment_BTD, memory_BMD))
-    q = queries_of(segment_BTD, weight_ED, attention.heads)
-    k, v = keys_and_values(memory_BMD, weight_ED, attention.heads)
+    q = queries_of(segment_BTD, weight_OD, attention.heads)
+    k, v = keys_and_values(memory_BMD, weight_OD, attention.heads)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -49,12 +49,12 @@ class MainModel(nn.Module):
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
 
-    def embed(self, e_ME: Tensor, index_M: Tensor) -> Tensor:
-        """Encodings (M, E) of the chunks at these places of their sequences, to (M, E + position_dim)."""
+    def embed(self, e_WE: Tensor, index_W: Tensor) -> Tensor:
+        """Encodings (W, E) of the chunks at these places of their sequences, to (W, E + position_dim)."""
         if self.positions is not None:
             # Beside the encoding, not added to it: HAED, Appendix A, Table 2.
-            e_ME = torch.cat([e_ME, self.positions(index_M).to(e_ME.dtype)], dim=1)
-        return self.drop(e_ME)
+            e_WE = torch.cat([e_WE, self.positions(index_W).to(e_WE.dtype)], dim=1)
+        return self.drop(e_WE)
 
 
 class TransformerMain(MainModel):
@@ -65,14 +65,14 @@ class TransformerMain(MainModel):
         self.config = config
         self.stack = TransformerStack(config, config.layers)
 
-    def forward(self, e_ME: Tensor, chunks: ChunkTable, past: RowCaches | None = None) -> Tensor:
-        """Encodings (M, E) of all chunks to outputs (M, D)."""
-        x_RCD = chunks.to_rows(self.embed(e_ME, chunks.index_M))
+    def forward(self, e_WE: Tensor, chunks: ChunkTable, past: RowCaches | None = None) -> Tensor:
+        """Encodings (W, E) of all chunks to outputs (W, D)."""
+        x_RCD = chunks.to_rows(self.embed(e_WE, chunks.index_W))
         rotation_2RCF = None
         if self.config.positions == "rotary":
-            places_RC = chunks.to_rows(chunks.index_M.double().unsqueeze(1)).squeeze(2)
+            places_RC = chunks.to_rows(chunks.index_W.double().unsqueeze(1)).squeeze(2)
             rotation_2RCF = self.config.rotation(places_RC, x_RCD)
-        pasts = None if past is None else past.extend(chunks.begun(e_ME)[0], chunks.counts_R, x_RCD.size(1))
+        pasts = None if past is None else past.extend(chunks.begun(e_WE)[0], chunks.counts_R, x_RCD.size(1))
         return chunks.from_rows(self.stack(x_RCD, pasts, rotation_2RCF))
 
     def new_state(self, rows: int, chunks: int) -> RowCaches:
@@ -92,10 +92,10 @@ class LSTMMain(MainModel):
         self.lstm = LSTM(config.dim, 0, config.main_units, capped=True)
         self.out = nn.Linear(config.main_units, config.dim)
 
-    def forward(self, e_ME: Tensor, chunks: ChunkTable, past: LSTMState | None = None) -> Tensor:
-        """Encodings (M, E) of all chunks to outputs (M, D)."""
-        hidden_MU = self.lstm(self.embed(e_ME, chunks.index_M), None, chunks.in_rows(), past)
-        return self.out(self.drop(hidden_MU))
+    def forward(self, e_WE: Tensor, chunks: ChunkTable, past: LSTMState | None = None) -> Tensor:
+        """Encodings (W, E) of all chunks to outputs (W, D)."""
+        hidden_WU = self.lstm(self.embed(e_WE, chunks.index_W), None, chunks.in_rows(), past)
+        return self.out(self.drop(hidden_WU))
 
     def new_state(self, rows: int, chunks: int) -> LSTMState:
         """What it knows of a batch before any chunk."""
@@ -115,14 +115,14 @@ class LSTMDecoder(nn.Module):
         self.lstm = LSTM(config.token_dim, config.dim, config.decoder_units)
 
     def forward(
-        self, tokens_BT: Tensor, main_MD: Tensor | None, chunks: ChunkTable, past: LSTMState | None = None
+        self, tokens_BT: Tensor, main_WD: Tensor | None, chunks: ChunkTable, past: LSTMState | None = None
     ) -> Tensor:
-        """(B, T) tokens and the main output before each of M chunks to (B, T, U), zero at padding."""
-        if past is not None and main_MD is not None:
-            rows_R, main_RD = chunks.begun(main_MD)
+        """(B, T) tokens and the main output before each of W chunks to (B, T, U), zero at padding."""
+        if past is not None and main_WD is not None:
+            rows_R, main_RD = chunks.begun(main_WD)
             past.begin(rows_R, self.lstm.project_context(main_RD))
-        hidden_FU = self.lstm(self.embed.weight, main_MD, chunks.in_chunks(tokens_BT), past)
-        return self.drop(hidden_FU.view(*tokens_BT.shape, -1))
+        hidden_ZU = self.lstm(self.embed.weight, main_WD, chunks.in_chunks(tokens_BT), past)
+        return self.drop(hidden_ZU.view(*tokens_BT.shape, -1))
 
     def new_state(self, rows: int) -> LSTMState:
         """What it knows of a batch before any chunk, and the projected embedding of every symbol."""
@@ -155,34 +155,34 @@ class TransformerDecoder(nn.Module):
         self.stack = TransformerStack(layers, config.local_layers)
 
     def forward(
-        self, tokens_BT: Tensor, main_MD: Tensor | None, chunks: ChunkTable, past: ChunkCaches | None = None
+        self, tokens_BT: Tensor, main_WD: Tensor | None, chunks: ChunkTable, past: ChunkCaches | None = None
     ) -> Tensor:
-        """(B, T) tokens and the main output before each of M chunks to (B, T, U), zero at padding."""
+        """(B, T) tokens and the main output before each of W chunks to (B, T, U), zero at padding."""
         steps = chunks.in_chunks(tokens_BT)
         table_VU = self.project_token(self.embed.weight) if past is None else past.table_VU
-        if main_MD is not None:
-            context_MU = self.project_context(main_MD)
+        if main_WD is not None:
+            context_WU = self.project_context(main_WD)
             if past is not None:
-                past.begin(*chunks.begun(context_MU))
+                past.begin(*chunks.begun(context_WU))
         if past is not None and steps.more:
-            context_MU = past.context_BU
-        order_P, pasts = self._attending(steps, past)
-        x_PU = table_VU.index_select(0, steps.symbol_P[order_P])
-        x_PU = x_PU + context_MU.index_select(0, steps.sequence_P[order_P]) + self.places(steps.place_P[order_P])
-        x_PU = self.stack(self.drop(x_PU), pasts)
-        x_FU = x_PU.new_zeros(steps.slots, x_PU.shape[1]).index_copy(0, steps.slot_P[order_P], x_PU)
-        return x_FU.view(*tokens_BT.shape, -1)
+            context_WU = past.context_BU
+        order_Q, pasts = self._attending(steps, past)
+        x_QU = table_VU.index_select(0, steps.symbol_Q[order_Q])
+        x_QU = x_QU + context_WU.index_select(0, steps.sequence_Q[order_Q]) + self.places(steps.place_Q[order_Q])
+        x_QU = self.stack(self.drop(x_QU), pasts)
+        x_ZU = x_QU.new_zeros(steps.slots, x_QU.shape[1]).index_copy(0, steps.slot_Q[order_Q], x_QU)
+        return x_ZU.view(*tokens_BT.shape, -1)
 
     def _attending(self, steps: Steps, past: ChunkCaches | None) -> tuple[Tensor, list[Rectangles] | list[RowCache]]:
         """The order of tokens in which chunks lie one behind the other, and how each layer joins them."""
         if past is not None and steps.more:
-            return steps.sequence_P, past.layers.extend(steps.sequence_P, torch.ones_like(steps.sequence_P), 1)
-        at_P = steps.one_by_one()
-        order_P = torch.empty_like(at_P)
-        order_P[at_P] = torch.arange(at_P.numel(), device=at_P.device)
+            return steps.sequence_Q, past.layers.extend(steps.sequence_Q, torch.ones_like(steps.sequence_Q), 1)
+        at_Q = steps.one_by_one()
+        order_Q = torch.empty_like(at_Q)
+        order_Q[at_Q] = torch.arange(at_Q.numel(), device=at_Q.device)
         if past is None:
-            return order_P, [Rectangles(steps.rectangles)] * len(self.stack.layers)
-        return order_P, past.unfinished(steps, at_P)
+            return order_Q, [Rectangles(steps.rectangles)] * len(self.stack.layers)
+        return order_Q, past.unfinished(steps, at_Q)
 
     def new_state(self, rows: int) -> ChunkCaches:
         """What it knows of a batch before any chunk."""
@@ -256,11 +256,11 @@ class HAED(CausalModel):
         if state is not None and state.length and tokens_BT.size(1) > 1:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
         chunks = self.segmentation(tokens_BT, state and state.unfinished)
-        m_MD = None
-        if len(chunks.tokens_ML):  # one more token need not end a chunk
-            e_ME = self.encoder(chunks.tokens_ML)  # equation 1: each chunk by itself
-            m_MD = self.main(e_ME, chunks, state and state.main)  # equation 2: the chunks up to each
-        x_BTU = self.chunk_decoder(tokens_BT, m_MD, chunks, state and state.decoder)  # equation 3: the next chunk
+        m_WD = None
+        if len(chunks.tokens_WL):  # one more token need not end a chunk
+            e_WE = self.encoder(chunks.tokens_WL)  # equation 1: each chunk by itself
+            m_WD = self.main(e_WE, chunks, state and state.main)  # equation 2: the chunks up to each
+        x_BTU = self.chunk_decoder(tokens_BT, m_WD, chunks, state and state.decoder)  # equation 3: the next chunk
         if state is not None:
             state.length += tokens_BT.size(1)
         return x_BTU
@@ -278,10 +278,10 @@ class HAED(CausalModel):
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """``loss`` from features (B, T, D)."""
         # A bias is one more column of the matrix.
-        x_ND, target_N = F.pad(x_BTD.flatten(0, 1), (0, 1), value=1.0), targets_BT.flatten()
+        x_QD, target_Q = F.pad(x_BTD.flatten(0, 1), (0, 1), value=1.0), targets_BT.flatten()
         weight = torch.cat([self.project.weight, self.project.bias.unsqueeze(1)], dim=1)
-        count = (target_N != ignore_index).sum().clamp(min=1)
-        return linear_cross_entropy(x_ND, weight, target_N, ignore_index) / count
+        count = (target_Q != ignore_index).sum().clamp(min=1)
+        return linear_cross_entropy(x_QD, weight, target_Q, ignore_index) / count
 
 
 class HRED(HAED):

@@ -31,28 +31,28 @@ class ImplicitEmbedding(nn.Module):
         initialise(self, config.init_std)
 
     def forward(
-        self, tokens_BT: Tensor, candidates_KL: Tensor, counts_K: Tensor, log_q_K: Tensor | None = None
+        self, tokens_BT: Tensor, candidates_AL: Tensor, counts_A: Tensor, log_q_A: Tensor | None = None
     ) -> SampledSoftmax:
         """Score each chunk that is predicted against the candidates.
 
         Args:
             tokens_BT: tokens, padded on the right, the last target included.
-            candidates_KL: the different candidates, padded on the right, those of this batch among them.
-            counts_K: how often each of them occurs.
-            log_q_K: log probability of drawing each; None for no correction.
+            candidates_AL: the different candidates, padded on the right, those of this batch among them.
+            counts_A: how often each of them occurs.
+            log_q_A: log probability of drawing each; None for no correction.
         """
         chunks = self.segmentation(tokens_BT)
         # A chunk is encoded once, whether it is read or a candidate or, as most are, both.
-        distinct_UL, index, _ = unique_chunks(torch.cat([chunks.tokens_ML, candidates_KL]))
-        read_M, candidate_K = index.split([chunks.tokens_ML.shape[0], candidates_KL.shape[0]])
-        e_UE = self.encoder.encode(distinct_UL)
-        main_MD = self.main(e_UE.index_select(0, read_M), chunks)
+        distinct_YL, index, _ = unique_chunks(torch.cat([chunks.tokens_WL, candidates_AL]))
+        read_W, candidate_A = index.split([chunks.tokens_WL.shape[0], candidates_AL.shape[0]])
+        e_YE = self.encoder.encode(distinct_YL)
+        main_WD = self.main(e_YE.index_select(0, read_W), chunks)
         # What the main model says after a chunk is asked for the one behind it; the first of a row nothing predicts.
-        predicted_N = (chunks.index_M > 0).nonzero().squeeze(1)
-        main_ND = main_MD.index_select(0, predicted_N - 1)
-        query_NE = main_ND[:, : self.encoder.out_dim] if self.query is None else self.query(main_ND)
-        counts_U = counts_K.new_zeros(e_UE.shape[0]).index_copy_(0, candidate_K, counts_K)
-        log_q_U = None
-        if log_q_K is not None:
-            log_q_U = log_q_K.new_zeros(e_UE.shape[0]).index_copy_(0, candidate_K, log_q_K)
-        return sampled_softmax(query_NE, read_M[predicted_N], e_UE, counts_U, log_q_U)
+        predicted_X = (chunks.index_W > 0).nonzero().squeeze(1)
+        main_XD = main_WD.index_select(0, predicted_X - 1)
+        query_XE = main_XD[:, : self.encoder.out_dim] if self.query is None else self.query(main_XD)
+        counts_Y = counts_A.new_zeros(e_YE.shape[0]).index_copy_(0, candidate_A, counts_A)
+        log_q_Y = None
+        if log_q_A is not None:
+            log_q_Y = log_q_A.new_zeros(e_YE.shape[0]).index_copy_(0, candidate_A, log_q_A)
+        return sampled_softmax(query_XE, read_W[predicted_X], e_YE, counts_Y, log_q_Y)

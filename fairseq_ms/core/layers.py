@@ -233,19 +233,19 @@ class QueryKey(nn.Module):
         self.query = NORMS["rms"](head_dim) if config.qk_norm else None
         self.key = NORMS["rms"](head_dim) if config.qk_norm else None
 
-    def forward(self, x_BTC: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
-        """x (B, T, C), of which so many heads of queries come first, then so many of keys; the rest stays as it is."""
+    def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
+        """x (B, T, O), of which so many heads of queries come first, then so many of keys; the rest stays as it is."""
         if self.query is not None and self.key is not None:
             gains = self.query.weight.expand(queries, -1), self.key.weight.expand(keys, -1)
-            x_BTC = recomputed(_normalised_heads, x_BTC, torch.cat(gains), enabled=self.recompute)
-        return x_BTC if rotation_2TF is None else rotate(x_BTC, rotation_2TF, queries + keys)
+            x_BTO = recomputed(_normalised_heads, x_BTO, torch.cat(gains), enabled=self.recompute)
+        return x_BTO if rotation_2TF is None else rotate(x_BTO, rotation_2TF, queries + keys)
 
 
-def _normalised_heads(x_BTC: Tensor, gain_NH: Tensor) -> Tensor:
-    """x (B, T, C) whose first N heads have a mean square of 1, times their gains."""
-    heads, rest = x_BTC.split([gain_NH.numel(), x_BTC.size(-1) - gain_NH.numel()], dim=-1)
+def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
+    """x (B, T, O) whose first N heads have a mean square of 1, times their gains."""
+    heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
     heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=1e-5) * gain_NH
-    return torch.cat([heads_BTNH.flatten(-2).to(x_BTC.dtype), rest], dim=-1)
+    return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
 
 
 class SelfAttention(nn.Module):

@@ -175,13 +175,13 @@ class CausalModel(nn.Module, ABC):
 
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """``loss`` from features (B, T, D)."""
-        x_ND, target_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        count = (target_N != ignore_index).sum().clamp(min=1)
+        x_QD, target_Q = x_BTD.flatten(0, 1), targets_BT.flatten()
+        count = (target_Q != ignore_index).sum().clamp(min=1)
         if self.adaptive_softmax is None:
             assert self.project is not None
-            return linear_cross_entropy(x_ND, self.project.weight, target_N, ignore_index) / count  # type: ignore[arg-type]
-        kept = target_N != ignore_index
-        parts = zip(*self.adaptive_softmax(x_ND[kept], target_N[kept]))
+            return linear_cross_entropy(x_QD, self.project.weight, target_Q, ignore_index) / count  # type: ignore[arg-type]
+        kept = target_Q != ignore_index
+        parts = zip(*self.adaptive_softmax(x_QD[kept], target_Q[kept]))
         losses = [F.cross_entropy(logits, target, reduction="sum") for logits, target in parts if logits is not None]
         return torch.stack(losses).sum() / count
 

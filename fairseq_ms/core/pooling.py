@@ -44,7 +44,7 @@ def unfold_positions(x_BCD: Tensor, factor: int) -> Tensor:
     return x_BCD.unflatten(-1, (factor, -1)).flatten(1, 2)
 
 
-def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BKD: Tensor | None = None) -> Tensor:
+def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: Tensor | None = None) -> Tensor:
     """The right-aligned blocks that end at positions start .. start + T - 1: (B, T, D) -> (B, C, D).
 
     Block i covers positions (i-1)k+1 .. ik and serves outputs ik .. (i+1)k-1, so that every output has a block,
@@ -59,10 +59,10 @@ def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BKD: T
     factor = pool.factor
     first = first_block(start, factor)
     count = first_block(start + x_BTD.size(1), factor) - first
-    if before_BKD is None:
+    if before_BMD is None:
         padded = F.pad(x_BTD, (0, 0, factor - 1, 0), value=pool.padding)
     else:
-        padded = torch.cat([before_BKD[:, before_BKD.size(1) - (factor - 1) :], x_BTD], dim=1)
+        padded = torch.cat([before_BMD[:, before_BMD.size(1) - (factor - 1) :], x_BTD], dim=1)
     skipped = first * factor - start
     return pool(padded[:, skipped : skipped + count * factor])
 

@@ -80,8 +80,8 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         x_BCD, targets_BT = net_output[0], model.get_targets(sample, net_output)
         factor, length = net_output[1]["scale"], targets_BT.size(1)
         missing = x_BCD.size(1) * factor - length
-        bags_NK = F.pad(targets_BT, (0, missing), value=self.padding_idx).view(-1, factor)
-        loss = linear_cross_entropy(x_BCD.flatten(0, 1), weight_VD, bags_NK, self.padding_idx, reduce)
+        bags_QK = F.pad(targets_BT, (0, missing), value=self.padding_idx).view(-1, factor)
+        loss = linear_cross_entropy(x_BCD.flatten(0, 1), weight_VD, bags_QK, self.padding_idx, reduce)
         if not reduce:
             loss = loss.view(len(targets_BT), -1)[:, :length].reshape(-1)
         return loss, loss

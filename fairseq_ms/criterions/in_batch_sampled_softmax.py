@@ -99,22 +99,22 @@ class InBatchSampledSoftmax(FairseqCriterion):
                 f"got a {type(model).__name__}"
             )
         tokens_BT = extended(sample["net_input"]["src_tokens"], sample["target"], self.padding_idx)
-        own_NL = predicted_chunks(segmentation, tokens_BT)
-        local_KL = torch.cat([own_NL, self._drawn(model, sample)])
-        candidates_KL, _, counts_K = unique_chunks(self._of_all_processes(local_KL))
-        log_q_K = None
+        own_XL = predicted_chunks(segmentation, tokens_BT)
+        local_AL = torch.cat([own_XL, self._drawn(model, sample)])
+        candidates_AL, _, counts_A = unique_chunks(self._of_all_processes(local_AL))
+        log_q_A = None
         if self.corrected:
-            log_q_K = self._frequencies(segmentation, tokens_BT.device).log_q(candidates_KL)
-        found = model(tokens_BT, candidates_KL, counts_K, log_q_K)
-        predicted = found.rank_N.numel()
+            log_q_A = self._frequencies(segmentation, tokens_BT.device).log_q(candidates_AL)
+        found = model(tokens_BT, candidates_AL, counts_A, log_q_A)
+        predicted = found.rank_X.numel()
         logging_output = {
             "loss": found.loss.data,
             "ntokens": sample["ntokens"],
             "nsentences": sample["target"].size(0),
             "sample_size": predicted,
-            "top1": (found.rank_N < 1).sum(),
-            "top5": (found.rank_N < 5).sum(),
-            "negatives": found.negatives_N.sum(),
+            "top1": (found.rank_X < 1).sum(),
+            "top5": (found.rank_X < 5).sum(),
+            "negatives": found.negatives_X.sum(),
         }
         return found.loss, predicted, logging_output
 
@@ -152,7 +152,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
             self._counted = (dataset, ChunkFrequencies(segmentation, batches))
         return self._counted[1]
 
-    def _of_all_processes(self, candidates_KL: Tensor) -> Tensor:
+    def _of_all_processes(self, candidates_AL: Tensor) -> Tensor:
         """The candidates of this process and, if asked for, those of all others.
 
         Tokens travel and not encodings: every process encodes all candidates itself, so that each positive's loss,
@@ -160,14 +160,14 @@ class InBatchSampledSoftmax(FairseqCriterion):
         """
         world = distributed.get_data_parallel_world_size()
         if not self.gather_negatives or world == 1:
-            return candidates_KL
+            return candidates_AL
         group = distributed.get_data_parallel_group()
-        size = torch.tensor([candidates_KL.shape[0]], device=candidates_KL.device)
+        size = torch.tensor([candidates_AL.shape[0]], device=candidates_AL.device)
         sizes = [int(each) for each in distributed.all_gather(size, group)]
-        padded_KL = candidates_KL.new_full((max(sizes), candidates_KL.shape[1]), self.padding_idx)
-        padded_KL[: candidates_KL.shape[0]] = candidates_KL
-        gathered = distributed.all_gather(padded_KL, group)
-        return torch.cat([each_KL[:count] for each_KL, count in zip(gathered, sizes, strict=True)])
+        padded_AL = candidates_AL.new_full((max(sizes), candidates_AL.shape[1]), self.padding_idx)
+        padded_AL[: candidates_AL.shape[0]] = candidates_AL
+        gathered = distributed.all_gather(padded_AL, group)
+        return torch.cat([each_AL[:count] for each_AL, count in zip(gathered, sizes, strict=True)])
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[Sample]) -> None:

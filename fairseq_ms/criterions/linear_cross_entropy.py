@@ -64,12 +64,12 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """The loss, and without label smoothing."""
-        x_ND, weight_VD, target_N = self._rows(model, net_output, sample)
-        nll_loss = linear_cross_entropy(x_ND, weight_VD, target_N, self.padding_idx, reduce)
+        x_QD, weight_VD, target_Q = self._rows(model, net_output, sample)
+        nll_loss = linear_cross_entropy(x_QD, weight_VD, target_Q, self.padding_idx, reduce)
         if self.eps == 0.0:
             return nll_loss, nll_loss
         symbols = weight_VD.size(0)
-        excess = above_mean(x_ND, weight_VD, target_N, self.padding_idx)
+        excess = above_mean(x_QD, weight_VD, target_Q, self.padding_idx)
         excess = excess.sum() if reduce else excess
         return nll_loss + self.eps * symbols / (symbols - 1) * excess, nll_loss
 
@@ -77,14 +77,14 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         """How many targets have the largest logit, and how many there are."""
-        x_ND, weight_VD, target_N = self._rows(model, net_output, sample)
-        counts = target_N != self.padding_idx
-        return ((most_probable(x_ND, weight_VD) == target_N) & counts).sum(), counts.sum()
+        x_QD, weight_VD, target_Q = self._rows(model, net_output, sample)
+        counts = target_Q != self.padding_idx
+        return ((most_probable(x_QD, weight_VD) == target_Q) & counts).sum(), counts.sum()
 
     def _rows(
         self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Features (N, D), matrix (V, D), targets (N,), without the prefix that is to be ignored."""
+        """Features (Q, D), matrix (V, D), targets (Q,), without the prefix that is to be ignored."""
         weight_VD = output_matrix(model)
         assert weight_VD is not None
         x_BTD, target_BT = net_output[0], model.get_targets(sample, net_output)

@@ -32,9 +32,9 @@ def extended(src_tokens_BT: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 
 
 def predicted_chunks(segmentation: Segmentation, tokens_BT: Tensor) -> Tensor:
-    """The finished chunks of a batch but the first of each row, which nothing predicts: (M, L) padded tokens."""
+    """The finished chunks of a batch but the first of each row, which nothing predicts: (X, L) padded tokens."""
     chunks = segmentation(tokens_BT)
-    return chunks.tokens_ML[chunks.index_M > 0]
+    return chunks.tokens_WL[chunks.index_W > 0]
 
 
 class ChunkFrequencies:
@@ -49,18 +49,18 @@ class ChunkFrequencies:
         self.counts: dict[bytes, int] = {}
         self.total = 0
         for tokens_BT in batches:
-            distinct_UL, counts_U = torch.unique(predicted_chunks(segmentation, tokens_BT), dim=0, return_counts=True)
-            for key, count in zip(_keys(distinct_UL), counts_U.tolist(), strict=True):
+            distinct_YL, counts_Y = torch.unique(predicted_chunks(segmentation, tokens_BT), dim=0, return_counts=True)
+            for key, count in zip(_keys(distinct_YL), counts_Y.tolist(), strict=True):
                 self.counts[key] = self.counts.get(key, 0) + count
                 self.total += count
 
-    def log_q(self, tokens_UL: Tensor) -> Tensor:
-        """Log of the share (U,) of each chunk, all counts raised by one for the sake of chunks never seen."""
-        found = [self.counts.get(key, 0) + 1.0 for key in _keys(tokens_UL)]
-        shares_U = torch.tensor(found, device=tokens_UL.device) / (self.total + len(self.counts) + 1)
-        return shares_U.log()
+    def log_q(self, tokens_YL: Tensor) -> Tensor:
+        """Log of the share (Y,) of each chunk, all counts raised by one for the sake of chunks never seen."""
+        found = [self.counts.get(key, 0) + 1.0 for key in _keys(tokens_YL)]
+        shares_Y = torch.tensor(found, device=tokens_YL.device) / (self.total + len(self.counts) + 1)
+        return shares_Y.log()
 
 
-def _keys(tokens_UL: Tensor) -> list[bytes]:
-    rows = np.ascontiguousarray(tokens_UL.cpu().numpy())
+def _keys(tokens_YL: Tensor) -> list[bytes]:
+    rows = np.ascontiguousarray(tokens_YL.cpu().numpy())
     return [row.tobytes() for row in rows]

@@ -199,12 +199,18 @@ class LanguageModel(FairseqLanguageModel):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
-        fill_in_positions(cfg)
+        positions = cls.check(cfg, task)
+        model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
+        return cls(Decoder(model, task.target_dictionary, positions))
+
+    @classmethod
+    def check(cls, cfg: Any, task: Any) -> int:
+        """Raise ``UsageError`` on flags that do not fit together; how many positions a text can have."""
+        positions = fill_in_positions(cfg)
         cls.validate(cfg, task)
         if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)
-        model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
-        return cls(Decoder(model, task.target_dictionary, fill_in_positions(cfg)))
+        return positions
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.CausalModel:

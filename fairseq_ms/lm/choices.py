@@ -1,4 +1,4 @@
-"""Flags that take one word of a few and that several models have, as the types of fields in their configurations."""
+"""Flags that take one word of a few, as the types of fields in the configurations of models."""
 
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,27 @@ from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS
 if TYPE_CHECKING:
     # fairseq makes these types when it is called. Their members equal their words, and to mypy they are the words.
     Activation = str
+    ChunkEncoder = str
+    Compression = str
     Downsampler = str
     Norm = str
+    Part = str
     Positions = str
     Recompute = str
+    Query = str
     ResidualStart = str
+    Segmentation = str
+    WindowOverlap = str
 else:
     Activation = ChoiceEnum(list(ACTIVATIONS))
+    ChunkEncoder = ChoiceEnum(["mlp", "lstm"])
+    Compression = ChoiceEnum(["max", "avg"])
     Downsampler = ChoiceEnum(list(DOWNSAMPLERS))
     Norm = ChoiceEnum(list(NORMS))
+    Part = ChoiceEnum(["transformer", "lstm"])
     Positions = ChoiceEnum(list(POSITIONS))
     Recompute = ChoiceEnum(["pointwise", "none"])
+    Query = ChoiceEnum(["none", "linear"])
     ResidualStart = ChoiceEnum(list(RESIDUAL_STARTS))
+    Segmentation = ChoiceEnum(["words", "fixed"])
+    WindowOverlap = ChoiceEnum(["forbid", "allow"])

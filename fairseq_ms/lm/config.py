@@ -158,6 +158,29 @@ def validate_positions(cfg: Any) -> None:
     )
 
 
+def flag(name: str) -> str:
+    """A field of a configuration as users write it: ``--init-std``."""
+    return "--" + name.replace("_", "-")
+
+
+def criterion_of(cfg: Any) -> str:
+    """The name of the criterion; `fairseq-validate` puts its whole configuration into the model's instead."""
+    return str(getattr(cfg.criterion, "_name", cfg.criterion))
+
+
+def validate_layers(cfg: Any) -> None:
+    """Raise ``UsageError`` on flags of a model's layers outside their ranges."""
+    validate_positions(cfg)
+    base = getattr(cfg, "rotary_base", 10000.0)
+    require(base > 1.0, f"--rotary-base must be above 1: got {base}")
+    for name in ("init_std", "embedding_init_std"):
+        std = getattr(cfg, name, None)
+        require(std is None or std >= 0.0, f"{flag(name)} must be at least 0: got {std}")
+    for name in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
+        value = getattr(cfg, name, 0.0)
+        require(0.0 <= value < 1.0, f"{flag(name)} must be at least 0 and below 1: got {value}")
+
+
 def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
     """Raise ``UsageError`` if one of these flags of a config class, which has no effect, is not at its default."""
     for name in names:
@@ -165,7 +188,7 @@ def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
         default = config.__dataclass_fields__[name].default
         require(
             value == default or str(value) == str(default),
-            f"--{name.replace('_', '-')} has no effect {why}: got {value}",
+            f"{flag(name)} has no effect {why}: got {value}",
         )
 
 
@@ -217,14 +240,14 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
     }
 
 
-def _bands(cfg: LanguageModelConfig, flag: str) -> Bands:
-    cutoffs = tuple(parse_cutoffs(f"{flag}_cutoff", getattr(cfg, f"{flag}_cutoff")))
-    return Bands(cutoffs, getattr(cfg, f"{flag}_factor"), getattr(cfg, f"{flag}_dropout", 0.0))
+def _bands(cfg: LanguageModelConfig, name: str) -> Bands:
+    cutoffs = tuple(parse_cutoffs(f"{name}_cutoff", getattr(cfg, f"{name}_cutoff")))
+    return Bands(cutoffs, getattr(cfg, f"{name}_factor"), getattr(cfg, f"{name}_dropout", 0.0))
 
 
 def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
-    validate_positions(cfg)
+    validate_layers(cfg)
     dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
     head_dim = getattr(cfg, "attention_head_dim", None)
     require(head_dim is None or head_dim >= 1, f"--attention-head-dim must be at least 1: got {head_dim}")
@@ -238,15 +261,6 @@ def validate(cfg: Any, task: Any) -> None:
         str(getattr(cfg, "positions", "learned")) != "rotary" or dim // heads % 2 == 0,
         f"--positions rotary needs --decoder-embed-dim / --decoder-attention-heads to be even: got {dim} / {heads}",
     )
-    base = getattr(cfg, "rotary_base", 10000.0)
-    require(base > 1.0, f"--rotary-base must be above 1: got {base}")
-    require(cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
-    spread = cfg.embedding_init_std
-    require(spread is None or spread >= 0.0, f"--embedding-init-std must be at least 0: got {spread}")
-    for flag in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
-        value = getattr(cfg, flag)
-        name = "--" + flag.replace("_", "-")
-        require(0.0 <= value < 1.0, f"{name} must be at least 0 and below 1: got {value}")
     require(
         not (cfg.adaptive_input and cfg.share_decoder_input_output_embed),
         "--share-decoder-input-output-embed cannot be used with --adaptive-input: use --tie-adaptive-weights",
@@ -267,23 +281,28 @@ def validate(cfg: Any, task: Any) -> None:
     )
     validate_cutoffs(cfg, min(len(task.source_dictionary), len(task.target_dictionary)))
     if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
-        flag = "--tie-adaptive-weights" if cfg.tie_adaptive_weights else "--tie-adaptive-proj"
+        tie = "--tie-adaptive-weights" if cfg.tie_adaptive_weights else "--tie-adaptive-proj"
         require(
             cfg.adaptive_input and cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff,
-            f"{flag} needs --adaptive-input and --adaptive-input-cutoff equal to --adaptive-softmax-cutoff: "
+            f"{tie} needs --adaptive-input and --adaptive-input-cutoff equal to --adaptive-softmax-cutoff: "
             f"got {cfg.adaptive_input_cutoff} and {cfg.adaptive_softmax_cutoff}",
         )
         require(
             cfg.adaptive_input_factor == cfg.adaptive_softmax_factor,
-            f"{flag} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
+            f"{tie} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
             f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
         )
 
 
+def refuse_idle_positions(cfg: Any) -> None:
+    """Raise ``UsageError`` on settings of rotary positions that a model does not have."""
+    if str(getattr(cfg, "positions", "rotary")) != "rotary":
+        refuse_given(PositionFlags, cfg, ("rotary_base",), "without --positions rotary")
+
+
 def refuse_idle(cfg: Any) -> None:
     """Raise ``UsageError`` on settings of what a model does not have: adaptive matrices, rotary positions."""
-    if str(getattr(cfg, "positions", "rotary")) != "rotary":
-        refuse_given(PositionedConfig, cfg, ("rotary_base",), "without --positions rotary")
+    refuse_idle_positions(cfg)
     if not cfg.adaptive_softmax_cutoff:
         names = ("adaptive_softmax_factor", "adaptive_softmax_dropout")
         refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-softmax-cutoff")

@@ -1,4 +1,4 @@
-"""``haed`` and ``hred``, and the model of their first phase, the implicit embedding matrix."""
+"""``haed`` and ``hred``; ``iem.py`` has the model of their first phase."""
 
 # fairseq reads the types of a configuration's fields, so its annotations must not become strings.
 
@@ -9,32 +9,30 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional
 
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel, register_model
 from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_ms import core
-from fairseq_ms.core.iem import ImplicitEmbedding
-from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.base import NO_LIMIT, Decoder, LanguageModel
+from fairseq_ms.lm.base import NO_LIMIT, LanguageModel
+from fairseq_ms.lm.choices import ChunkEncoder, Part, Query, Segmentation
 from fairseq_ms.lm.config import (
     PositionFlags,
-    fill_in_positions,
+    criterion_of,
+    flag,
     layer_settings,
     refuse_given,
+    refuse_idle_positions,
     require,
-    validate_positions,
+    validate_layers,
 )
+from fairseq_ms.models.iem import IEM_CRITERION, ImplicitEmbeddingModel
 
 logger = logging.getLogger(__name__)
 
 SPACE = "▁"
 """The symbol for a space in character data, as in sentencepiece."""
-
-IEM_CRITERION = "in_batch_sampled_softmax"
-"""The criterion of the first phase."""
 
 # Flags that need not be given: what the core calls them, and the part and its kind that they belong to, if to one only.
 _SIZES = {
@@ -65,7 +63,7 @@ def _optional(help: str) -> Any:
 class HAEDConfig(PositionFlags):
     """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
 
-    segmentation: ChoiceEnum(["words", "fixed"]) = field(  # type: ignore[valid-type]
+    segmentation: Segmentation = field(
         default="words",
         metadata={"help": "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"},
     )
@@ -74,15 +72,9 @@ class HAEDConfig(PositionFlags):
         "symbols that end a word, separated by spaces, with --segmentation words "
         f"(default: {SPACE}, if the dictionary has it, and the end of a line)"
     )
-    encoder: ChoiceEnum(["mlp", "lstm"]) = field(  # type: ignore[valid-type]
-        default="mlp", metadata={"help": "how a chunk is encoded"}
-    )
-    main: ChoiceEnum(["transformer", "lstm"]) = field(  # type: ignore[valid-type]
-        default="transformer", metadata={"help": "the model over chunks"}
-    )
-    decoder: ChoiceEnum(["lstm", "transformer"]) = field(  # type: ignore[valid-type]
-        default="lstm", metadata={"help": "the model over the tokens of one chunk"}
-    )
+    encoder: ChunkEncoder = field(default="mlp", metadata={"help": "how a chunk is encoded"})
+    main: Part = field(default="transformer", metadata={"help": "the model over chunks"})
+    decoder: Part = field(default="lstm", metadata={"help": "the model over the tokens of one chunk"})
     token_embed_dim: int = field(default=10, metadata={"help": "width of the token embeddings"})
     encoder_units: Optional[int] = _optional("units of the encoder (default: 256 for mlp, 1024 for lstm)")
     decoder_embed_dim: int = field(
@@ -103,7 +95,7 @@ class HAEDConfig(PositionFlags):
     local_ffn_embed_dim: Optional[int] = _optional(
         "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
-    query: ChoiceEnum(["none", "linear"]) = field(  # type: ignore[valid-type]
+    query: Query = field(
         default="none",
         metadata={
             "help": "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
@@ -116,8 +108,7 @@ class HAEDConfig(PositionFlags):
         "standard deviation of the normal distribution all weights start from (default: 0.02 in transformers, "
         "elsewhere torch's own start)"
     )
-    # Decides the phase: the implicit embedding matrix is trained without a decoder. `fairseq-validate` puts the whole
-    # configuration of the criterion here instead of its name.
+    # Decides the phase: the implicit embedding matrix is trained without a decoder.
     criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
 
 
@@ -125,105 +116,23 @@ class HAEDConfig(PositionFlags):
 class HREDConfig(HAEDConfig):
     """Flags of the hierarchical recurrent encoder-decoder: ``haed`` with LSTMs for encoder and main."""
 
-    encoder: ChoiceEnum(["mlp", "lstm"]) = field(  # type: ignore[valid-type]
-        default="lstm", metadata={"help": "how a chunk is encoded"}
-    )
-    main: ChoiceEnum(["transformer", "lstm"]) = field(  # type: ignore[valid-type]
-        default="lstm", metadata={"help": "the model over chunks"}
-    )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    encoder: ChunkEncoder = field(default="lstm", metadata={"help": "how a chunk is encoded"})
+    main: Part = field(default="lstm", metadata={"help": "the model over chunks"})
 
 
 def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
     """The sizes that flags describe."""
-    sizes = {name: getattr(cfg, flag) for flag, (name, _) in _SIZES.items()}
+    sizes = {name: getattr(cfg, field_name) for field_name, (name, _) in _SIZES.items()}
     given = {name: value for name, value in {**layer_settings(cfg), **sizes}.items() if value is not None}
     return kind(
         vocab_size=len(dictionary),
         padding_idx=dictionary.pad(),
         max_positions=int(cfg.max_target_positions or 0),
-        segmentation=str(cfg.segmentation),
-        max_segment_len=cfg.max_segment_len,
         separators=separators(cfg, dictionary),
-        encoder=str(cfg.encoder),
-        main=str(cfg.main),
-        decoder=str(cfg.decoder),
         token_dim=cfg.token_embed_dim,
-        decoder_units=cfg.decoder_units,
-        init_std=cfg.init_std,
+        **{name: str(getattr(cfg, name)) for name in ("segmentation", "encoder", "main", "decoder")},
+        **{name: getattr(cfg, name) for name in ("max_segment_len", "decoder_units", "init_std")},
         **given,
-    )
-
-
-def validate(cfg: HAEDConfig, task: FairseqTask) -> None:
-    """Raise ``UsageError`` where flags break a rule or do not fit together."""
-    for name in _SIZES:
-        value = getattr(cfg, name)
-        least = 0 if name == "position_embed_dim" else 1
-        require(value is None or value >= least, f"{_flag(name)} must be at least {least}: got {value}")
-    for name in ("max_segment_len", "token_embed_dim", "decoder_embed_dim", "decoder_units"):
-        require(getattr(cfg, name) >= 1, f"{_flag(name)} must be at least 1: got {getattr(cfg, name)}")
-    require(cfg.init_std is None or cfg.init_std >= 0.0, f"--init-std must be at least 0: got {cfg.init_std}")
-    for name in ("dropout", "attention_dropout", "activation_dropout"):
-        value = getattr(cfg, name)
-        require(0.0 <= value < 1.0, f"{_flag(name)} must be at least 0 and below 1: got {value}")
-    validate_positions(cfg)
-    require(cfg.rotary_base > 1.0, f"--rotary-base must be above 1: got {cfg.rotary_base}")
-    require(
-        len(task.source_dictionary) == len(task.target_dictionary),
-        "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is read "
-        f"again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
-    )
-    config = core_config(cfg, task.source_dictionary, core.HAEDConfig)
-    require(
-        cfg.decoder_embed_dim > config.width_of_positions,
-        f"--decoder-embed-dim must exceed --position-embed-dim {config.width_of_positions}, so that the chunk "
-        f"encoding finds room: got {cfg.decoder_embed_dim}",
-    )
-    head_dim, rotary = config.width_of_head, config.positions == "rotary"
-    require(
-        not rotary or head_dim % 2 == 0,
-        f"--positions rotary needs --attention-head-dim to be even: got {head_dim}",
-    )
-    require(
-        config.positions == "learned" or not config.width_of_positions,
-        f"--position-embed-dim must be 0 or left out with --positions {config.positions}: got {cfg.position_embed_dim}",
-    )
-    require(
-        config.positions == "learned" or config.main == "transformer",
-        f"--positions has no meaning with --main lstm: got {config.positions}",
-    )
-    require(
-        config.decoder == "lstm" or cfg.decoder_units % config.local_heads == 0,
-        f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {config.local_heads}",
-    )
-
-
-def refuse_idle(cfg: HAEDConfig) -> None:
-    """Raise ``UsageError`` for a flag without effect on what is to be trained; old checkpoints load all the same."""
-    for name, (_, part) in _SIZES.items():
-        if part is not None and str(getattr(cfg, part[0])) != part[1]:
-            value, other = getattr(cfg, name), f"{_flag(part[0])} {getattr(cfg, part[0])}"
-            require(value is None, f"{_flag(name)} has no meaning with {other}: got {value}")
-    if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
-        for name in _OF_TRANSFORMERS:
-            value, default = getattr(cfg, name), HAEDConfig.__dataclass_fields__[name].default
-            require(
-                str(value) == str(default),
-                f"{_flag(name)} has no meaning without a transformer, with --main lstm and --decoder lstm: got {value}",
-            )
-    if str(cfg.positions) != "rotary":
-        refuse_given(HAEDConfig, cfg, ("rotary_base",), "without --positions rotary")
-    require(
-        str(cfg.query) == "none" or is_first_phase(cfg),
-        f"--query has no effect without --criterion {IEM_CRITERION}: got {cfg.query}",
-    )
-    require(
-        str(cfg.segmentation) == "words" or cfg.separators is None,
-        f"--separators has no meaning with --segmentation fixed: got {cfg.separators!r}",
     )
 
 
@@ -246,40 +155,7 @@ def separators(cfg: HAEDConfig, dictionary: Dictionary) -> tuple[int, ...]:
 
 def is_first_phase(cfg: HAEDConfig) -> bool:
     """Whether the criterion trains the implicit embedding matrix, without a decoder."""
-    return getattr(cfg.criterion, "_name", cfg.criterion) == IEM_CRITERION
-
-
-class ImplicitEmbeddingModel(ImplicitEmbedding, BaseFairseqModel):
-    """fairseq's model of the first phase: it has no decoder and is no language model.
-
-    Args:
-        config: the sizes of the model of the second phase.
-        projected: as for ``core.iem.ImplicitEmbedding``.
-        positions: greatest number of tokens in a sequence, without the one of ``--add-bos-token``.
-    """
-
-    supported_targets: ClassVar[set[str]] = {"future"}
-
-    def __init__(self, config: core.HAEDConfig, projected: bool, positions: int) -> None:
-        super().__init__(config, projected)
-        self.positions = positions
-        self.update = 0
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """fairseq's hook before every update; negatives are drawn by it, so that a resumed run repeats them."""
-        super().set_num_updates(num_updates)
-        self.update = num_updates
-
-    def prepare_for_inference_(self, cfg: object) -> None:
-        """fairseq's hook before evaluation and generation, neither of which is possible without a decoder."""
-        raise UsageError(
-            f"--path must be a model with a decoder: this one was trained with --criterion {IEM_CRITERION} and has "
-            "none yet (train it end to end with --finetune-from-model)"
-        )
-
-    def max_positions(self) -> int:
-        """Longest sequence of tokens."""
-        return self.positions
+    return criterion_of(cfg) == IEM_CRITERION
 
 
 @register_model("haed", dataclass=HAEDConfig)
@@ -294,25 +170,78 @@ class HAED(LanguageModel):
 
     @classmethod
     def build_model(cls, cfg: HAEDConfig, task: FairseqTask) -> BaseFairseqModel:
-        """The model of the phase that the criterion trains.
+        """The model of the phase that the criterion trains; raises ``UsageError`` on flags that do not fit together.
 
         That is this class, with an encoder, a main model and a decoder, unless the criterion is that of the implicit
         embedding matrix: then it is an ``ImplicitEmbeddingModel``.
-        Raises ``UsageError`` on flags that do not fit together.
         """
-        positions = fill_in_positions(cfg)
-        validate(cfg, task)
-        if not getattr(task, "from_checkpoint", False):
-            refuse_idle(cfg)
+        if not is_first_phase(cfg):
+            whole = super().build_model(cfg, task)
+            in_groups(whole.decoder.core)
+            return whole
+        positions = cls.check(cfg, task)
         config = core_config(cfg, task.source_dictionary, cls.config_class)
-        if is_first_phase(cfg):
-            longest = positions if config.positions == "learned" else NO_LIMIT
-            model: BaseFairseqModel = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
-            in_groups(model)
-            return model
-        decoder = Decoder(cls.core_class(config), task.target_dictionary, positions)
-        in_groups(decoder.core)
-        return cls(decoder)
+        longest = positions if config.positions == "learned" else NO_LIMIT
+        model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
+        in_groups(model)
+        return model
+
+    @classmethod
+    def core_model(cls, cfg: HAEDConfig, source_dictionary: Dictionary, target_dictionary: Dictionary) -> core.HAED:
+        return cls.core_class(core_config(cfg, source_dictionary, cls.config_class))
+
+    @classmethod
+    def validate(cls, cfg: HAEDConfig, task: FairseqTask) -> None:
+        for name in _SIZES:
+            value = getattr(cfg, name)
+            least = 0 if name == "position_embed_dim" else 1
+            require(value is None or value >= least, f"{flag(name)} must be at least {least}: got {value}")
+        for name in ("max_segment_len", "token_embed_dim", "decoder_embed_dim", "decoder_units"):
+            require(getattr(cfg, name) >= 1, f"{flag(name)} must be at least 1: got {getattr(cfg, name)}")
+        validate_layers(cfg)
+        require(
+            len(task.source_dictionary) == len(task.target_dictionary),
+            "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is "
+            f"read again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
+        )
+        config = core_config(cfg, task.source_dictionary, core.HAEDConfig)
+        require(
+            cfg.decoder_embed_dim > config.width_of_positions,
+            f"--decoder-embed-dim must exceed --position-embed-dim {config.width_of_positions}, so that the chunk "
+            f"encoding finds room: got {cfg.decoder_embed_dim}",
+        )
+        head_dim, rotary = config.width_of_head, config.positions == "rotary"
+        require(
+            not rotary or head_dim % 2 == 0,
+            f"--positions rotary needs --attention-head-dim to be even: got {head_dim}",
+        )
+        require(
+            config.positions == "learned" or not config.width_of_positions,
+            f"--position-embed-dim must be 0 or left out with --positions {config.positions}: "
+            f"got {cfg.position_embed_dim}",
+        )
+        require(
+            config.positions == "learned" or config.main == "transformer",
+            f"--positions has no effect with --main lstm: got {config.positions}",
+        )
+        require(
+            config.decoder == "lstm" or cfg.decoder_units % config.local_heads == 0,
+            f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {config.local_heads}",
+        )
+
+    @classmethod
+    def refuse_idle(cls, cfg: HAEDConfig) -> None:
+        for name, (_, part) in _SIZES.items():
+            if part is not None and str(getattr(cfg, part[0])) != part[1]:
+                refuse_given(HAEDConfig, cfg, (name,), f"with {flag(part[0])} {getattr(cfg, part[0])}")
+        if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
+            why = "without a transformer, with --main lstm and --decoder lstm"
+            refuse_given(HAEDConfig, cfg, _OF_TRANSFORMERS, why)
+        refuse_idle_positions(cfg)
+        if not is_first_phase(cfg):
+            refuse_given(HAEDConfig, cfg, ("query",), f"without --criterion {IEM_CRITERION}")
+        if str(cfg.segmentation) == "fixed":
+            refuse_given(HAEDConfig, cfg, ("separators",), "with --segmentation fixed")
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """Complete a checkpoint of the first phase, in place, with this model's own new decoder."""

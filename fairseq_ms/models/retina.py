@@ -6,12 +6,11 @@ In every layer, some heads see near tokens one by one and others see far ones in
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.choices import Downsampler
+from fairseq_ms.lm.choices import Downsampler, WindowOverlap
 from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import Scales, retina_scales
 
@@ -29,7 +28,7 @@ class RetinaConfig(PositionedConfig):
         default=None,
         metadata={"help": "attention heads of each scale as SCALEx=HEADS (default: split evenly)"},
     )
-    window_overlap: ChoiceEnum(["forbid", "allow"]) = field(  # type: ignore[valid-type]
+    window_overlap: WindowOverlap = field(
         default="forbid",
         metadata={"help": "whether a window may begin before the finer one ends (last row of the paper's Table 4)"},
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler
-from fairseq_ms.lm.config import PositionedConfig, model_settings, require
+from fairseq_ms.lm.config import PositionedConfig, criterion_of, model_settings, require
 from fairseq_ms.lm.scales import layer_scales
 
 
@@ -30,7 +30,6 @@ class TopDownConfig(PositionedConfig):
         default=0.0,
         metadata={"help": "weight of predicting the next bag of words at all coarse scales (--criterion bag_of_words)"},
     )
-    # `fairseq-validate` puts the whole configuration of the criterion here instead of its name.
     criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
 
 
@@ -76,8 +75,8 @@ class TopDownLanguageModel(LanguageModel):
             f"got {weight}",
         )
         if weight:
-            criterion = getattr(cfg.criterion, "_name", cfg.criterion)
             require(
-                criterion == "bag_of_words",
-                f"--bag-of-words-weight needs --criterion bag_of_words to train with: got {weight} and {criterion}",
+                criterion_of(cfg) == "bag_of_words",
+                "--bag-of-words-weight needs --criterion bag_of_words to train with: "
+                f"got {weight} and {criterion_of(cfg)}",
             )

@@ -4,10 +4,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 
 from fairseq_ms import core
+from fairseq_ms.lm.choices import Compression
 from fairseq_ms.lm.config import refuse_given, require
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
@@ -24,7 +24,7 @@ class TransformerQLConfig(StreamingConfig):
     droppath: float = field(
         default=0.0, metadata={"help": "probability of training on the coarser scales' outputs alone"}
     )
-    compression: ChoiceEnum(["max", "avg"]) = field(  # type: ignore[valid-type]
+    compression: Compression = field(
         default="max", metadata={"help": "how states are pooled into those of the next scale"}
     )
 

@@ -146,20 +146,20 @@ def test_a_checkpoint_from_before_the_core_loads() -> None:
     ("flags", "sentence"),
     [
         ({"max_segment_len": 0}, "--max-segment-len must be at least 1: got 0"),
-        ({"main_units": 9}, "--main-units has no meaning with --main transformer: got 9"),
-        ({"main": "lstm", "decoder_layers": 3}, "--decoder-layers has no meaning with --main lstm: got 3"),
-        ({"local_layers": 2}, "--local-layers has no meaning with --decoder lstm: got 2"),
-        ({"local_ffn_embed_dim": 8}, "--local-ffn-embed-dim has no meaning with --decoder lstm: got 8"),
+        ({"main_units": 9}, "--main-units has no effect with --main transformer: got 9"),
+        ({"main": "lstm", "decoder_layers": 3}, "--decoder-layers has no effect with --main lstm: got 3"),
+        ({"local_layers": 2}, "--local-layers has no effect with --decoder lstm: got 2"),
+        ({"local_ffn_embed_dim": 8}, "--local-ffn-embed-dim has no effect with --decoder lstm: got 8"),
         ({"decoder": "transformer", "decoder_units": 12}, "--local-attention-heads must divide --decoder-units 12"),
         ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100"),
         ({"separators": "word0 nothing"}, "--separators must be symbols of the dictionary: got 'nothing'"),
-        ({"segmentation": "fixed", "separators": "word0"}, "--separators has no meaning with --segmentation fixed"),
+        ({"segmentation": "fixed", "separators": "word0"}, "--separators has no effect with --segmentation fixed"),
         (
             {"main": "lstm", "position_embed_dim": 0, "checkpoint_activations": True},
-            "--checkpoint-activations has no meaning without a transformer",
+            "--checkpoint-activations has no effect without a transformer",
         ),
-        ({"main": "lstm", "activation_fn": "relu"}, "--activation-fn has no meaning without a transformer"),
-        ({"main": "lstm", "attention_dropout": 0.1}, "--attention-dropout has no meaning without a transformer"),
+        ({"main": "lstm", "activation_fn": "relu"}, "--activation-fn has no effect without a transformer"),
+        ({"main": "lstm", "attention_dropout": 0.1}, "--attention-dropout has no effect without a transformer"),
         ({"separators": " "}, "--separators must name at least one symbol"),
         ({"dropout": 1.0}, "--dropout must be at least 0 and below 1: got 1.0"),
         ({"decoder_layers": 0}, "--decoder-layers must be at least 1: got 0"),
@@ -171,7 +171,7 @@ def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sente
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
     assert str(refused.value).startswith(sentence)
     assert "\n" not in str(refused.value)
-    if " has no meaning with" in sentence:
+    if " has no effect with" in sentence:
         # A checkpoint that is only evaluated may have been trained with it.
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5), from_checkpoint=True)
 

@@ -118,8 +118,8 @@ def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corre
     found = model(tokens, distinct, counts, of_distinct)
     loss, ranks, negatives = naive_loss(model, tokens, further, log_q)
     torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=1e-12)
-    assert found.rank_N.tolist() == ranks
-    assert found.negatives_N.tolist() == negatives
+    assert found.rank_X.tolist() == ranks
+    assert found.negatives_X.tolist() == negatives
     parameters = list(model.parameters())
     ours = torch.autograd.grad(found.loss, parameters, allow_unused=True)
     theirs = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -150,7 +150,7 @@ def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
     found = sampled_softmax(
         torch.randn(3, 4), torch.tensor([0, 1, 1]), torch.zeros(5, 4), torch.tensor([1, 2, 3, 0, 1])
     )
-    assert found.rank_N.tolist() == [3, 3, 3]
+    assert found.rank_X.tolist() == [3, 3, 3]
 
 
 def test_the_first_phase_has_no_decoder() -> None:
@@ -266,7 +266,7 @@ def test_a_row_of_words_of_one_token_has_room() -> None:
     tokens = torch.full((1, 13), 2)
     distinct, _, counts = unique_chunks(predicted_chunks(model.segmentation, tokens))
     found = model(tokens, distinct, counts)
-    assert found.rank_N.numel() == 12
+    assert found.rank_X.numel() == 12
 
 
 def test_log_q_is_the_share_among_counted_chunks() -> None:

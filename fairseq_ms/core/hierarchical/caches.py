@@ -19,17 +19,17 @@ class Rectangles:
 
     Attributes:
         shapes: (how many sequences, their common length) for each length, in the order in which they lie.
-        cache: what takes in keys and values of the positions ``cached_Q``, if there is one.
+        cache: what takes in keys and values of the positions ``cached_X``, if there is one.
     """
 
     shapes: Sequence[tuple[int, int]]
     cache: RowCache | None = None
-    cached_Q: Tensor | None = None
+    cached_X: Tensor | None = None
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
-        """Queries, keys and values (P, 3 * N * H) of one list -> (P, N * H); nothing is computed for padding."""
+        """Queries, keys and values (Q, 3 * N * H) of one list -> (Q, N * H); nothing is computed for padding."""
         if self.cache is not None:
-            self.cache.write(qkv[self.cached_Q], heads)
+            self.cache.write(qkv[self.cached_X], heads)
         outputs = []
         parts = qkv.split([count * length for count, length in self.shapes])
         for part, (count, length) in zip(parts, self.shapes, strict=True):
@@ -139,19 +139,19 @@ class ChunkCaches:
         self.context_BU = self.context_BU.index_copy(0, rows_R, context_RU)
         self.layers.lengths_B = self.layers.lengths_B.index_fill(0, rows_R, 0)
 
-    def unfinished(self, steps: Steps, at_P: Tensor) -> list[Rectangles]:
-        """How each layer joins whole texts, whose last chunks it takes in; ``at_P`` is where each step lies."""
+    def unfinished(self, steps: Steps, at_Q: Tensor) -> list[Rectangles]:
+        """How each layer joins whole texts, whose last chunks it takes in; ``at_Q`` is where each step lies."""
         kept_B = steps.kept_B
         assert kept_B is not None
-        self.layers.lengths_B = steps.lengths_M[kept_B]
-        row_M = torch.full_like(steps.lengths_M, -1).index_copy_(
+        self.layers.lengths_B = steps.lengths_W[kept_B]
+        row_W = torch.full_like(steps.lengths_W, -1).index_copy_(
             0, kept_B, torch.arange(len(kept_B), device=kept_B.device)
         )
-        row_P = row_M[steps.sequence_P]
-        cached_Q = (row_P >= 0).nonzero().squeeze(1)
-        where = row_P[cached_Q], steps.place_P[cached_Q]
+        row_Q = row_W[steps.sequence_Q]
+        cached_X = (row_Q >= 0).nonzero().squeeze(1)
+        where = row_Q[cached_X], steps.place_Q[cached_X]
         caches = [RowCache(buffer, *where) for buffer in self.layers.buffers]
-        return [Rectangles(steps.rectangles, cache, at_P[cached_Q]) for cache in caches]
+        return [Rectangles(steps.rectangles, cache, at_Q[cached_X]) for cache in caches]
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""

@@ -29,23 +29,23 @@ class ChunkTable:
     row.
 
     Attributes:
-        tokens_ML: the M source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
-        row_M: the row of each of them.
-        index_M: its place among the source chunks of its row, from 0.
-        counts_R: the number of source chunks of each row that has any; they add up to M.
-        position_P: flat index b * T + t of each of the P valid positions, in reading order.
-        decoded_P: which of the decoded chunks the output at that position belongs to.
-        place_P: its place in that chunk, from 0.
+        tokens_WL: the W source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
+        row_W: the row of each of them.
+        index_W: its place among the source chunks of its row, from 0.
+        counts_R: the number of source chunks of each row that has any; they add up to W.
+        position_Q: flat index b * T + t of each of the Q valid positions, in reading order.
+        decoded_Q: which of the decoded chunks the output at that position belongs to.
+        place_Q: its place in that chunk, from 0.
         more: whether these are one more token each.
     """
 
-    tokens_ML: Tensor
-    row_M: Tensor
-    index_M: Tensor
+    tokens_WL: Tensor
+    row_W: Tensor
+    index_W: Tensor
     counts_R: Tensor
-    position_P: Tensor
-    decoded_P: Tensor
-    place_P: Tensor
+    position_Q: Tensor
+    decoded_Q: Tensor
+    place_Q: Tensor
     more: bool = False
 
     @classmethod
@@ -58,58 +58,58 @@ class ChunkTable:
 
         index_BT = valid_BT.cumsum(dim=1) - 1
         end_BT = torch.where(ends_BT, index_BT, torch.zeros_like(index_BT)).cummax(dim=1).values
-        position_P = valid_BT.flatten().nonzero().squeeze(1)
-        decoded_P = (first_B1 + finished_BT - 1).flatten()[position_P]
-        place_P = (index_BT - end_BT).flatten()[position_P]
+        position_Q = valid_BT.flatten().nonzero().squeeze(1)
+        decoded_Q = (first_B1 + finished_BT - 1).flatten()[position_Q]
+        place_Q = (index_BT - end_BT).flatten()[position_Q]
 
         chunk_BT = finished_BT - ends_BT.long()
         start_BT = torch.cat([torch.zeros_like(end_BT[:, :1]), end_BT[:, :-1] + 1], dim=1)
         kept_BT = valid_BT & (chunk_BT < counts_B.unsqueeze(1))
-        chunk_Q = (first_B1 + chunk_BT)[kept_BT]
-        place_Q = (index_BT - start_BT)[kept_BT]
+        chunk_X = (first_B1 + chunk_BT)[kept_BT]
+        place_X = (index_BT - start_BT)[kept_BT]
         total = int(counts_B.sum())
-        tokens_ML = tokens_BT.new_full((total, max_length), pad)
-        tokens_ML[chunk_Q, place_Q] = tokens_BT[kept_BT]
-        row_M = torch.repeat_interleave(torch.arange(counts_B.numel(), device=counts_B.device), counts_B)
-        index_M = torch.arange(total, device=counts_B.device) - first_B1[row_M, 0]
-        return cls(tokens_ML, row_M, index_M, counts_B, position_P, decoded_P, place_P)
+        tokens_WL = tokens_BT.new_full((total, max_length), pad)
+        tokens_WL[chunk_X, place_X] = tokens_BT[kept_BT]
+        row_W = torch.repeat_interleave(torch.arange(counts_B.numel(), device=counts_B.device), counts_B)
+        index_W = torch.arange(total, device=counts_B.device) - first_B1[row_W, 0]
+        return cls(tokens_WL, row_W, index_W, counts_B, position_Q, decoded_Q, place_Q)
 
-    def to_rows(self, x_MD: Tensor) -> Tensor:
-        """Lay one vector per chunk out by row, (M, D) to (R, C, D), zero behind a row's last chunk."""
+    def to_rows(self, x_WD: Tensor) -> Tensor:
+        """Lay one vector per chunk out by row, (W, D) to (R, C, D), zero behind a row's last chunk."""
         rows, most = self.counts_R.numel(), int(self.counts_R.max())
-        if x_MD.shape[0] == rows * most:
-            return x_MD.view(rows, most, -1)
-        x_RCD = x_MD.new_zeros(rows, most, x_MD.shape[1])
-        return x_RCD.flatten(0, 1).index_copy(0, self._flat_index(most), x_MD).view(rows, most, -1)
+        if x_WD.shape[0] == rows * most:
+            return x_WD.view(rows, most, -1)
+        x_RCD = x_WD.new_zeros(rows, most, x_WD.shape[1])
+        return x_RCD.flatten(0, 1).index_copy(0, self._flat_index(most), x_WD).view(rows, most, -1)
 
     def from_rows(self, x_RCD: Tensor) -> Tensor:
-        """Undo ``to_rows``: (R, C, D) to (M, D)."""
-        x_FD = x_RCD.flatten(0, 1)
-        if x_FD.shape[0] == self.tokens_ML.shape[0]:
-            return x_FD
-        return x_FD.index_select(0, self._flat_index(x_RCD.shape[1]))
+        """Undo ``to_rows``: (R, C, D) to (W, D)."""
+        x_ZD = x_RCD.flatten(0, 1)
+        if x_ZD.shape[0] == self.tokens_WL.shape[0]:
+            return x_ZD
+        return x_ZD.index_select(0, self._flat_index(x_RCD.shape[1]))
 
     def _flat_index(self, most: int) -> Tensor:
-        return self.row_M * most + self.index_M
+        return self.row_W * most + self.index_W
 
     def in_rows(self) -> Steps:
         """A step for each source chunk, in the sequence that is its row."""
-        chunk_M = torch.arange(self.row_M.numel(), device=self.row_M.device)
-        return Steps(chunk_M, self.row_M, self.index_M, chunk_M, chunk_M.numel(), more=self.more)
+        chunk_W = torch.arange(self.row_W.numel(), device=self.row_W.device)
+        return Steps(chunk_W, self.row_W, self.index_W, chunk_W, chunk_W.numel(), more=self.more)
 
     def in_chunks(self, tokens_BT: Tensor) -> Steps:
         """A step for each token, in the sequence that is the chunk it helps to predict."""
-        symbol_P, kept_B = tokens_BT.flatten(), None
+        symbol_Q, kept_B = tokens_BT.flatten(), None
         if not self.more:
-            symbol_P, kept_B = symbol_P.index_select(0, self.position_P), self.counts_R.cumsum(0) - 1
-        return Steps(symbol_P, self.decoded_P, self.place_P, self.position_P, tokens_BT.numel(), kept_B, self.more)
+            symbol_Q, kept_B = symbol_Q.index_select(0, self.position_Q), self.counts_R.cumsum(0) - 1
+        return Steps(symbol_Q, self.decoded_Q, self.place_Q, self.position_Q, tokens_BT.numel(), kept_B, self.more)
 
-    def begun(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+    def begun(self, x_WD: Tensor) -> tuple[Tensor, Tensor]:
         """The rows R that are now in a chunk behind one of these, and what the last one in each of them has, (R, D)."""
         if self.more:
-            return self.row_M, x_MD
+            return self.row_W, x_WD
         last_B = self.counts_R.cumsum(0) - 1
-        return self.row_M[last_B], x_MD.index_select(0, last_B)
+        return self.row_W[last_B], x_WD.index_select(0, last_B)
 
 
 class Unfinished:
@@ -187,7 +187,7 @@ class Segmentation(nn.Module):
         chunks = ChunkTable.of(tokens_BT, self.ends(tokens_BT, valid_BT), valid_BT, self.pad, self.max_length)
         if unfinished is not None:
             unfinished.fresh, unfinished.counts_B = False, chunks.counts_R
-            unfinished.place_B = place_B = chunks.place_P.view(tokens_BT.shape)[:, -1]
+            unfinished.place_B = place_B = chunks.place_Q.view(tokens_BT.shape)[:, -1]
             place_L = torch.arange(self.max_length, device=tokens_BT.device)
             column_BL = (tokens_BT.shape[1] - place_B.unsqueeze(1) + place_L).clamp(max=tokens_BT.shape[1] - 1)
             inside_BL = place_L < place_B.unsqueeze(1)
@@ -197,13 +197,13 @@ class Segmentation(nn.Module):
     def _one_more(self, tokens_B1: Tensor, unfinished: Unfinished) -> ChunkTable:
         chunk_BL = unfinished.tokens_BL.scatter(1, unfinished.place_B.unsqueeze(1), tokens_B1)
         ends_B, unfinished.place_B = self.advance(unfinished.place_B, tokens_B1[:, 0])
-        row_M = ends_B.nonzero().squeeze(1)
-        tokens_ML = chunk_BL[row_M]
-        unfinished.tokens_BL = chunk_BL.index_fill_(0, row_M, self.pad)
-        index_M = unfinished.counts_B[row_M]
+        row_W = ends_B.nonzero().squeeze(1)
+        tokens_WL = chunk_BL[row_W]
+        unfinished.tokens_BL = chunk_BL.index_fill_(0, row_W, self.pad)
+        index_W = unfinished.counts_B[row_W]
         unfinished.counts_B = unfinished.counts_B + ends_B
-        row_B, one_M = torch.arange(ends_B.numel(), device=ends_B.device), torch.ones_like(row_M)
-        return ChunkTable(tokens_ML, row_M, index_M, one_M, row_B, row_B, unfinished.place_B, more=True)
+        row_B, one_W = torch.arange(ends_B.numel(), device=ends_B.device), torch.ones_like(row_W)
+        return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, more=True)
 
     def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
@@ -231,16 +231,16 @@ class Segmentation(nn.Module):
 
 
 class ChunkEncoder(nn.Module, ABC):
-    """Encode chunks of up to L tokens into D numbers each (HAED, Section 3.1, equation 1, and Appendix A).
+    """Encode chunks of up to L tokens into E numbers each (HAED, Section 3.1, equation 1, and Appendix A).
 
     Equal chunks have equal encodings, so a batch is encoded once per *different* chunk. An encoding with more units
-    than D keeps the first D of them, one with fewer is filled up with zeros, as in the paper.
+    than E keeps the first E of them, one with fewer is filled up with zeros, as in the paper.
 
     Args:
         vocabulary: number of symbols V.
         pad: index of the padding symbol, whose embedding is zero.
         embed_dim: width of a token's embedding.
-        out_dim: D.
+        out_dim: E.
     """
 
     def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int) -> None:
@@ -249,22 +249,22 @@ class ChunkEncoder(nn.Module, ABC):
         self.out_dim = out_dim
         self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
 
-    def forward(self, tokens_ML: Tensor) -> Tensor:
-        """(M, L) tokens, padded on the right, to (M, D) encodings."""
-        if tokens_ML.shape[0] == 1:
-            return self.encode(tokens_ML)
-        distinct_UL, which_M, _ = unique_chunks(tokens_ML)
-        return self.encode(distinct_UL).index_select(0, which_M)
+    def forward(self, tokens_WL: Tensor) -> Tensor:
+        """(W, L) tokens, padded on the right, to (W, E) encodings."""
+        if tokens_WL.shape[0] == 1:
+            return self.encode(tokens_WL)
+        distinct_YL, which_W, _ = unique_chunks(tokens_WL)
+        return self.encode(distinct_YL).index_select(0, which_W)
 
-    def encode(self, tokens_UL: Tensor) -> Tensor:
+    def encode(self, tokens_YL: Tensor) -> Tensor:
         """The same without looking for repetitions."""
-        units_UE = self.units(tokens_UL)
-        missing = self.out_dim - units_UE.shape[1]
-        return F.pad(units_UE, (0, missing)) if missing >= 0 else units_UE[:, : self.out_dim]
+        units_YE = self.units(tokens_YL)
+        missing = self.out_dim - units_YE.shape[1]
+        return F.pad(units_YE, (0, missing)) if missing >= 0 else units_YE[:, : self.out_dim]
 
     @abstractmethod
-    def units(self, tokens_UL: Tensor) -> Tensor:
-        """(U, L) tokens to one vector each, as wide as the encoder has units."""
+    def units(self, tokens_YL: Tensor) -> Tensor:
+        """(Y, L) tokens to one vector each, as wide as the encoder has units."""
 
 
 class MLPEncoder(ChunkEncoder):
@@ -275,9 +275,9 @@ class MLPEncoder(ChunkEncoder):
         self.first = nn.Linear(length * embed_dim, units)
         self.second = nn.Linear(units, units)
 
-    def units(self, tokens_UL: Tensor) -> Tensor:
-        x_UE = self.embed(tokens_UL).flatten(1)
-        return self.second(self.first(x_UE).relu()).relu()
+    def units(self, tokens_YL: Tensor) -> Tensor:
+        x_YE = self.embed(tokens_YL).flatten(1)
+        return self.second(self.first(x_YE).relu()).relu()
 
 
 class LSTMEncoder(ChunkEncoder):
@@ -287,49 +287,49 @@ class LSTMEncoder(ChunkEncoder):
         super().__init__(vocabulary, pad, embed_dim, out_dim)
         self.lstm = LSTM(embed_dim, 0, units)
 
-    def units(self, tokens_UL: Tensor) -> Tensor:
+    def units(self, tokens_YL: Tensor) -> Tensor:
         # Finished hypotheses have padding anywhere: all up to the last real token is read, and at least one.
-        inside_UL = (tokens_UL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
-        inside_UL[:, 0] = True
-        chunk_P, place_P = inside_UL.nonzero().unbind(1)
-        slot_P = torch.arange(chunk_P.numel(), device=chunk_P.device)
-        steps = Steps(tokens_UL[inside_UL], chunk_P, place_P, slot_P, chunk_P.numel())
-        hidden_PU = self.lstm(self.embed.weight, None, steps)
-        return hidden_PU.index_select(0, inside_UL.sum(dim=1).cumsum(0) - 1)
+        inside_YL = (tokens_YL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
+        inside_YL[:, 0] = True
+        chunk_Q, place_Q = inside_YL.nonzero().unbind(1)
+        slot_Q = torch.arange(chunk_Q.numel(), device=chunk_Q.device)
+        steps = Steps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
+        hidden_QU = self.lstm(self.embed.weight, None, steps)
+        return hidden_QU.index_select(0, inside_YL.sum(dim=1).cumsum(0) - 1)
 
 
-def unique_chunks(tokens_ML: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The different chunks among M padded ones: (U, L) tokens, (M,) the index of each chunk among them, (U,) counts.
+def unique_chunks(tokens_WL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The different chunks among W padded ones: (Y, L) tokens, (W,) the index of each chunk among them, (Y,) counts.
 
     A chunk is encoded without its context, so equal chunks have equal encodings and one computation serves them all.
     The different chunks are in lexicographic order.
     """
-    _, which_M, counts_U = torch.unique(_order_codes(tokens_ML), return_inverse=True, return_counts=True)
+    _, which_W, counts_Y = torch.unique(_order_codes(tokens_WL), return_inverse=True, return_counts=True)
     # Whichever of a chunk's places is written last holds the same tokens as the others.
-    place_U = torch.empty_like(counts_U).scatter_(0, which_M, torch.arange(which_M.numel(), device=which_M.device))
-    return tokens_ML[place_U], which_M, counts_U
+    place_Y = torch.empty_like(counts_Y).scatter_(0, which_W, torch.arange(which_W.numel(), device=which_W.device))
+    return tokens_WL[place_Y], which_W, counts_Y
 
 
-def _order_codes(tokens_ML: Tensor) -> Tensor:
-    """An integer (M,) for each chunk, equal for equal ones, and in lexicographic order.
+def _order_codes(tokens_WL: Tensor) -> Tensor:
+    """An integer (W,) for each chunk, equal for equal ones, and in lexicographic order.
 
     Tokens are the digits of an integer; where not all of a chunk's fit into 63 bits, the codes of its parts are
     replaced by their ranks. ``torch.unique`` by rows compares them token by token, and takes 20 times as long.
     """
-    base = int(tokens_ML.max()) + 1 if tokens_ML.numel() else 1
+    base = int(tokens_WL.max()) + 1 if tokens_WL.numel() else 1
     digits = max(1, int(63 / math.log2(max(base, 2))))
-    codes_M: Tensor | None = None
-    for start in range(0, tokens_ML.shape[1], digits):
-        part_M = torch.zeros_like(tokens_ML[:, 0])
-        for column in range(start, min(start + digits, tokens_ML.shape[1])):
-            part_M = part_M * base + tokens_ML[:, column]
-        if codes_M is None:
-            codes_M = part_M
+    codes_W: Tensor | None = None
+    for start in range(0, tokens_WL.shape[1], digits):
+        part_W = torch.zeros_like(tokens_WL[:, 0])
+        for column in range(start, min(start + digits, tokens_WL.shape[1])):
+            part_W = part_W * base + tokens_WL[:, column]
+        if codes_W is None:
+            codes_W = part_W
         else:
-            codes_M = _ranks(codes_M) * part_M.numel() + _ranks(part_M)
-    assert codes_M is not None
-    return codes_M
+            codes_W = _ranks(codes_W) * part_W.numel() + _ranks(part_W)
+    assert codes_W is not None
+    return codes_W
 
 
-def _ranks(codes_M: Tensor) -> Tensor:
-    return torch.unique(codes_M, return_inverse=True)[1]
+def _ranks(codes_W: Tensor) -> Tensor:
+    return torch.unique(codes_W, return_inverse=True)[1]

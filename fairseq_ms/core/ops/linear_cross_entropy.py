@@ -1,6 +1,6 @@
 """Negative log probabilities from features and the output matrix, without ever holding all logits.
 
-Logits are N x V numbers, of which a training step would hold several copies. Here they exist for some rows at a time.
+Logits are Q x V numbers, of which a training step would hold several copies. Here they exist for some rows at a time.
 Their gradients are written over them in the forward pass, which ends with those of features and matrix; the backward
 pass only multiplies these by the gradient of the loss.
 """
@@ -26,44 +26,44 @@ _PARTS = 8
 _SCALE_OF_FLOAT16 = 2.0**10
 
 
-def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
+def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
     """-log softmax(x W^T)[target] in nats, 0 where the target is padding: the sum (), or all without ``reduce``.
 
-    Targets are (N,), or (N, K) where K of them share a row. In half precision and under autocast the logits are
+    Targets are (Q,), or (Q, K) where K of them share a row. In half precision and under autocast the logits are
     rounded as ``F.linear`` rounds them, and everything behind them is computed in float32, as fairseq's
     ``cross_entropy`` does. The sum can go backward once; all losses together compute their logits again for it.
     """
-    targets_NK = targets.view(len(targets), -1)
-    if reduce and torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad):
-        return _Sum.apply(x_ND, weight_VD, targets_NK, padding)
-    losses_NK = torch.cat(
+    targets_QK = targets.view(len(targets), -1)
+    if reduce and torch.is_grad_enabled() and (x_QD.requires_grad or weight_VD.requires_grad):
+        return _Sum.apply(x_QD, weight_VD, targets_QK, padding)
+    losses_QK = torch.cat(
         [
             checkpoint(_losses, x_RD, weight_VD, targets_RK, padding, use_reentrant=False, preserve_rng_state=False)
-            for x_RD, targets_RK in _split(weight_VD, x_ND, targets_NK)
+            for x_RD, targets_RK in _split(weight_VD, x_QD, targets_QK)
         ]
     )
-    return losses_NK.sum() if reduce else losses_NK.view_as(targets)
+    return losses_QK.sum() if reduce else losses_QK.view_as(targets)
 
 
-def above_mean(x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, padding: int) -> Tensor:
-    """By how much the target's logit exceeds the mean of all V, (N,), 0 where the target is padding.
+def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
+    """By how much the target's logit exceeds the mean of all V, (Q,), 0 where the target is padding.
 
     It is what label smoothing adds to the loss: with e' = e V / (V - 1), fairseq's
     (1 - e') nll + e' (mean of all negative log probabilities) equals nll + e' (target's logit - mean logit).
     """
 
-    def difference(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
+    def difference(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
         # Not in half precision: the mean of V small numbers, and the difference of two large ones.
         mean_D = weight_VD.mean(0, dtype=_precise(weight_VD.dtype))
-        return (x_ND * (F.embedding(target_N, weight_VD) - mean_D)).sum(1).masked_fill(target_N == padding, 0.0)
+        return (x_QD * (F.embedding(target_Q, weight_VD) - mean_D)).sum(1).masked_fill(target_Q == padding, 0.0)
 
-    return recomputed(difference, x_ND, weight_VD)
+    return recomputed(difference, x_QD, weight_VD)
 
 
 @torch.no_grad()
-def most_probable(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
-    """The symbol with the largest logit in every row, (N,)."""
-    return torch.cat([F.linear(x_RD, weight_VD).argmax(1) for (x_RD,) in _split(weight_VD, x_ND)])
+def most_probable(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
+    """The symbol with the largest logit in every row, (Q,)."""
+    return torch.cat([F.linear(x_RD, weight_VD).argmax(1) for (x_RD,) in _split(weight_VD, x_QD)])
 
 
 def _losses(x_RD: Tensor, weight_VD: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
@@ -77,25 +77,25 @@ class _Sum(torch.autograd.Function):
     """The sum of all losses, and with it the gradients of features and matrix."""
 
     @staticmethod
-    def forward(ctx, x_ND: Tensor, weight_VD: Tensor, targets_NK: Tensor, padding: int) -> Tensor:
+    def forward(ctx, x_QD: Tensor, weight_VD: Tensor, targets_QK: Tensor, padding: int) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        ctx.types = x_ND.dtype, weight_VD.dtype
-        dtype = F.linear(x_ND[:0], weight_VD).dtype  # autocast may choose another one
+        ctx.types = x_QD.dtype, weight_VD.dtype
+        dtype = F.linear(x_QD[:0], weight_VD).dtype  # autocast may choose another one
         ctx.scale = _SCALE_OF_FLOAT16 if dtype == torch.float16 else 1.0
-        with autocast_to(x_ND.device.type, None):
-            x_ND, weight_VD = x_ND.to(dtype), weight_VD.to(dtype)
-            loss = torch.zeros((), dtype=_precise(dtype), device=x_ND.device)
-            grad_x_ND = torch.empty_like(x_ND) if needs_x else None
+        with autocast_to(x_QD.device.type, None):
+            x_QD, weight_VD = x_QD.to(dtype), weight_VD.to(dtype)
+            loss = torch.zeros((), dtype=_precise(dtype), device=x_QD.device)
+            grad_x_QD = torch.empty_like(x_QD) if needs_x else None
             grad_weight_VD = torch.zeros_like(weight_VD, dtype=loss.dtype) if needs_weight else None
-            pieces = _split(weight_VD, x_ND, targets_NK, x_ND if grad_x_ND is None else grad_x_ND)
+            pieces = _split(weight_VD, x_QD, targets_QK, x_QD if grad_x_QD is None else grad_x_QD)
             for x_RD, targets_RK, grad_RD in pieces:
                 logits_RV = F.linear(x_RD, weight_VD)
                 loss += _differentiate(logits_RV, targets_RK, padding, ctx.scale)
-                if grad_x_ND is not None:
+                if grad_x_QD is not None:
                     torch.mm(logits_RV, weight_VD, out=grad_RD)
                 if grad_weight_VD is not None:
                     _add_product(grad_weight_VD, logits_RV.t(), x_RD)
-        ctx.grad_x, ctx.grad_weight = grad_x_ND, grad_weight_VD
+        ctx.grad_x, ctx.grad_weight = grad_x_QD, grad_weight_VD
         return loss
 
     @staticmethod

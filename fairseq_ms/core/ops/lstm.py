@@ -16,41 +16,41 @@ from fairseq_ms.core.ops.linear import Packs
 
 @dataclass(frozen=True)
 class Steps:
-    """The P steps of M sequences of unequal lengths, none of them empty, in any order.
+    """The Q steps of W sequences of unequal lengths, none of them empty, in any order.
 
     Attributes:
-        symbol_P: row of the table that each step reads.
-        sequence_P: the sequence it belongs to, from 0.
-        place_P: its place in that sequence, from 0.
-        slot_P: row of the result that is the step's, each at most once.
-        slots: rows F of the result; those that no step fills are zero.
+        symbol_Q: row of the table that each step reads.
+        sequence_Q: the sequence it belongs to, from 0.
+        place_Q: its place in that sequence, from 0.
+        slot_Q: row of the result that is the step's, each at most once.
+        slots: rows Z of the result; those that no step fills are zero.
         kept_B: the sequences that go on in the rows of a state; None for all.
-        more: whether each is one more step of a row of a state, which ``sequence_P`` then names.
+        more: whether each is one more step of a row of a state, which ``sequence_Q`` then names.
     """
 
-    symbol_P: Tensor
-    sequence_P: Tensor
-    place_P: Tensor
-    slot_P: Tensor
+    symbol_Q: Tensor
+    sequence_Q: Tensor
+    place_Q: Tensor
+    slot_Q: Tensor
     slots: int
     kept_B: Tensor | None = None
     more: bool = False
 
     @cached_property
-    def lengths_M(self) -> Tensor:
+    def lengths_W(self) -> Tensor:
         """Steps of each sequence."""
-        return torch.bincount(self.sequence_P)
+        return torch.bincount(self.sequence_Q)
 
     @cached_property
-    def order_M(self) -> Tensor:
+    def order_W(self) -> Tensor:
         """The sequences by decreasing length, ties in their given order."""
-        return torch.argsort(self.lengths_M, descending=True, stable=True)
+        return torch.argsort(self.lengths_W, descending=True, stable=True)
 
     @cached_property
     def rectangles(self) -> list[tuple[int, int]]:
         """(How many sequences have a length, that length), the longest first."""
         # The shapes of all that follows depend on the data, so the lengths have to be known on the host: one transfer.
-        counts = torch.bincount(self.lengths_M).tolist()
+        counts = torch.bincount(self.lengths_W).tolist()
         assert not counts or counts[0] == 0, "a sequence without steps has no place"
         return [(count, length) for length, count in reversed([*enumerate(counts)]) if count]
 
@@ -61,28 +61,28 @@ class Steps:
         return tuple(sum(count for count, length in self.rectangles if length > step) for step in range(longest))
 
     @cached_property
-    def rank_M(self) -> Tensor:
-        """The place of each sequence in ``order_M``."""
-        rank_M = torch.empty_like(self.order_M)
-        rank_M[self.order_M] = torch.arange(rank_M.numel(), device=rank_M.device)
-        return rank_M
+    def rank_W(self) -> Tensor:
+        """The place of each sequence in ``order_W``."""
+        rank_W = torch.empty_like(self.order_W)
+        rank_W[self.order_W] = torch.arange(rank_W.numel(), device=rank_W.device)
+        return rank_W
 
     def one_by_one(self) -> Tensor:
-        """Row of each step where whole sequences lie one behind the other, in ``order_M``."""
-        sorted_M = self.lengths_M[self.order_M]
-        return (sorted_M.cumsum(0) - sorted_M)[self.rank_M[self.sequence_P]] + self.place_P
+        """Row of each step where whole sequences lie one behind the other, in ``order_W``."""
+        sorted_W = self.lengths_W[self.order_W]
+        return (sorted_W.cumsum(0) - sorted_W)[self.rank_W[self.sequence_Q]] + self.place_Q
 
     def step_major(self) -> Tensor:
-        """Row of each step where step 0 of all sequences comes first, in ``order_M``, then step 1 and so on."""
-        return self._starts()[self.place_P] + self.rank_M[self.sequence_P]
+        """Row of each step where step 0 of all sequences comes first, in ``order_W``, then step 1 and so on."""
+        return self._starts()[self.place_Q] + self.rank_W[self.sequence_Q]
 
     def last(self) -> Tensor:
         """Row in the step-major layout of the last step of each sequence."""
-        return self._starts()[self.lengths_M - 1] + self.rank_M
+        return self._starts()[self.lengths_W - 1] + self.rank_W
 
     def _starts(self) -> Tensor:
-        sizes_S = torch.tensor(self.batch_sizes, device=self.place_P.device, dtype=torch.long)
-        return sizes_S.cumsum(0) - sizes_S
+        sizes = torch.tensor(self.batch_sizes, device=self.place_Q.device, dtype=torch.long)
+        return sizes.cumsum(0) - sizes
 
 
 @dataclass
@@ -121,7 +121,7 @@ class LSTMState:
 class LSTM(Packs):
     """One LSTM layer whose input is a row of a table next to a vector that stays the same for a whole sequence.
 
-    The input of step s of sequence m is ``[table[symbol(m, s)], context[m]]``: a decoder's characters beside what the
+    The input of step s of sequence w is ``[table[symbol(w, s)], context[w]]``: a decoder's characters beside what the
     main model says about the chunk. A symbol occurs many times and a context serves a whole chunk, so both are
     projected to the gates once and the projections are looked up. The naive twins are torch's own ``nn.LSTM`` and, for
     the capped gate, a loop over steps (``tests/naive/hierarchical.py``).
@@ -143,9 +143,9 @@ class LSTM(Packs):
         self.cell = nn.LSTM(table_dim + context_dim, units, batch_first=True)
 
     def forward(
-        self, table_RI: Tensor, context_MD: Tensor | None, steps: Steps, state: LSTMState | None = None
+        self, table_RI: Tensor, context_WD: Tensor | None, steps: Steps, state: LSTMState | None = None
     ) -> Tensor:
-        """Hidden states (F, U) of all steps; a table (R, I) and one context (M, D) a sequence.
+        """Hidden states (Z, U) of all steps; a table (R, I) and one context (W, D) a sequence.
 
         Sequences begin at zero. With a state, its rows then go on with those that ``steps`` keeps; where the steps
         are more of its rows, they continue these, without gradients, and the context is the state's own.
@@ -153,18 +153,18 @@ class LSTM(Packs):
         if steps.more:
             assert state is not None
             return self._one_more(table_RI, steps, state)
-        at_P = steps.step_major()
-        symbol_P = torch.empty_like(at_P).index_copy_(0, at_P, steps.symbol_P)
-        slot_P = torch.empty_like(at_P).index_copy_(0, at_P, steps.slot_P)
-        context_MD = None if context_MD is None else context_MD.index_select(0, steps.order_M)
+        at_Q = steps.step_major()
+        symbol_Q = torch.empty_like(at_Q).index_copy_(0, at_Q, steps.symbol_Q)
+        slot_Q = torch.empty_like(at_Q).index_copy_(0, at_Q, steps.slot_Q)
+        context_WD = None if context_WD is None else context_WD.index_select(0, steps.order_W)
         run = self._cudnn if table_RI.is_cuda and not self.capped else self._by_hand
-        hidden_FU, cell_XU, place_M = run(table_RI, symbol_P, context_MD, steps, slot_P)
+        hidden_ZU, cell_XU, place_W = run(table_RI, symbol_Q, context_WD, steps, slot_Q)
         if state is not None:
-            last_M = slot_P[steps.last()]
+            last_W = slot_Q[steps.last()]
             kept = slice(None) if steps.kept_B is None else steps.kept_B
-            state.hidden_BU = hidden_FU.detach().index_select(0, last_M[kept])
-            state.cell_BU = cell_XU.detach().index_select(0, place_M[kept])
-        return hidden_FU
+            state.hidden_BU = hidden_ZU.detach().index_select(0, last_W[kept])
+            state.cell_BU = cell_XU.detach().index_select(0, place_W[kept])
+        return hidden_ZU
 
     def weights(self) -> list[Tensor]:
         """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,): gates i, f, g, o."""
@@ -175,59 +175,59 @@ class LSTM(Packs):
         weight, _, *biases = self.weights()
         return F.linear(table_RI, weight[:, : self.table_dim], biases[0] + biases[1])
 
-    def project_context(self, context_MD: Tensor) -> Tensor:
-        """What each context adds to the gates: (M, D) to (M, 4U)."""
-        return F.linear(context_MD, self.weights()[0][:, self.table_dim :])
+    def project_context(self, context_WD: Tensor) -> Tensor:
+        """What each context adds to the gates: (W, D) to (W, 4U)."""
+        return F.linear(context_WD, self.weights()[0][:, self.table_dim :])
 
     def new_state(self, rows: int, like: Tensor) -> LSTMState:
         """The zero state of a number of rows, of the type and on the device of ``like``."""
         return LSTMState(like.new_zeros(rows, self.units), like.new_zeros(rows, self.units))
 
     def _one_more(self, table_RI: Tensor, steps: Steps, state: LSTMState) -> Tensor:
-        """One step of the rows ``steps.sequence_P``, to their new hidden states (P, U)."""
-        rows_P, weight = steps.sequence_P, self.weights()[1]
+        """One step of the rows ``steps.sequence_Q``, to their new hidden states (Q, U)."""
+        rows_Q, weight = steps.sequence_Q, self.weights()[1]
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
-        gates_PG = table_RG.index_select(0, steps.symbol_P)
+        gates_QG = table_RG.index_select(0, steps.symbol_Q)
         # Rows come in ascending order, so they are all where they are as many.
-        some = state if rows_P.numel() == state.hidden_BU.shape[0] else state.at(rows_P)
+        some = state if rows_Q.numel() == state.hidden_BU.shape[0] else state.at(rows_Q)
         if some.context_BG is not None:
-            gates_PG = gates_PG + some.context_BG
-        gates_PG = gates_PG + self.times(some.hidden_BU, weight)
-        hidden_PU, cell_PU = torch.empty_like(some.hidden_BU), torch.empty_like(some.cell_BU)
-        _cell_(gates_PG, some.cell_BU, self.capped, cell_PU, hidden_PU)
+            gates_QG = gates_QG + some.context_BG
+        gates_QG = gates_QG + self.times(some.hidden_BU, weight)
+        hidden_QU, cell_QU = torch.empty_like(some.hidden_BU), torch.empty_like(some.cell_BU)
+        _cell_(gates_QG, some.cell_BU, self.capped, cell_QU, hidden_QU)
         if some is state:
-            state.hidden_BU, state.cell_BU = hidden_PU, cell_PU
+            state.hidden_BU, state.cell_BU = hidden_QU, cell_QU
         else:
-            state.hidden_BU = state.hidden_BU.index_copy(0, rows_P, hidden_PU)
-            state.cell_BU = state.cell_BU.index_copy(0, rows_P, cell_PU)
-        return hidden_PU
+            state.hidden_BU = state.hidden_BU.index_copy(0, rows_Q, hidden_QU)
+            state.cell_BU = state.cell_BU.index_copy(0, rows_Q, cell_QU)
+        return hidden_QU
 
     def _by_hand(
-        self, table_RI: Tensor, symbol_P: Tensor, context_MD: Tensor | None, steps: Steps, slot_P: Tensor
+        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps, slot_Q: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states, some cell states, and which of these are behind the last step of each sequence.
 
-        Symbols and slots are step-major, contexts in ``steps.order_M``.
+        Symbols and slots are step-major, contexts in ``steps.order_W``.
         """
         gates_RG = self.project_table(table_RI)
-        gates_MG = None if context_MD is None else self.project_context(context_MD)
+        gates_WG = None if context_WD is None else self.project_context(context_WD)
         weight = self.weights()[1]
-        hidden_FU, cell_PU = _Recurrence.apply(
-            gates_RG.to(weight.dtype), gates_MG, weight, symbol_P, slot_P, steps.batch_sizes, steps.slots, self.capped
+        hidden_ZU, cell_QU = _Recurrence.apply(
+            gates_RG.to(weight.dtype), gates_WG, weight, symbol_Q, slot_Q, steps.batch_sizes, steps.slots, self.capped
         )
-        return hidden_FU, cell_PU, steps.last()
+        return hidden_ZU, cell_QU, steps.last()
 
     def _cudnn(
-        self, table_RI: Tensor, symbol_P: Tensor, context_MD: Tensor | None, steps: Steps, slot_P: Tensor
+        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps, slot_Q: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same through one fused call, for devices that have one."""
-        x_PI = F.embedding(symbol_P, table_RI)
-        if context_MD is not None:
-            x_PI = torch.cat([x_PI, torch.cat([context_MD[:size] for size in steps.batch_sizes])], dim=1)
-        x = PackedSequence(x_PI, torch.tensor(steps.batch_sizes, device="cpu"))
-        (hidden_PU, *_), (_, cell_1MU) = self.cell(x)
-        hidden_FU = hidden_PU.new_zeros(steps.slots, self.units).index_copy(0, slot_P, hidden_PU)
-        return hidden_FU, cell_1MU[0], steps.rank_M
+        x_QI = F.embedding(symbol_Q, table_RI)
+        if context_WD is not None:
+            x_QI = torch.cat([x_QI, torch.cat([context_WD[:size] for size in steps.batch_sizes])], dim=1)
+        x = PackedSequence(x_QI, torch.tensor(steps.batch_sizes, device="cpu"))
+        (hidden_QU, *_), (_, cell_1WU) = self.cell(x)
+        hidden_ZU = hidden_QU.new_zeros(steps.slots, self.units).index_copy(0, slot_Q, hidden_QU)
+        return hidden_ZU, cell_1WU[0], steps.rank_W
 
 
 def _cell_(gates: Tensor, before: Tensor | None, capped: bool, cell: Tensor, hidden: Tensor) -> None:
@@ -253,11 +253,11 @@ class _Recurrence(torch.autograd.Function):
         cells = gates.new_empty(total, units)
         hidden = gates.new_zeros(slots, units)
         # Fresh blocks of this size cost more than what is written into them, so one is used by every step.
-        h_MU = gates.new_empty(sizes[0], units)
+        h_WU = gates.new_empty(sizes[0], units)
         start, c = 0, None
         for size in sizes:
             rows = slice(start, start + size)
-            z, c_next, h = gates[rows], cells[rows], h_MU[:size]
+            z, c_next, h = gates[rows], cells[rows], h_WU[:size]
             if context is not None:
                 z += context[:size]
             if c is not None:
@@ -282,7 +282,7 @@ class _Recurrence(torch.autograd.Function):
         for size in sizes:
             starts.append(starts[-1] + size)
         # The gradients of a step's states are read by the step before it, which writes its own to the other block.
-        dh_even, dh_odd, dh_later, tanh_MU = gates.new_empty(4, sizes[0], units).unbind(0)
+        dh_even, dh_odd, dh_later, tanh_WU = gates.new_empty(4, sizes[0], units).unbind(0)
         grad_h = grad_c = None
         for step in reversed(range(len(sizes))):
             size = sizes[step]
@@ -290,7 +290,7 @@ class _Recurrence(torch.autograd.Function):
             i, f, g, o = gates[rows].chunk(4, dim=1)
             z = grad_gates[rows]
             di, df, dg, do = z.chunk(4, dim=1)
-            tanh_c = torch.tanh(cells[rows], out=tanh_MU[:size])
+            tanh_c = torch.tanh(cells[rows], out=tanh_WU[:size])
             dh = torch.index_select(grad_hidden, 0, slot[rows], out=(dh_odd if step % 2 else dh_even)[:size])
             if grad_h is not None:
                 dh[: grad_h.shape[0]] += grad_h

@@ -96,17 +96,17 @@ class _ProjectHeads(torch.autograd.Function):
         ctx: _Context,
         x_BTD: Tensor,
         memory_BMD: Tensor,
-        weight_ED: Tensor,
+        weight_OD: Tensor,
         scale_D: Tensor | None,
         shift_D: Tensor | None,
         heads: int,
         norm: Norm | None,
     ) -> tuple[Tensor, Tensor]:
         batch, length, _ = x_BTD.shape
-        past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
+        past, inner = memory_BMD.size(1), weight_OD.size(0) // 3
         kv_NBSH = x_BTD.new_empty(2, heads, batch, past + length, inner // heads)
-        weight = weight_ED if scale_D is None else weight_ED * scale_D
-        bias = None if shift_D is None else weight_ED @ shift_D
+        weight = weight_OD if scale_D is None else weight_OD * scale_D
+        bias = None if shift_D is None else weight_OD @ shift_D
         # (B, T, 3 * N * H) -> (3, N, B, T, H)
         qkv = F.linear(_normalise(x_BTD, norm), weight, bias)
         qkv = qkv.unflatten(-1, (3, heads, -1)).permute(2, 3, 0, 1, 4)
@@ -116,14 +116,14 @@ class _ProjectHeads(torch.autograd.Function):
             of_memory = F.linear(_normalise(memory_BMD, norm), weight[inner:], bias)
             kv_NBSH[:, :, :, :past] = of_memory.unflatten(-1, (2, heads, -1)).permute(2, 3, 0, 1, 4)
         ctx.norm = norm
-        ctx.save_for_backward(x_BTD, memory_BMD, weight_ED, scale_D, shift_D)
+        ctx.save_for_backward(x_BTD, memory_BMD, weight_OD, scale_D, shift_D)
         return qkv[0].contiguous(), kv_NBSH
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, grad_q: Tensor, grad_kv: Tensor) -> tuple[Tensor | None, ...]:
-        x_BTD, memory_BMD, weight_ED, scale_D, shift_D = ctx.saved_tensors
-        past, inner = memory_BMD.size(1), weight_ED.size(0) // 3
+        x_BTD, memory_BMD, weight_OD, scale_D, shift_D = ctx.saved_tensors
+        past, inner = memory_BMD.size(1), weight_OD.size(0) // 3
         heads, batch, length, head_dim = grad_q.shape
         # (3, N, B, T, H) -> (B * T, 3 * N * H)
         grad = grad_q.new_empty(batch, length, 3, heads, head_dim)
@@ -139,16 +139,16 @@ class _ProjectHeads(torch.autograd.Function):
             of_memory = grad_kv[:, :, :, :past].permute(2, 3, 0, 1, 4).reshape(-1, 2 * inner)
             grad_weight[inner:].addmm_(of_memory.t(), _normalise(memory_BMD, ctx.norm).flatten(0, 1))
         if scale_D is None:
-            return (rows @ weight_ED).view_as(x_BTD), None, grad_weight, None, None, None, None
-        grad_x = torch.mm(rows, weight_ED).mul_(scale_D).view_as(x_BTD)
+            return (rows @ weight_OD).view_as(x_BTD), None, grad_weight, None, None, None, None
+        grad_x = torch.mm(rows, weight_OD).mul_(scale_D).view_as(x_BTD)
         (grad_x,) = torch.autograd.grad(normed, leaf, grad_x)
-        grad_scale, grad_shift = (grad_weight * weight_ED).sum(0), None
+        grad_scale, grad_shift = (grad_weight * weight_OD).sum(0), None
         grad_weight.mul_(scale_D)
         if shift_D is not None:
             grad_bias = rows.sum(0)
             if of_memory is not None:
                 grad_bias[inner:] += of_memory.sum(0)
-            grad_shift = grad_bias @ weight_ED
+            grad_shift = grad_bias @ weight_OD
             grad_weight.addr_(grad_bias, shift_D)
         return grad_x, None, grad_weight, grad_scale, grad_shift, None, None
 
@@ -229,7 +229,7 @@ def segment_attention(
     x_BTD: Tensor,
     memory_BMD: Tensor,
     norm: Norm | None,
-    qkv_ED: Tensor,
+    qkv_OD: Tensor,
     r_PNH: Tensor,
     u_NH: Tensor,
     v_NH: Tensor,
@@ -247,7 +247,7 @@ def segment_attention(
         x_BTD: the segment
         memory_BMD: the states before it
         norm: applied to both first, if given
-        qkv_ED: the projection to queries, keys and values, (3 * N * H, D)
+        qkv_OD: the projection to queries, keys and values, (3 * N * H, D)
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
         u_NH: Transformer-XL's u, added to the queries for content
         v_NH: Transformer-XL's v, added to them for position
@@ -255,7 +255,7 @@ def segment_attention(
         recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
     """
     if not recompute and torch.is_grad_enabled():
-        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_ED, r_PNH, u_NH, v_NH, dropout)
+        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_OD, r_PNH, u_NH, v_NH, dropout)
     device, heads = x_BTD.device.type, r_PNH.size(1)
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
@@ -263,7 +263,7 @@ def segment_attention(
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),
-            qkv_ED.to(dtype),
+            qkv_OD.to(dtype),
             norm.weight.to(dtype) if norm is not None else None,
             norm.bias.to(dtype) if isinstance(norm, nn.LayerNorm) else None,
             heads,
@@ -277,7 +277,7 @@ def _keeping_everything(
     x_BTD: Tensor,
     memory_BMD: Tensor,
     norm: Norm | None,
-    qkv_ED: Tensor,
+    qkv_OD: Tensor,
     r_PNH: Tensor,
     u_NH: Tensor,
     v_NH: Tensor,
@@ -287,8 +287,8 @@ def _keeping_everything(
     states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
     states_BSD = norm(states_BSD) if norm is not None else states_BSD
     heads = r_PNH.size(1)
-    k, v = keys_and_values(states_BSD, qkv_ED, heads)
-    q = queries_of(states_BSD[:, states_BSD.size(1) - x_BTD.size(1) :], qkv_ED, heads)
+    k, v = keys_and_values(states_BSD, qkv_OD, heads)
+    q = queries_of(states_BSD[:, states_BSD.size(1) - x_BTD.size(1) :], qkv_OD, heads)
     return relative_attention(q, k, v, r_PNH, u_NH, v_NH, dropout)
 
 
@@ -307,13 +307,13 @@ def relative_attention(
     return (weights.to(v_BNSH.dtype) @ v_BNSH).transpose(1, 2).flatten(2)
 
 
-def queries_of(x_BTD: Tensor, qkv_ED: Tensor, heads: int) -> Tensor:
+def queries_of(x_BTD: Tensor, qkv_OD: Tensor, heads: int) -> Tensor:
     """Queries (B, N, T, H) by a projection (3 * N * H, D) to queries, keys and values."""
-    return F.linear(x_BTD, qkv_ED[: qkv_ED.size(0) // 3]).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return F.linear(x_BTD, qkv_OD[: qkv_OD.size(0) // 3]).unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def keys_and_values(x_BSD: Tensor, qkv_ED: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def keys_and_values(x_BSD: Tensor, qkv_OD: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Keys and values (B, N, S, H) by a projection (3 * N * H, D) to queries, keys and values."""
-    kv = F.linear(x_BSD, qkv_ED[qkv_ED.size(0) // 3 :])
+    kv = F.linear(x_BSD, qkv_OD[qkv_OD.size(0) // 3 :])
     k, v = kv.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return k, v

@@ -32,7 +32,7 @@ def _numbers(numbers: range, like: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
-    """x (B, T, C) whose first ``heads`` heads are turned by a ``rotation`` of its T positions; x itself without one.
+    """x (B, T, O) whose first ``heads`` heads are turned by a ``rotation`` of its T positions; x itself without one.
 
     Nothing but the rotation is kept for backward, where gradients are turned back.
     """

@@ -2,10 +2,10 @@
 
 A group of heads looks at one scale k through a window near:far. Its keys are blocks of k tokens; block j is
 visible at query t iff it is finished, j k + k - 1 <= t, and its start lies in the window, near <= t - j k < far
-(Multi-scale Transformer LMs, Section 3.4, Figure 1e). Queries are processed in blocks of Q, each against the constant
+(Multi-scale Transformer LMs, Section 3.4, Figure 1e). Queries are processed in blocks of J, each against the constant
 number S of keys that any of its queries can see::
 
-    Q = 4, scale 1x, window 0:3          keys 0 1 2 3 4 5 6 7
+    J = 4, scale 1x, window 0:3          keys 0 1 2 3 4 5 6 7
         query block 0 (t = 0..3)         [-2..3] two of them before the first token: hidden
         query block 1 (t = 4..7)             [2 3 4 5 6 7]
 """
@@ -43,7 +43,7 @@ class HeadGroup:
     heads: int
 
     def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
-        """Whether queries (..., Q, 1) may attend to blocks (..., 1, S), both integers: finished and in the window."""
+        """Whether queries (..., J, 1) may attend to blocks (..., 1, S), both integers: finished and in the window."""
         start = blocks * self.factor
         distance = queries - start
         return (distance >= max(self.near, self.factor - 1)) & (distance < self.far)
@@ -63,7 +63,7 @@ class Layout:
     Args:
         group: the heads
         length: number of tokens T
-        query_block: Q, a multiple of the group's scale
+        query_block: J, a multiple of the group's scale
         device: where the mask is built
     """
 
@@ -84,7 +84,7 @@ class Layout:
         block = torch.arange(self.blocks, device=device)[:, None, None, None]
         queries = block * self.query_block + torch.arange(self.query_block, device=device)[:, None]
         keys = block * self.step - self.pad_left + torch.arange(self.span, device=device)
-        # (blocks, 1, Q, S)
+        # (blocks, 1, J, S)
         visible = group.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
         # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
         self.sees_a_key = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
@@ -100,7 +100,7 @@ class Layout:
         return self.group.last_visible(0) < 0 or self.group.first_visible(last) >= self.keys
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """The mask as an additive bias (blocks, 1, Q, S)."""
+        """The mask as an additive bias (blocks, 1, J, S)."""
         if self._bias is None or self._bias.dtype != dtype:
             zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
             self._bias = zeros.masked_fill_(~self.visible, -torch.inf)
@@ -115,12 +115,12 @@ class Layouts:
         self.layouts = [Layout(group, length, _query_block(group), device) for group in groups]
 
     def biases(self, dtype: torch.dtype) -> list[Tensor]:
-        """The masks of all groups as additive biases (blocks, 1, Q, S)."""
+        """The masks of all groups as additive biases (blocks, 1, J, S)."""
         return [layout.bias(dtype) for layout in self.layouts]
 
 
 def _query_block(group: HeadGroup) -> int:
-    """Q, a multiple of the scale; a narrow window wastes fewer scores on a short block."""
+    """J, a multiple of the scale; a narrow window wastes fewer scores on a short block."""
     least = _QUERY_BLOCK if group.far - group.near > _NARROW_BLOCK else _NARROW_BLOCK
     return group.factor * -(-least // group.factor)
 
@@ -197,7 +197,7 @@ class WindowAttention:
         return F.pad(x_BTD, (0, 0, 0, padding)) if padding else x_BTD
 
     def _queries(self, index: int, x_TD: Tensor) -> Tensor:
-        """A view (blocks, N, Q, H) of a group's columns of one row (T, ...)."""
+        """A view (blocks, N, J, H) of a group's columns of one row (T, ...)."""
         layout = self.layouts.layouts[index]
         own = x_TD[: layout.blocks * layout.query_block, self.columns[index]]
         return own.view(layout.blocks, layout.query_block, -1, self.head_dim).transpose(1, 2)
@@ -325,7 +325,7 @@ def _rows(layout: Layout, keys: int, first: int, count: int) -> tuple[int, slice
 
 
 def _fold_queries(layout: Layout, q_BTNH: Tensor) -> Tensor:
-    """(B, T, N, H) -> (blocks, B * N, Q, H)."""
+    """(B, T, N, H) -> (blocks, B * N, J, H)."""
     padding = layout.blocks * layout.query_block - layout.length
     q = F.pad(q_BTNH, (0, 0, 0, 0, 0, padding)) if padding else q_BTNH
     return q.unflatten(1, (layout.blocks, layout.query_block)).permute(1, 0, 3, 2, 4).flatten(1, 2)
@@ -341,6 +341,6 @@ def _slice_keys(layout: Layout, k_BCNH: Tensor) -> Tensor:
 
 
 def _unfold_queries(layout: Layout, y: Tensor, batch_size: int) -> Tensor:
-    """(blocks, B * N, Q, H) -> (B, T, N * H)."""
+    """(blocks, B * N, J, H) -> (B, T, N * H)."""
     y = y.unflatten(1, (batch_size, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2).flatten(2)
     return y[:, : layout.length]

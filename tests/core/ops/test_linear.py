@@ -60,11 +60,11 @@ def test_a_norm_before_a_projection_equals_autograd(bias: bool, kind: str) -> No
 def test_a_normalised_input_that_others_use_too_passes_both_gradients_on(kind: str) -> None:
     norm, linear = random_norm(7, kind), Linear(7, 4).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    both = []
-    for recompute in (True, False):
-        projected, normed = norm_linear_and_normed(x, norm, linear, recompute)
-        both.append(torch.cat([projected, normed.sin()], dim=-1))
-    assert_same_with_gradients(*both, [x, *parameters(norm, linear)])
+    ours, plain = (
+        torch.cat([projected, normed.sin()], dim=-1)
+        for projected, normed in (norm_linear_and_normed(x, norm, linear, recompute) for recompute in (True, False))
+    )
+    assert_same_with_gradients(ours, plain, [x, *parameters(norm, linear)])
 
 
 @pytest.mark.parametrize("kind", NORMS)

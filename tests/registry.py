@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,6 +29,12 @@ ARCHITECTURES = sorted(
     for name, model in MODEL_REGISTRY.items()
     if issubclass(model, LanguageModel) and model.__module__.startswith("fairseq_ms.")
 )
+
+
+def by_family(archs: Iterable[str]) -> list[Any]:
+    """``archs`` for ``parametrize``; `make test` takes one of each family."""
+    families = ("retina_lm", "transformer_xl", "haed")
+    return [arch if arch in families else pytest.param(arch, marks=pytest.mark.slow) for arch in archs]
 
 
 def config_module(arch: str) -> ModuleType:

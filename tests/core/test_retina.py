@@ -16,6 +16,7 @@ from fairseq_ms.core.ops.attention import _QUERY_CHUNK
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts
 from fairseq_ms.core.retina import RetinaAttention
+from tests.helpers.gradients import assert_same_with_gradients
 from tests.registry import seeds
 
 PAPER = [HeadGroup(1, 0, 8, 1), HeadGroup(4, 8, 256, 1), HeadGroup(16, 256, 512, 1)]
@@ -73,20 +74,6 @@ def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:
     return layer.out(torch.cat(results, dim=-1))
 
 
-def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    weights = torch.randn_like(other)
-    grads = [torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True) for y in (one, other)]
-    for a, b in zip([one, *grads[0]], [other, *grads[1]], strict=True):
-        a, b = (torch.zeros(()) if tensor is None else tensor for tensor in (a, b))
-        if a.numel() != b.numel():
-            # A scale whose first block is not finished yet: no gradient is as good as zeros.
-            assert not a.any()
-            assert not b.any()
-            continue
-        # float64, sums of up to a few hundred products.
-        torch.testing.assert_close(a.view_as(b), b, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("seed", seeds(15, 40))
 @pytest.mark.parametrize("recompute", [True, False])
 def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool, monkeypatch) -> None:
@@ -97,7 +84,7 @@ def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool, m
     layer = attention(dim, groups, rng.choice(["avg", "max", "conv"]), recompute=recompute)
     x = torch.randn(2, rng.choice([1, 2, 7, 31, 64, 65, 150, 197]), dim, dtype=torch.float64, requires_grad=True)
     result = layer(x, Layouts(groups, x.size(1), x.device))
-    assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()])
+    assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()], 1e-10)
 
 
 @pytest.mark.parametrize("length", [512, 700])
@@ -105,7 +92,7 @@ def test_the_papers_windows_equal_dense_attention_with_a_mask(length: int) -> No
     layer = attention(6, PAPER)
     x = torch.randn(1, length, 6, dtype=torch.float64, requires_grad=True)
     result = layer(x, Layouts(PAPER, length, x.device))
-    assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()])
+    assert_same_with_gradients(result, dense(layer, x), [x, *layer.parameters()], 1e-10)
 
 
 def test_without_gradients_the_result_is_the_same() -> None:
@@ -156,7 +143,7 @@ def test_dropout_equals_dense_attention_with_the_same_mask(seed: int, monkeypatc
                         table[row, :, t, s] = mask[block, :, i, j]
     assert next(in_order, None) is None
     assert all((table == 0.0).any() for table in masks)
-    assert_same_with_gradients(result, dense(layer, x, masks), [x, *layer.parameters()])
+    assert_same_with_gradients(result, dense(layer, x, masks), [x, *layer.parameters()], 1e-10)
 
 
 def test_a_sliding_cache_holds_the_last_positions() -> None:

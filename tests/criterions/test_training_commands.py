@@ -23,7 +23,7 @@ def records(log: str, kind: str) -> list[dict[str, str]]:
 
 def printed_by(place: Path, *command: object) -> str:
     """What a command prints, which ends well."""
-    train([str(part) for part in command], place / "log")
+    train(command, place / "log")
     return (place / "log").read_text()
 
 
@@ -33,11 +33,9 @@ def test_training_validation_and_evaluation_are_those_of_cross_entropy(arch: str
     for criterion in ("linear_cross_entropy", "cross_entropy"):
         folder = tmp_path / criterion
         trained = printed_by(tmp_path, *train_command(arch, data, folder, *MORE, "--criterion", criterion))
-        path = ("--user-dir", USER_DIR, "--path", folder / "checkpoint_last.pt", "--cpu")
         task = "streaming_language_modeling" if arch == "compressive_transformer" else "language_modeling"
-        printed_by(
-            tmp_path, "fairseq-validate", data, *path, "--task", task, "--valid-subset", "valid", "--batch-size", "3"
-        )
+        path = ("--user-dir", USER_DIR, "--path", folder / "checkpoint_last.pt", "--cpu", "--task", task)
+        printed_by(tmp_path, "fairseq-validate", data, *path, "--valid-subset", "valid", "--batch-size", "3")
         evaluated = printed_by(tmp_path, "fairseq-eval-lm", data, *path, "--tokens-per-sample", "24")
         training, validation = (records(trained, kind) for kind in ("train_inner", "valid"))
         loss = re.search(r"Loss \(base 2\): ([\d.]+)", evaluated)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fairseq_ms_pipeline.binarise import HEADER, Index
-from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers import trained
+from tests.helpers.cli import USER_DIR
 from tests.registry import config_module, setting
 
 SPLITS = {"train": 120, "valid": 23, "test": 31}
@@ -19,6 +20,7 @@ def write_corpus(folder: Path) -> Path:
     """Sentences of a small language in which words repeat what came before; returns fairseq's data folder."""
     rng = random.Random(5)
     words = [f"word{index}" for index in range(18)]
+    splits = {}
     for split, lines in SPLITS.items():
         sentences = []
         for _ in range(lines):
@@ -27,9 +29,8 @@ def write_corpus(folder: Path) -> Path:
                 sentence.append(sentence[-2] if len(sentence) > 1 and rng.random() < 0.6 else rng.choice(words))
             sentences.append(" ".join(sentence))
         (folder / f"{split}.txt").write_text("\n".join(sentences) + "\n")
-    prefixes = [flag for split in SPLITS for flag in (f"--{split}pref", folder / f"{split}.txt")]
-    run_cli("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder / "bin")
-    return folder / "bin"
+        splits[split] = sentences
+    return trained.write_corpus(folder / "bin", splits)
 
 
 def large_data(prepared: Path, targets: int, sentences: int) -> Path:

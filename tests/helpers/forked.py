@@ -27,8 +27,8 @@ context.set_forkserver_preload([__name__])
 Fault = Callable[[int], None]
 
 
-def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bool] | None = None) -> None:
-    """Run a ``fairseq-train`` command, and write what rank 0 prints to ``log``.
+def train(command: Sequence[object], log: Path, ranks: int = 1, kill: tuple[int, bool] | None = None) -> None:
+    """Run a ``fairseq-train`` command, or another of fairseq's, and write what rank 0 prints to ``log``.
 
     ``kill`` is an update, and whether it is finished when all ranks die of signal 9; all must end well without.
     """
@@ -36,7 +36,7 @@ def train(command: Sequence[str], log: Path, ranks: int = 1, kill: tuple[int, bo
     assert codes == [-signal.SIGKILL if kill else 0] * ranks, (codes, log.read_text()[-3000:])
 
 
-def run(command: Sequence[str], log: Path, ranks: int = 1, fault: Fault | None = None) -> list[int | None]:
+def run(command: Sequence[object], log: Path, ranks: int = 1, fault: Fault | None = None) -> list[int | None]:
     """Run a command of fairseq's as ``train`` does, and return the exit codes of all ranks.
 
     None stands for a rank that had not ended after five minutes, which is many times what a tiny run takes.

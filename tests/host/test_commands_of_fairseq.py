@@ -15,7 +15,7 @@ from fairseq_cli.eval_lm import eval_lm
 from tests.helpers.cli import USER_DIR
 from tests.helpers.corpus import random_flags, train_command, write_corpus
 from tests.helpers.forked import curve, run, train
-from tests.registry import ARCHITECTURES, GENERATORS, setting
+from tests.registry import ARCHITECTURES, GENERATORS, by_family, setting
 
 
 @pytest.fixture(scope="session")
@@ -52,14 +52,14 @@ class _Counted:
             yield batch
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", by_family(ARCHITECTURES))
 def test_a_checkpoint_loads_without_unpickling_code(arch: str, trained) -> None:
     state = torch.load(trained(arch), map_location="cpu", weights_only=True)
     assert state["cfg"]["model"]["_name"] == arch
     assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
-@pytest.mark.parametrize("arch", GENERATORS)
+@pytest.mark.parametrize("arch", by_family(GENERATORS))
 def test_perplexity_does_not_depend_on_how_the_corpus_is_batched(arch: str, trained, data: Path) -> None:
     results = set()
     window = setting(arch, "CONTEXT_WINDOW", 9)
@@ -95,7 +95,7 @@ def printed(place: Path, *command: object) -> str:
     return (place / "log").read_text()
 
 
-@pytest.mark.parametrize("arch", GENERATORS)
+@pytest.mark.parametrize("arch", by_family(GENERATORS))
 def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path, tmp_path: Path) -> None:
     common = ("--user-dir", USER_DIR, "--path", trained(arch), "--cpu")
     task = ("--task", setting(arch, "TASK", "language_modeling"))
@@ -120,7 +120,7 @@ def test_eval_lm_interactive_and_generate_run(arch: str, trained, data: Path, tm
     assert re.search(r"^H-\d+\t", generated, re.MULTILINE)
 
 
-@pytest.mark.parametrize("arch", GENERATORS)
+@pytest.mark.parametrize("arch", by_family(GENERATORS))
 def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) -> None:
     from fairseq.models import MODEL_REGISTRY
 
@@ -132,7 +132,7 @@ def test_the_hub_interface_samples_and_scores(arch: str, trained, data: Path) ->
     assert hub.score("word1 word2 word1")["positional_scores"].numel() == 3
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", by_family(ARCHITECTURES))
 def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: Path) -> None:
     printed(
         *(tmp_path, "fairseq-validate", data, "--user-dir", USER_DIR, "--path", trained(arch), "--cpu"),
@@ -158,7 +158,7 @@ def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: 
     assert (tmp_path / "checkpoint_last.pt").is_file()
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", by_family(ARCHITECTURES))
 def test_training_killed_and_resumed_continues_as_if_nothing_had_happened(
     arch: str, data: Path, tmp_path: Path
 ) -> None:

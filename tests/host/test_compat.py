@@ -13,7 +13,7 @@ import pytest
 
 from fairseq_ms.host import compat
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
-from tests.helpers.corpus import train_command, write_corpus
+from tests.helpers.corpus import SPLITS, train_command, write_corpus
 
 OLDEST = "1.26" if sys.version_info < (3, 13) else "2.1"
 BUNDLED_NUMPY = Path(sys.prefix) / "numpy-oldest"
@@ -53,7 +53,12 @@ def test_numpy_without_compat_gets_it_and_numpy_with_it_keeps_its_own(monkeypatc
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+    """As fairseq's own command binarises it."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    prefixes = [part for split in SPLITS for part in (f"--{split}pref", folder / f"{split}.txt")]
+    run_cli("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder / "fairseqs")
+    return folder / "fairseqs"
 
 
 @pytest.mark.parametrize("version", ["2", OLDEST])

@@ -94,60 +94,43 @@ def test_three_processes_of_legacy_ddp_resume_bit_identically(folders: list[Path
     assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second process of the second of two nodes with two GPUs, as torchrun starts it."""
-    said = {"MASTER_ADDR": "first", "MASTER_PORT": "1", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-    for name, value in said.items():
+# The second process of the second of two nodes with two GPUs, as torchrun starts it.
+LAUNCHED = {"MASTER_ADDR": "first", "MASTER_PORT": "1", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+KEPT = {"distributed_init_method": "tcp://other:2", "distributed_world_size": 2, "distributed_rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("launched", "gpus", "given", "expected"),
+    [
+        *((LAUNCHED, 2, {"distributed_world_size": size}, ("env://", 4, 3, 1, True)) for size in (1, 2, 4)),
+        # A process with a GPU of its own takes that.
+        (LAUNCHED, 1, {"distributed_world_size": 1}, ("env://", 4, 3, 0, True)),
+        # What the user says of how processes meet is kept.
+        (LAUNCHED, 2, {**KEPT, "distributed_no_spawn": True}, ("tcp://other:2", 2, 1, 0, True)),
+        ({**LAUNCHED, "WORLD_SIZE": "1"}, 2, {"distributed_world_size": 1}, (None, 1, 0, 0, False)),
+        ({}, 2, {"distributed_world_size": 1}, (None, 1, 0, 0, False)),
+    ],
+)
+def test_a_launcher_is_believed_unless_the_user_says_otherwise(
+    launched: dict, gpus: int, given: dict, expected: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not {"RANK", "WORLD_SIZE"} & set(os.environ)
+    for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-def inferred(**given: object) -> DistributedTrainingConfig:
-    """What ``main`` is told, which starts no processes by itself."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     cfg = configuration()
     cfg.distributed_training = DistributedTrainingConfig(tpu=False, **given)
+    # ``main`` starts no processes by itself.
     commands.run_together(lambda cfg, main: None, cfg, lambda cfg: None)
-    return cfg.distributed_training
+    found = cfg.distributed_training
+    assert (found.distributed_init_method, found.distributed_world_size) == expected[:2]
+    assert (found.distributed_rank, found.device_id, found.distributed_no_spawn) == expected[2:]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.usefixtures("launched")
-def test_a_launcher_is_believed_whatever_the_number_of_gpus(size: int) -> None:
-    cfg = inferred(distributed_world_size=size)
-    found = (cfg.distributed_init_method, cfg.distributed_world_size, cfg.distributed_rank, cfg.device_id)
-    assert found == ("env://", 4, 3, 1)
-    assert cfg.distributed_no_spawn
-
-
-@pytest.mark.usefixtures("launched")
-def test_a_process_with_a_gpu_of_its_own_takes_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert inferred().device_id == 0
-
-
-@pytest.mark.usefixtures("launched")
-def test_a_single_process_of_a_launcher_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert inferred(distributed_world_size=1).distributed_init_method is None
-
-
-@pytest.mark.usefixtures("launched")
-def test_what_the_user_says_of_how_processes_meet_is_kept() -> None:
-    cfg = inferred(
-        distributed_init_method="tcp://other:2", distributed_world_size=2, distributed_rank=1, distributed_no_spawn=True
-    )
-    assert (cfg.distributed_init_method, cfg.distributed_world_size, cfg.distributed_rank) == ("tcp://other:2", 2, 1)
-
-
-def test_without_a_launcher_a_process_trains_alone() -> None:
-    assert not {"RANK", "WORLD_SIZE"} & set(os.environ)
-    assert inferred(distributed_world_size=1).distributed_init_method is None
-
-
-@pytest.mark.usefixtures("launched")
-def test_hydra_under_a_launcher_is_told_how_many_processes_there_are() -> None:
+def test_hydra_under_a_launcher_is_told_how_many_processes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides before it imports the package, and would train alone in each."""
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(
         UsageError, match=r"^distributed_training.distributed_world_size=4 must be given to fairseq-hyd"
     ):

@@ -73,28 +73,23 @@ def test_bos_counts_among_the_positions_that_are_given(arch: str) -> None:
         build(arch, flags, dictionary(9), POSITIONS)
 
 
-@pytest.mark.parametrize("arch", PLAIN)
-def test_full_rows_behind_bos_train(arch: str, data: Path) -> None:
-    task, model, criterion = setup(arch, data)
+# One token a chunk, so that a row has as many chunks as tokens, the last target included.
+FIRST_PHASE = ("--criterion", "in_batch_sampled_softmax", "--segmentation", "fixed", "--max-segment-len", "1")
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags"), [*((arch, ()) for arch in PLAIN), ("haed", FIRST_PHASE), ("hred", FIRST_PHASE)]
+)
+def test_full_rows_behind_bos_train(arch: str, flags: tuple[str, ...], data: Path) -> None:
+    task, model, criterion = setup(arch, data, *flags)
     task.load_dataset("train")
     batch = next(task.get_batch_iterator(task.dataset("train"), max_sentences=3).next_epoch_itr(shuffle=False))
     assert batch["net_input"]["src_tokens"].shape[1] == WINDOW + 1
     loss, size, _ = criterion(model.train(), batch)
     loss.backward()
+    assert torch.isfinite(loss)
     assert size == batch["target"].ne(task.dictionary.pad()).sum()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-@pytest.mark.parametrize("arch", ["haed", "hred"])
-def test_the_first_phase_trains_on_full_rows_behind_bos(arch: str, data: Path) -> None:
-    # One token a chunk, so that a row has as many chunks as tokens, the last target included.
-    flags = ("--criterion", "in_batch_sampled_softmax", "--segmentation", "fixed", "--max-segment-len", "1")
-    task, model, criterion = setup(arch, data, *flags)
-    task.load_dataset("train")
-    batch = next(task.get_batch_iterator(task.dataset("train"), max_sentences=3).next_epoch_itr(shuffle=False))
-    loss, _, _ = criterion(model.train(), batch)
-    loss.backward()
-    assert torch.isfinite(loss)
 
 
 @pytest.mark.parametrize("context", [0, 5])

@@ -9,11 +9,11 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.registry import GENERATORS, Case, build, random_case, setting
+from tests.registry import GENERATORS, Case, build, random_case, seeds, setting
 
 # What a kernel does not do (masks, a precision) torch's plain products do.
 BACKENDS = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
-SEEDS = range(4)
+SEEDS = seeds(2, 4)
 # float64, as in test_invariants.
 EXACT = 1e-9
 

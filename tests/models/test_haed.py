@@ -61,15 +61,6 @@ def test_chunks_end_where_a_loop_over_the_past_says(kind: str, longest: int) -> 
             assert torch.equal(ends[row], expected)
 
 
-def test_padding_in_the_middle_of_a_row_counts_for_nothing() -> None:
-    segmentation = Segmentation("words", 3, (4,), 9, 1)
-    tokens = torch.tensor([[2, 5, 6, 4, 7, 8, 5, 6, 4]])
-    holed = torch.tensor([[2, 5, 1, 6, 4, 1, 1, 7, 8, 5, 6, 4]])
-    ends, holed_ends = segmentation.ends(tokens, tokens != 1), segmentation.ends(holed, holed != 1)
-    assert torch.equal(holed_ends[holed != 1], ends[0])
-    assert not holed_ends[holed == 1].any()
-
-
 @pytest.mark.parametrize("parts", PARTS, ids="-".join)
 def test_logits_and_gradients_equal_those_of_the_naive_model(parts: tuple[str, ...]) -> None:
     encoder, main, decoder, segmentation = parts

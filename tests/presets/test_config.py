@@ -1,14 +1,16 @@
 """``fairseq-ms config``: what it writes for every preset of every paper, and the ready file of each."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from fairseq_ms import cli
 from fairseq_ms.analysis.config import config_text
-from fairseq_ms.lm.registry import CONFIGS, PRESETS
+from fairseq_ms.lm.registry import CONFIGS, PRESETS, Preset
 from tests.helpers.cli import ROOT
 from tests.helpers.corpus import large_data
 from tests.helpers.hydra import OF_PAPERS, assert_the_file_carries_the_values_of, build_everything, composed
@@ -16,7 +18,13 @@ from tests.helpers.hydra import OF_PAPERS, assert_the_file_carries_the_values_of
 READY = sorted((ROOT / "user_dir_examples").glob("*/config/*.yaml"))
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+def one_of_each_model(presets: Mapping[str, Preset]) -> list[Any]:
+    """All names for ``parametrize``; `make test` takes the last of each model."""
+    last = {preset.model: name for name, preset in sorted(presets.items())}.values()
+    return [name if name in last else pytest.param(name, marks=pytest.mark.slow) for name in sorted(presets)]
+
+
+@pytest.mark.parametrize("name", one_of_each_model(CONFIGS))
 def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(name: str) -> None:
     written = OmegaConf.create(config_text(CONFIGS[name]))
     # What the file leaves to the caller, and nothing else.
@@ -30,7 +38,7 @@ def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(name:
     build_everything(cfg, int(cutoffs.split(",")[-1]) + 1000)
 
 
-@pytest.mark.parametrize("arch", sorted(PRESETS))
+@pytest.mark.parametrize("arch", one_of_each_model(PRESETS))
 def test_the_file_of_a_preset_says_what_its_arch_says(arch: str) -> None:
     assert_the_file_carries_the_values_of(arch)
 

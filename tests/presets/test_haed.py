@@ -1,7 +1,5 @@
 """Every preset of the HAED paper, and its runs: that a file for hydra builds the model that the preset builds."""
 
-from typing import Any
-
 import pytest
 
 from fairseq_ms.analysis.config import settings
@@ -62,19 +60,3 @@ def test_the_phases_see_different_halves_and_all_others_the_whole() -> None:
         "characters_finetune": "second",
         "pixels_finetune": "second",
     }
-
-
-@pytest.mark.parametrize("name", sorted({*RUNS, *ARCHS}))
-def test_the_rates_are_those_of_appendix_b(name: str) -> None:
-    cfg: dict[str, Any] = settings(CONFIGS[name])
-    groups = cfg["optimizer"]["groups"]
-    assert list(groups) == ["encoder", "main", *([] if name.endswith("_iem") else ["decoder"])]
-    slow = cfg["model"]["main"] == "transformer"
-    for part, group in groups.items():
-        rate = 0.00035 if part == "main" and slow else 0.002
-        assert group["lr_float"] == rate
-        assert group["optimizer"]["lr"] == [rate]
-        assert group["lr_scheduler"]["min_lr"] == pytest.approx(rate / 20)
-        assert group["lr_scheduler"]["warmup_updates"] == (2000 if slow else 0)
-    assert cfg["optimization"] == {"max_update": "???", "clip_norm": 0.01, "lr": [0.002]}
-    assert cfg["dataset"]["batch_size"] == 32

@@ -10,14 +10,10 @@ import torch
 from fairseq import options, tasks
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
 
 from fairseq_ms.analysis import perplexity
-from fairseq_ms.analysis.config import config_text
 from fairseq_ms.data.random_offsets import at_random_offset
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.registry import CONFIGS
-from tests.helpers.hydra import composed
 from tests.helpers.resumed import equal
 from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 
@@ -141,13 +137,6 @@ def test_a_model_with_a_memory_is_refused(data: Path) -> None:
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     with pytest.raises(UsageError, match=f"--task must be streaming_language_modeling .*: got {OURS}"):
         tasks.setup_task(cfg.task).build_model(cfg.model)
-
-
-def test_a_configuration_for_hydra_takes_the_task(data: Path) -> None:
-    written = OmegaConf.create(config_text(CONFIGS["retina_lm_wt103_16"]))
-    written.task.update({"_name": OURS, "data": str(data)})
-    lengths = [len(block["target"]) for block in blocks(tasks.setup_task(composed(written).task), 1)]
-    assert len(lengths) == 1 + (lengths[0] < 150)
 
 
 def test_a_model_trained_so_is_evaluated_with_context_like_any_other(data: Path, tmp_path: Path) -> None:

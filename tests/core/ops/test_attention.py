@@ -18,6 +18,7 @@ from fairseq_ms.core.ops.attention import (
 )
 from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
+from tests.helpers.gradients import assert_same_with_gradients
 
 
 def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):
@@ -39,14 +40,6 @@ def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):
 def tensors(queries: int, keys: int) -> list[torch.Tensor]:
     shapes = [(2, 3, queries, 5), (2, 3, keys, 5), (2, 3, keys, 5)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-
-
-def assert_same_with_gradients(one: torch.Tensor, other: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    weights = torch.randn_like(other)
-    grads = [torch.autograd.grad((y * weights).sum(), inputs) for y in (one, other)]
-    for a, b in zip([one, *grads[0]], [other, *grads[1]], strict=True):
-        # float64, sums of up to 150 products.
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
 def masks_of(monkeypatch) -> list[torch.Tensor]:
@@ -75,7 +68,7 @@ def test_attention_without_dropout_is_the_formula(queries: int, keys: int, causa
     q, k, v = tensors(queries, keys)
     bias = None if causal else torch.randn(2, 1, queries, keys, dtype=torch.float64)
     result = attend(q, k, v, bias=bias, causal=causal)
-    assert_same_with_gradients(result, naive(q, k, v, bias, causal), [q, k, v])
+    assert_same_with_gradients(result, naive(q, k, v, bias, causal), [q, k, v], 1e-10)
 
 
 @pytest.mark.cpu
@@ -93,7 +86,7 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
     assert len(drawn) == chunks
     masks = by_query(drawn, chunks, queries)
     expected = naive(q, k, v, bias, kind == "causal", masks, keep_prob(0.4))
-    assert_same_with_gradients(result, expected, [q, k, v])
+    assert_same_with_gradients(result, expected, [q, k, v], 1e-10)
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
 
@@ -120,7 +113,7 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     q, k, v = split_qkv(layer.qkv(layer.norm(x)), 3)
     share = keep_prob(dropout) if dropout else 1.0
     expected = layer.out(merge_heads(naive(q, k, v, None, True, masks, share)))
-    assert_same_with_gradients(result, expected, [x, *layer.parameters()])
+    assert_same_with_gradients(result, expected, [x, *layer.parameters()], 1e-10)
 
 
 @pytest.mark.cpu

@@ -16,7 +16,7 @@ from fairseq_ms.core.ops.linear import (
     norm_linear_and_normed,
 )
 from fairseq_ms.core.ops.recompute import scaled_mask
-from tests.helpers.gradients import assert_same, gradients
+from tests.helpers.gradients import assert_same_with_gradients, gradients
 
 
 def parameters(*modules: nn.Module) -> list[Tensor]:
@@ -43,7 +43,7 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
     ours = activation_linear(x, activation, p, linear, recompute=True)
     hidden = ACTIVATIONS[activation](x)
     plain = F.linear(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden, *linear.parameters())
-    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
+    assert_same_with_gradients(ours, plain, inputs)
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -53,19 +53,18 @@ def test_a_norm_before_a_projection_equals_autograd(bias: bool, kind: str) -> No
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
     inputs = [x, *parameters(norm, linear)]
     ours, plain = (norm_linear(x, norm, linear, recompute) for recompute in (True, False))
-    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
+    assert_same_with_gradients(ours, plain, inputs)
 
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_normalised_input_that_others_use_too_passes_both_gradients_on(kind: str) -> None:
     norm, linear = random_norm(7, kind), Linear(7, 4).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    inputs, both = [x, *parameters(norm, linear)], []
-    for recompute in (True, False):
-        projected, normed = norm_linear_and_normed(x, norm, linear, recompute)
-        result = torch.cat([projected, normed.sin()], dim=-1)
-        both.append([result, *gradients(result, inputs)])
-    assert_same(*both)
+    ours, plain = (
+        torch.cat([projected, normed.sin()], dim=-1)
+        for projected, normed in (norm_linear_and_normed(x, norm, linear, recompute) for recompute in (True, False))
+    )
+    assert_same_with_gradients(ours, plain, [x, *parameters(norm, linear)])
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -95,4 +94,4 @@ def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(
     ours = block(x)
     hidden = F.gelu(block.up(block.norm(x)))
     plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)
-    assert_same([ours, *gradients(ours, inputs)], [plain, *gradients(plain, inputs)])
+    assert_same_with_gradients(ours, plain, inputs)

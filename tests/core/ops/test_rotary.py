@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.ops.rotary import rotate, rotation
+from tests.helpers.gradients import assert_same_with_gradients
 from tests.registry import build, dictionary
 
 
@@ -34,10 +35,7 @@ def test_rotation_equals_complex_numbers_in_outputs_and_gradients(
     x = torch.randn(2, len(positions), width, dtype=torch.float64, requires_grad=True)
     fast = rotate(x, rotation(positions, head_dim, 50.0, x), heads)
     slow = naive(x, positions, heads, head_dim, 50.0)
-    torch.testing.assert_close(fast, slow, rtol=0.0, atol=1e-9)
-    direction = torch.randn_like(fast)
-    results = [torch.autograd.grad((y * direction).sum(), x)[0] for y in (fast, slow)]
-    torch.testing.assert_close(*results, rtol=0.0, atol=1e-9)
+    assert_same_with_gradients(fast, slow, [x], 1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -198,7 +198,7 @@ class BottomUpState(State):
     """
 
     def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
-        like, aggregate = model.embed.like(), model.aggregate.attention
+        self.batch_size, like, aggregate = batch_size, model.embed.like(), model.aggregate.attention
         rooms = [capacity // scale.factor for scale in model.coarse]
         self.unfinished = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]
         self.coarse = [stack_caches(s.stack, batch_size, room, like) for s, room in zip(model.coarse, rooms)]

@@ -121,7 +121,7 @@ class StreamState(State):
 
     def restart(self, start: Memory, length: int) -> None:
         """Continue a memory, which is that after ``length`` tokens."""
-        self.start, self.first, self.length = start, length, length
+        self.start, self.first, self.length, self.batch_size = start, length, length, start.batch_size
         self.mems = self.before = start.states
         self.moving: Mems = {}
         self.waiting_BT, self.tokens_BT = start.pending_BT, start.pending_BT[:, :0]

@@ -140,7 +140,7 @@ class TopDownState(State):
     """
 
     def __init__(self, scales: Sequence[TopDownScale], batch_size: int, capacity: int, like: Tensor) -> None:
-        coarsest = scales[0]
+        self.batch_size, coarsest = batch_size, scales[0]
         shape = batch_size, coarsest.factor - 1, like.size(-1)
         self.before = Rows(like.new_full(shape, coarsest.pool.padding))
         self.caches = {s.factor: stack_caches(s.stack, batch_size, -(-capacity // s.factor), like) for s in scales}

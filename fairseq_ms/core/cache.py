@@ -44,6 +44,11 @@ class State(ABC):
     places: Sequence[Place] = ()
     phase: int = -1
 
+    @property
+    def at(self) -> int:
+        """Where the next token is, for whoever asks which blocks end with it and no more."""
+        return self.phase if self.places else self.length
+
     @abstractmethod
     def parts(self) -> Iterable[Reorderable]:
         """Everything that has a row for each text."""
@@ -62,8 +67,11 @@ class State(ABC):
         if length != self.length:
             raise CannotTruncate
 
-    def fix(self, capacity: int) -> None:
-        """Let a state before its first token have buffers of fixed shapes, with room for a text of so many."""
+    def fixed(self, capacity: int) -> State:
+        """A state that takes one token a step into buffers of fixed shapes, with room for so many in all.
+
+        Of a state before its first token, which is not used any more.
+        """
         raise NotImplementedError
 
     def load(self, state: State) -> None:

@@ -135,7 +135,7 @@ class FixedRows(Rows):
 
     def load(self, rows: Rows) -> None:
         """Take over what another one holds."""
-        self.x.copy_(rows.x)
+        self.x[:, : rows.x.size(1)].copy_(rows.x)
 
     def reorder(self, order: Tensor) -> None:
         self.x.copy_(self.x.index_select(0, order))
@@ -158,6 +158,3 @@ class FixedBlock(FixedRows):
         if x_B1D.size(1):
             self.x.index_copy_(1, self.place.index_1, x_B1D)
         return self.x if self.place.full and x_B1D.size(1) else self.x[:, :0]
-
-    def load(self, rows: Rows) -> None:
-        self.x[:, : rows.x.size(1)].copy_(rows.x)

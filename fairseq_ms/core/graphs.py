@@ -63,8 +63,7 @@ class Steps:
 
     def __init__(self, model: CausalModel, batch_size: int, capacity: int) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
-        self.state = model.new_state(batch_size)
-        self.state.fix(capacity)
+        self.state = model.new_state(batch_size).fixed(capacity)
         self.rows = batch_size
         self.tokens_B1 = torch.zeros(batch_size, 1, dtype=torch.long, device=next(model.parameters()).device)
         # By kind: None once a step has run, then its graph and the features that it gives.

@@ -205,7 +205,7 @@ class RetinaState(State):
     def parts(self) -> Iterable[Reorderable]:
         return [part for cache in self.caches for part in cache.parts()]
 
-    def fix(self, capacity: int) -> None:
+    def fixed(self, capacity: int) -> RetinaState:
         groups, like = self.caches[0].groups, self.caches[0].windows[0].buffer
         self.length = like.new_zeros(1, dtype=torch.long)
         # The blocks that a window has, and the unfinished one.
@@ -215,6 +215,7 @@ class RetinaState(State):
         self.places = [*windows, *blocks]
         for cache in self.caches:
             cache.fix(windows, blocks)
+        return self
 
 
 class Retina(LanguageModel):

@@ -43,11 +43,12 @@ class VanillaState(State):
             cache.truncate(length)
         self.length = length
 
-    def fix(self, capacity: int) -> None:
+    def fixed(self, capacity: int) -> VanillaState:
         like = self.caches[0].buffer
         self.length = like.new_zeros(1, dtype=torch.long)
         self.places = [slots := Slots(self.length, capacity, like)]
         self.caches = [FixedCache(cache, slots) for cache in self.caches]
+        return self
 
 
 class Vanilla(LanguageModel):

@@ -21,12 +21,17 @@ from tests.core.test_model import NAMES, build
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
 ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": True}
+SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
 # A name, what differs from the usual sizes, and how many kinds of step there are.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vanilla": ("Vanilla", {"normalize_before": False}, 1),
     "vanilla, rotary": ("Vanilla", ROTARY, 1),
     "retina": ("Retina", {"downsampler": "max"}, 1),
     "retina, rotary": ("Retina", {**ROTARY, "downsampler": "conv", "normalize_before": False}, 1),
+    "topdown": ("TopDown", {"downsampler": "max", "scales": SCALES}, 4),
+    "topdown, rotary": ("TopDown", {**ROTARY, "downsampler": "conv", "scales": SCALES}, 4),
+    "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),
+    "bottomup, rotary": ("BottomUp", {**ROTARY, "downsampler": "max", "scales": SCALES}, 4),
 }
 FIXED = sorted({name for name, _, _ in MODELS.values()})
 every_model = pytest.mark.parametrize("which", MODELS)
@@ -34,7 +39,8 @@ every_model = pytest.mark.parametrize("which", MODELS)
 
 def small(which: str) -> CausalModel:
     name, changes, _ = MODELS[which]
-    return build(name, **{"layers": 2, "max_positions": CAPACITY, **changes})
+    layers = {} if "scales" in changes else {"layers": 2}
+    return build(name, **{**layers, "max_positions": CAPACITY, **changes})
 
 
 def begun(model: CausalModel, tokens: Tensor) -> tuple[State, Steps]:

@@ -32,6 +32,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "topdown, rotary": ("TopDown", {**ROTARY, "downsampler": "conv", "scales": SCALES}, 4),
     "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),
     "bottomup, rotary": ("BottomUp", {**ROTARY, "downsampler": "max", "scales": SCALES}, 4),
+    "transformer-xl": ("TransformerXL", {"segment_len": 7, "mem_len": 9}, 2),
+    "compressive": ("CompressiveTransformer", {"segment_len": 6, "mem_len": 4, "normalize_before": False}, 2),
 }
 FIXED = sorted({name for name, _, _ in MODELS.values()})
 every_model = pytest.mark.parametrize("which", MODELS)

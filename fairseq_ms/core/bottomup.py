@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock, stack_caches
+from fairseq_ms.core.fixed import FixedBlock, FixedCache, Place, Slots
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
+from fairseq_ms.core.ops.rotary import beginnings
+from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.core.pooling import normalised
 from fairseq_ms.core.scales import Scale, check_scales
 
@@ -74,7 +78,7 @@ class BottomUpScale(nn.Module):
         fine_BCD: Tensor,
         unfinished: UnfinishedBlock | None = None,
         caches: Sequence[KeyValueCache] | None = None,
-        start: int = 0,
+        start: int | Tensor = 0,
     ) -> Tensor:
         """The finer scale's output (B, C, D) behind ``start`` tokens -> (B, C // ratio, D), finished blocks only."""
         if unfinished is not None:
@@ -83,13 +87,11 @@ class BottomUpScale(nn.Module):
         if finished_BCD.size(1) == 0:
             return finished_BCD
         out_BCD = normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute)
-        return self.stack(out_BCD, caches, self.config.rotation(first_tokens(start, self.factor, out_BCD), out_BCD))
-
-
-def first_tokens(start: int, factor: int, blocks_BCD: Tensor) -> range:
-    """Where the blocks of k tokens begin that are the first to be finished behind ``start`` tokens."""
-    first = start // factor * factor
-    return range(first, first + blocks_BCD.size(1) * factor, factor)
+        return self.stack(
+            out_BCD,
+            caches,
+            self.config.rotation(beginnings(start, out_BCD.size(1) * self.factor, self.factor), out_BCD),
+        )
 
 
 class AggregationAttention(nn.Module):
@@ -136,21 +138,25 @@ class AggregationAttention(nn.Module):
             cache = state.aggregation[level]
             if blocks[level].size(1):
                 cache.append(*self._keys_and_values(level, blocks[level], start))
-            outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, start))
+            if isinstance(cache, FixedCache):
+                outputs.append(cache.read(q_BNTH).transpose(1, 2))
+            else:
+                outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, start))
         y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
-    def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""
         factor, heads = list(self.heads.items())[level]
-        rotation_2CF = self.config.rotation(first_tokens(start, factor, blocks_BCD), blocks_BCD, self.head_dim)
+        positions = beginnings(start, blocks_BCD.size(1) * factor, factor)
+        rotation_2CF = self.config.rotation(positions, blocks_BCD, self.head_dim)
         pair = self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF)
         k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
-    def _queries(self, x_BTD: Tensor, start: int) -> list[Tensor]:
+    def _queries(self, x_BTD: Tensor, start: int | Tensor) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
-        rotation_2TF = self.config.rotation(range(start, start + x_BTD.size(1)), x_BTD, self.head_dim)
+        rotation_2TF = self.config.rotation(beginnings(start, x_BTD.size(1)), x_BTD, self.head_dim)
         queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
         # (B, T, N * H) -> (B, N, T, H)
@@ -198,23 +204,46 @@ class BottomUpState(State):
     """
 
     def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
-        like, aggregate = model.embed.like(), model.aggregate.attention
-        rooms = [capacity // scale.factor for scale in model.coarse]
-        self.unfinished = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]
-        self.coarse = [stack_caches(s.stack, batch_size, room, like) for s, room in zip(model.coarse, rooms)]
-        self.aggregation = [
+        self.batch_size, like, aggregate = batch_size, model.embed.like(), model.aggregate.attention
+        self.fine_like, self.factors = like, [scale.factor for scale in model.coarse]
+        rooms = [capacity // factor for factor in self.factors]
+        self.unfinished: list[Any] = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]
+        self.coarse: list[Any] = [stack_caches(s.stack, batch_size, room, like) for s, room in zip(model.coarse, rooms)]
+        self.aggregation: list[Any] = [
             KeyValueCache(batch_size, heads, aggregate.head_dim, room, like)
             for heads, room in zip(aggregate.heads.values(), rooms)
         ]
-        self.fine = stack_caches(model.stack, batch_size, capacity, like)
+        self.fine: list[Any] = stack_caches(model.stack, batch_size, capacity, like)
 
     def parts(self) -> Iterable[Reorderable]:
         coarse = [cache for caches in self.coarse for cache in caches]
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 
+    def fixed(self, capacity: int) -> BottomUpState:
+        like, factors = self.fine_like, self.factors
+        self.length = position = like.new_zeros(1, dtype=torch.long)
+        groups = [HeadGroup(factor, 0, capacity, 0) for factor in factors]
+        rooms = [-(-capacity // factor) for factor in factors]
+        blocks = [Place(position, k // finer, finer) for finer, k in pairwise([1, *factors])]
+        coarse = [Slots(position, room, like, k) for k, room in zip(factors, rooms)]
+        seen = [Slots(position, room, like, k, group.visible) for k, room, group in zip(factors, rooms, groups)]
+        fine = Slots(position, capacity, like)
+        self.unfinished = [FixedBlock(block, place) for block, place in zip(self.unfinished, blocks)]
+        self.coarse = [[FixedCache(cache, slots) for cache in own] for own, slots in zip(self.coarse, coarse)]
+        self.aggregation = [FixedCache(cache, slots) for cache, slots in zip(self.aggregation, seen)]
+        self.fine = [FixedCache(cache, fine) for cache in self.fine]
+        self.places = [*blocks, *coarse, *seen, fine]
+        return self
+
+    def kind(self, length: int) -> int:
+        # The last position of the greatest block that ends, or of none.
+        return max(factor for factor in (1, *self.factors) if (length + 1) % factor == 0) - 1
+
 
 class BottomUp(LanguageModel):
     """Coarse scales over the outputs of finer ones, an aggregation layer that reads them all, layers over tokens."""
+
+    has_fixed_steps = True
 
     def __init__(self, config: BottomUpConfig) -> None:
         super().__init__(config)
@@ -248,7 +277,7 @@ class BottomUp(LanguageModel):
             out_BCD = scale(out_BCD, *past)
             representations[scale.factor] = out_BCD
         out_BTD = self.aggregate(x_BTD, list(representations.values()), state)
-        rotation_2TF = self.config.rotation(range(start, start + tokens_BT.size(1)), out_BTD)
+        rotation_2TF = self.config.rotation(beginnings(start, tokens_BT.size(1)), out_BTD)
         out_BTD = self.stack(out_BTD, state.fine if state is not None else None, rotation_2TF)
         if state is not None:
             state.length += tokens_BT.size(1)

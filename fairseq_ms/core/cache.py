@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+
+if TYPE_CHECKING:
+    from fairseq_ms.core.fixed import Place
 
 
 class CannotTruncate(Exception):
@@ -28,9 +31,23 @@ class State(ABC):
     """What a model knows of a batch of texts, ``length`` tokens into every row; nothing of it hides in the model.
 
     A model's forward pass reads a state and moves it on, without gradients.
+
+    Attributes:
+        length: an integer, and a tensor (1,) from when on the buffers are of fixed shapes
+        batch_size: B
+        places: where a step writes; none unless the buffers are of fixed shapes
+        phase: where in its blocks the token of such a step is, as a position
     """
 
-    length: int = 0
+    length: Any = 0
+    batch_size: int
+    places: Sequence[Place] = ()
+    phase: int = -1
+
+    @property
+    def at(self) -> int:
+        """Where the next token is, for whoever asks which blocks end with it and no more."""
+        return self.phase if self.places else self.length
 
     @abstractmethod
     def parts(self) -> Iterable[Reorderable]:
@@ -41,6 +58,7 @@ class State(ABC):
 
         Whoever calls this leaves out an order that changes nothing: finding that out means waiting for a GPU.
         """
+        self.batch_size = order.numel()
         for part in self.parts():
             part.reorder(order)
 
@@ -49,11 +67,33 @@ class State(ABC):
         if length != self.length:
             raise CannotTruncate
 
+    def fixed(self, capacity: int) -> State:
+        """A state that takes one token a step into buffers of fixed shapes, with room for so many in all.
+
+        Of a state before its first token, which is not used any more.
+        """
+        raise NotImplementedError
+
+    def load(self, state: State) -> None:
+        """Take over, into buffers of fixed shapes, what another state of as many texts knows."""
+        self.length.fill_(state.length)
+        mine: Iterable[Any] = self.parts()
+        for part, own in zip(mine, state.parts(), strict=True):
+            part.load(own)
+
+    def kind(self, length: int) -> int:
+        """The phase of a step behind so many tokens: steps of one phase are the same operations."""
+        return -1
+
 
 class Rows:
     """A tensor with a row for each text, which a state replaces as it moves on."""
 
     def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def put(self, x: Tensor) -> None:
+        """Replace it."""
         self.x = x
 
     def reorder(self, order: Tensor) -> None:
@@ -102,6 +142,10 @@ class KeyValueCache:
         q, k, v = split_qkv(qkv, heads)
         k, v = self.append(k, v)
         return merge_heads(attend(q, k, v, causal=True, dropout=dropout, recompute=recompute))
+
+    def kept(self) -> tuple[Tensor, int]:
+        """Keys and values (2, B, N, S, H) of the last S positions that it has, and how many there have been."""
+        return self.buffer[:, :, :, : self.length], self.length
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
@@ -163,6 +207,10 @@ class SlidingCache:
         assert self.first <= start <= stop <= self.end
         window = self.buffer[:, :, :, start - self.first : stop - self.first]
         return window[0], window[1]
+
+    def kept(self) -> tuple[Tensor, int]:
+        """As those of a ``KeyValueCache``."""
+        return self.buffer[:, :, :, : self.end - self.first], self.end
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""

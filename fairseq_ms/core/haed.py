@@ -195,6 +195,7 @@ class HAEDState(State):
 
     def __init__(self, main: RowCaches | LSTMState, decoder: LSTMState | ChunkCaches, unfinished: Unfinished) -> None:
         self.main, self.decoder, self.unfinished = main, decoder, unfinished
+        self.batch_size = unfinished.place_B.numel()
 
     def parts(self) -> Iterable[Reorderable]:
         return self.main, self.decoder, self.unfinished

@@ -156,8 +156,8 @@ class TokenEmbedding(nn.Module):
         self.drop = Dropout(dropout, recompute)
         self.positions = nn.Embedding(positions, dim) if positions is not None else None
 
-    def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
-        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1.
+    def forward(self, tokens_BT: Tensor, start: int | Tensor = 0) -> Tensor:
+        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; start may be a tensor (1,).
 
         Padding has to be on the right: it then never lies in the past of a token that counts.
         """
@@ -165,7 +165,7 @@ class TokenEmbedding(nn.Module):
         if self.scale != 1.0:
             x_BTD = x_BTD * self.scale
         if self.positions is not None:
-            positions_T = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
+            positions_T = torch.arange(tokens_BT.size(1), device=tokens_BT.device) + start
             x_BTD = x_BTD + self.positions(positions_T)
         return self.drop(x_BTD)
 

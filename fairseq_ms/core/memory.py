@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.cache import CannotTruncate, State
+from fairseq_ms.core.cache import CannotTruncate, Reorderable, State
+from fairseq_ms.core.fixed import FixedCache, FixedRows, Slots
 
 if TYPE_CHECKING:
     from fairseq_ms.core.streaming import SegmentCache, StreamingModel
@@ -121,7 +122,7 @@ class StreamState(State):
 
     def restart(self, start: Memory, length: int) -> None:
         """Continue a memory, which is that after ``length`` tokens."""
-        self.start, self.first, self.length = start, length, length
+        self.start, self.first, self.length, self.batch_size = start, length, length, start.batch_size
         self.mems = self.before = start.states
         self.moving: Mems = {}
         self.waiting_BT, self.tokens_BT = start.pending_BT, start.pending_BT[:, :0]
@@ -163,6 +164,9 @@ class StreamState(State):
             self.done = 0
         return y_BTD
 
+    def fixed(self, capacity: int) -> FixedStream:
+        return FixedStream(self.model, self.batch_size)
+
     def parts(self) -> Iterable[SegmentCache]:
         return self.caches.values()
 
@@ -184,3 +188,107 @@ class StreamState(State):
         self.restart(self.start, self.first)
         if tokens_BT.size(1):
             self.advance(tokens_BT)
+
+
+class SegmentSlots(Slots):
+    """Those of a memory and the segment behind it, whose next token is at ``position_1`` among them.
+
+    Attributes:
+        row_P: in the projected sinusoids of the window, the distance of each place, once a step has begun
+    """
+
+    row_P: Tensor
+
+    def __init__(self, position_1: Tensor, window: int, like: Tensor) -> None:
+        super().__init__(position_1, window, like)
+        # One more, which relative attention leaves out.
+        self.window, self.all_P = window, torch.arange(self.capacity + 1, device=like.device)
+
+    def begin(self, phase: int) -> None:
+        super().begin(phase)
+        self.row_P = (self.all_P + (self.window - 1) - self.position_1).clamp(max=self.window)
+
+
+class FixedSegment(FixedCache):
+    """A ``SegmentCache`` that takes one position a step."""
+
+    slots: SegmentSlots
+
+    def __init__(self, cache: SegmentCache, slots: SegmentSlots) -> None:
+        super().__init__(cache, slots)
+        self.cache = cache
+
+    @property
+    def bias(self) -> Tensor:
+        return self.slots.bias
+
+    @property
+    def r_PNH(self) -> Tensor:
+        """The projected sinusoid of the distance of each place."""
+        return self.cache.r_PNH.index_select(0, self.slots.row_P)
+
+    def begin(self, m_BMD: Tensor) -> None:
+        """Begin a segment behind a memory."""
+        for part, own in zip(self.buffer, self.cache.of_memory(m_BMD)):
+            part[:, :, : m_BMD.size(1)].copy_(own)
+
+
+class FixedStream(State):
+    """The state of streams in buffers of fixed shapes: at the end of a segment, the memory moves on.
+
+    Attributes:
+        length: where the next token is behind the memory's states
+        mems: as in ``StreamState``
+        moving: by the layers' names, what they have read of the segment
+        done: how many tokens there were in the segment when the state was loaded, less those before
+    """
+
+    def __init__(self, model: StreamingModel, batch_size: int) -> None:
+        self.model, self.batch_size, self.done = model, batch_size, 0
+        self.past = model.window - model.segment_len
+        self.length = torch.full((1,), self.past, device=model.u.device)
+        self.places = [slots := SegmentSlots(self.length, model.window, model.u)]
+        self.caches: Any = {n: FixedSegment(cache, slots) for n, cache in model.segment_caches(batch_size).items()}
+        self.mems = {name: FixedRows(x.clone()) for name, x in model.new_memory(batch_size).states.items()}
+        shape = batch_size, model.segment_len, model.config.dim
+        self.moving = {name: FixedRows(model.u.new_zeros(shape)) for name in self.caches}
+
+    def parts(self) -> Iterable[Reorderable]:
+        return [*self.mems.values(), *self.moving.values(), *self.caches.values()]
+
+    def kind(self, length: int) -> int:
+        # Whether a segment ends.
+        return int((length + self.done + 1) % self.model.segment_len == 0)
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        assert isinstance(state, StreamState)
+        assert not state.waiting_BT.size(1)
+        self.length.fill_(self.past + state.done)
+        self.done = state.done - state.length
+        for name, x in state.mems.items():
+            self.mems[name].put(x)
+        positions = self.model.sinusoids()
+        for name, cache in self.caches.items():
+            # The weights may be others than they were.
+            cache.cache.r_PNH.copy_(cache.cache.attention.project(positions))
+            cache.begin(state.mems[name])
+            if state.done:
+                cache.load(state.caches[name])
+                self.moving[name].x[:, : state.done].copy_(state.moving[name])
+
+    @torch.no_grad()
+    def advance(self, tokens_B1: Tensor) -> Tensor:
+        """Outputs (B, 1, D) of the next token of the streams."""
+        model, mems = self.model, {name: rows.x for name, rows in self.mems.items()}
+        y_B1D, moving = model.forward_segment(model.embed_tokens(tokens_B1), mems, model.u, self.caches)
+        for name, x_B1D in moving.items():
+            self.moving[name].x.index_copy_(1, self.length - self.past, x_B1D)
+        self.length += 1
+        if self.phase:
+            after, _ = model.remember({name: rows.x for name, rows in self.moving.items()}, mems)
+            for name, x in after.items():
+                self.mems[name].put(x)
+                self.caches[name].begin(x)
+            self.length.fill_(self.past)
+        return y_B1D

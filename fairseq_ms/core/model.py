@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import State
+from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
@@ -98,12 +100,13 @@ class Unread(State):
 
     def __init__(self, tokens_BT: Tensor) -> None:
         self.tokens_BT = tokens_BT
-        self.length = tokens_BT.size(1)
+        self.batch_size, self.length = tokens_BT.shape
 
     def parts(self) -> list:
         return []
 
     def reorder(self, order: Tensor) -> None:
+        super().reorder(order)
         self.tokens_BT = self.tokens_BT.index_select(0, order)
 
 
@@ -116,7 +119,12 @@ class CausalModel(nn.Module, ABC):
         config: its sizes, with ``max_positions``
         project: from features to logits
         adaptive_softmax: what takes its place, if anything does
+        has_fixed_steps: whether its states can have buffers of fixed shapes
+        steps: those of the last texts that were generated with them
     """
+
+    has_fixed_steps = False
+    steps: Steps | None = None
 
     config: Any
     project: nn.Module | None
@@ -142,13 +150,14 @@ class CausalModel(nn.Module, ABC):
 
         Gradients are those of whole texts: with a state, which this call moves on, there are none.
         Without one, texts begin; the state that comes back then reads them once more if it is used
-        (``new_state`` gives one that remembers them at once). Raises ValueError for tokens of another shape and a text
-        longer than ``max_length``.
+        (``new_state`` gives one that remembers them at once). Raises ValueError for tokens of another shape, a state of
+        another batch size and a text longer than ``max_length``.
         """
         check_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
             return self.logits(self.features(tokens_BT)), Unread(tokens_BT)
+        check_batch(state.batch_size, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
         with torch.no_grad():
             if isinstance(state, Unread):
@@ -195,6 +204,7 @@ class CausalModel(nn.Module, ABC):
         top_p: float = 1.0,
         state: State | None = None,
         generator: torch.Generator | None = None,
+        graphs: bool | None = None,
     ) -> Tensor:
         """The prompt (B, P) or (P,) and n tokens behind it, (B, P + n) or (P + n,).
 
@@ -206,19 +216,29 @@ class CausalModel(nn.Module, ABC):
             top_p: draw from the most probable tokens that together have this probability
             state: what comes before the prompt; it moves on to the last token but one
             generator: where random numbers come from
+            graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; by default, where it can
 
-        Raises ValueError for a prompt without tokens, numbers outside their ranges, and a text that would grow longer
-        than ``max_length``.
+        Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size, a
+        text that would grow longer than ``max_length``, and graphs where there can be none.
         """
         check_sampling(prompt, n, temperature, top_k, top_p)
         texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
+        with_graphs, steps, own = takes_graphs(self, graphs) and n > 1, None, state is None
+        if state is not None:
+            check_batch(state.batch_size, texts[0])
         with inference(self):
             state = state if state is not None else self.new_state(texts[0].size(0), length)
+            read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
             for _ in range(n):
-                x_B1D = self.features(texts[-1], state)[:, -1:]
+                x_B1D = read(texts[-1])[:, -1:]
                 texts.append(draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator))
+                if with_graphs and steps is None:
+                    read = steps = Steps.of(self, state.batch_size, state.length + n).begin(state)
+            self.steps = steps or self.steps
+            if steps is not None and not own:
+                self.features(torch.cat(texts[1:-1], dim=1), state)
         whole = torch.cat(texts, dim=1)
         return whole[0] if prompt.dim() == 1 else whole
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import Reorderable, SlidingCache, State, UnfinishedBlock
+from fairseq_ms.core.fixed import FixedBlock, FixedCache, Place, Slots
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
+from fairseq_ms.core.ops.rotary import beginnings
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
 from fairseq_ms.core.scales import Scale, check_scales
 
@@ -95,7 +98,7 @@ class RetinaAttention(nn.Module):
         keys = [group.heads for group in self.groups]
         fine, *coarse = map(self.qk, [fine, *coarse], queries, keys, rotations or [None] * len(keys))
         if past is not None:
-            past.append([fine[..., x_BTD.size(-1) :], *coarse], x_BTD.size(1))
+            past.append([fine[..., x_BTD.size(-1) :], *coarse])
         if layouts is None:
             assert past is not None
             return self.out(past.attend(fine[..., : x_BTD.size(-1)]))
@@ -140,34 +143,45 @@ class WindowCache:
 
     def __init__(self, attention: RetinaAttention, batch_size: int, like: Tensor) -> None:
         self.groups, self.head_dim = attention.groups, attention.head_dim
-        self.windows = [
+        self.windows: list[Any] = [
             SlidingCache(batch_size, group.heads, self.head_dim, -(-group.far // group.factor) + 1, like)
             for group in self.groups
         ]
-        self.unfinished = [UnfinishedBlock(batch_size, group.factor, like) for group in self.groups[1:]]
-        self.length = 0
+        self.unfinished: list[Any] = [UnfinishedBlock(batch_size, group.factor, like) for group in self.groups[1:]]
 
-    def append(self, pairs: Sequence[Tensor], tokens: int) -> None:
-        """Take in keys beside values (B, C, 2 * N * H) of each scale's new positions, and count tokens."""
+    @property
+    def length(self) -> int:
+        """How many tokens have been read."""
+        return self.windows[0].end
+
+    def parts(self) -> list[Reorderable]:
+        """Everything that has a row for each text."""
+        return [*self.windows, *self.unfinished]
+
+    def append(self, pairs: Sequence[Tensor]) -> None:
+        """Take in keys beside values (B, C, 2 * N * H) of each scale's new positions."""
         for group, window, pair_BCD in zip(self.groups, self.windows, pairs):
             # (B, C, 2 * N * H) -> keys and values, (B, N, C, H) each
             k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
             window.append(k, v)
-        self.length += tokens
 
     def attend(self, q_BTD: Tensor) -> Tensor:
         """What the queries at the last T positions see through their windows, (B, T, D) -> (B, T, D)."""
-        heads, start = [], self.length - q_BTD.size(1)
+        heads = []
         queries = q_BTD.split([group.heads * self.head_dim for group in self.groups], dim=-1)
         for group, window, own_BTD in zip(self.groups, self.windows, queries):
-            first, end = max(0, group.first_visible(start)), group.last_visible(self.length - 1) + 1
+            if isinstance(window, FixedCache):
+                heads.append(merge_heads(window.read(split_heads(own_BTD, group.heads))))
+                continue
+            start, length = self.length - q_BTD.size(1), self.length
+            first, end = max(0, group.first_visible(start)), group.last_visible(length - 1) + 1
             if first >= end:
                 heads.append(torch.zeros_like(own_BTD))
                 continue
             k, v = window.view(first, end)
             bias = sees_a_key = None
             if q_BTD.size(1) > 1:
-                rows = torch.arange(start, self.length, device=q_BTD.device)[:, None]
+                rows = torch.arange(start, length, device=q_BTD.device)[:, None]
                 visible = group.visible(rows, torch.arange(first, end, device=q_BTD.device))
                 sees_a_key = visible.any(-1, keepdim=True)
                 bias = q_BTD.new_zeros(visible.shape).masked_fill_(~visible & sees_a_key, -torch.inf)
@@ -175,25 +189,38 @@ class WindowCache:
             heads.append(y_BTD if sees_a_key is None else y_BTD * sees_a_key)
         return torch.cat(heads, dim=-1)
 
-    def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
-        parts: list[Reorderable] = [*self.windows, *self.unfinished]
-        for part in parts:
-            part.reorder(order)
+    def fix(self, windows: Sequence[Slots], blocks: Sequence[Place]) -> None:
+        """Have buffers of fixed shapes, written and seen where these say."""
+        self.windows = [FixedCache(window, slots) for window, slots in zip(self.windows, windows)]
+        self.unfinished = [FixedBlock(block, place) for block, place in zip(self.unfinished, blocks)]
 
 
 class RetinaState(State):
     """The windows of every layer; what has left them is forgotten, so the cost of a token does not grow."""
 
-    def __init__(self, caches: list[WindowCache]) -> None:
-        self.caches = caches
+    def __init__(self, batch_size: int, caches: list[WindowCache]) -> None:
+        self.batch_size, self.caches = batch_size, caches
 
     def parts(self) -> Iterable[Reorderable]:
-        return self.caches
+        return [part for cache in self.caches for part in cache.parts()]
+
+    def fixed(self, capacity: int) -> RetinaState:
+        groups, like = self.caches[0].groups, self.caches[0].windows[0].buffer
+        self.length = like.new_zeros(1, dtype=torch.long)
+        # The blocks that a window has, and the unfinished one.
+        rooms = [-(-group.far // group.factor) + 1 for group in groups]
+        windows = [Slots(self.length, s, like, group.factor, group.visible) for group, s in zip(groups, rooms)]
+        blocks = [Place(self.length, group.factor) for group in groups[1:]]
+        self.places = [*windows, *blocks]
+        for cache in self.caches:
+            cache.fix(windows, blocks)
+        return self
 
 
 class Retina(LanguageModel):
     """Layers over token positions, each of which looks at all scales of its input."""
+
+    has_fixed_steps = True
 
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
@@ -213,7 +240,7 @@ class Retina(LanguageModel):
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
-        if state is not None and state.length:
+        if state is not None and (state.places or state.length):
             # A window remembers as many keys as one piece of this length needs.
             pieces = tokens_BT.split(self.groups[0].far, dim=1)
             return torch.cat([self._features(piece_BT, state, None) for piece_BT in pieces], dim=1)
@@ -231,10 +258,10 @@ class Retina(LanguageModel):
             state.length += tokens_BT.size(1)
         return self.norm(x_BTD)
 
-    def _rotations(self, start: int, x_BTD: Tensor) -> list[Tensor | None]:
+    def _rotations(self, start: int | Tensor, x_BTD: Tensor) -> list[Tensor | None]:
         """By scale, the rotation of where the blocks begin that the T tokens behind ``start`` others finish."""
-        end, factors = start + x_BTD.size(1), [group.factor for group in self.groups]
-        return [self.config.rotation(range(start // k * k, end // k * k, k), x_BTD, self.head_dim) for k in factors]
+        positions = [beginnings(start, x_BTD.size(1), group.factor) for group in self.groups]
+        return [self.config.rotation(own, x_BTD, self.head_dim) for own in positions]
 
     def _masks(self, tokens_BT: Tensor) -> Layouts:
         return Layouts(self.groups, tokens_BT.size(1), tokens_BT.device)
@@ -249,4 +276,5 @@ class Retina(LanguageModel):
         return dict(zip((group.factor for group in self.groups), last.attention.keys_and_values(x_BTD)))
 
     def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:
-        return RetinaState([WindowCache(layer.attention, batch_size, self.embed.like()) for layer in self.layers])
+        like = self.embed.like()
+        return RetinaState(batch_size, [WindowCache(layer.attention, batch_size, like) for layer in self.layers])

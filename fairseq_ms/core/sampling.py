@@ -33,4 +33,5 @@ def draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, genera
         # A token counts if those before it do not yet have the probability.
         sorted_BV = sorted_BV.masked_fill(sorted_BV.cumsum(-1) - sorted_BV >= top_p, 0.0)
         probs_BV = torch.zeros_like(probs_BV).scatter_(1, order_BV, sorted_BV)
-    return torch.multinomial(probs_BV, 1, generator=generator)
+    # As ``torch.multinomial`` draws, which waits to see that probabilities are none below zero.
+    return (probs_BV / torch.empty_like(probs_BV).exponential_(generator=generator)).argmax(-1, keepdim=True)

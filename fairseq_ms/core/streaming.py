@@ -67,7 +67,7 @@ class RelativeAttention(nn.Module):
         dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
         if past is not None:
             q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute), self.heads)
-            return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout))
+            return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout, past.bias))
         r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
         segment = s_BTD, m_BMD.detach(), self.norm, self.qkv.weight
         return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
@@ -82,6 +82,8 @@ class SegmentCache(KeyValueCache):
         positions_PD: ``sinusoids`` of the window
     """
 
+    bias: Tensor | None = None
+
     def __init__(self, attention: RelativeAttention, batch_size: int, positions_PD: Tensor) -> None:
         self.attention = attention
         self.r_PNH = attention.project(positions_PD)
@@ -89,10 +91,14 @@ class SegmentCache(KeyValueCache):
 
     def begin(self, m_BMD: Tensor) -> None:
         """Begin a segment behind a memory."""
-        norm = self.attention.norm
         self.truncate(0)
+        self.append(*self.of_memory(m_BMD))
+
+    def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of a memory."""
+        norm = self.attention.norm
         m_BMD = norm(m_BMD) if norm is not None else m_BMD
-        self.append(*keys_and_values(m_BMD, self.attention.qkv.weight, self.attention.heads))
+        return keys_and_values(m_BMD, self.attention.qkv.weight, self.attention.heads)
 
 
 # By the name of a layer's memory, its cache in a segment that comes in pieces.
@@ -332,8 +338,8 @@ class StreamingModel(LanguageModel):
 
     def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
         """Features (B, T, D), and the memory's loss (B,) or None."""
-        if state is not None and state.tokens_BT.size(0) != tokens_BT.size(0):
-            raise ValueError(f"state: must be of {tokens_BT.size(0)} streams, got {state.tokens_BT.size(0)}")
+        if state is not None and state.batch_size != tokens_BT.size(0):
+            raise ValueError(f"state: must be of {tokens_BT.size(0)} streams, got {state.batch_size}")
         if state is not None and not wants_gradients():
             return self.drop(state.advance(tokens_BT)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)

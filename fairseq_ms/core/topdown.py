@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.cache import Reorderable, Rows, State, stack_caches
+from fairseq_ms.core.cache import KeyValueCache, Reorderable, Rows, State, stack_caches
+from fairseq_ms.core.fixed import FixedCache, FixedRows, Slots
 from fairseq_ms.core.layers import Downsample, LayerConfig, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear, Norm, normalise
@@ -69,7 +70,10 @@ class Join(nn.Module):
             unfold, unfold_bias, mix, mix_bias, *own_D = parameters
             pooled = normalise(norm, blocks(x) if pooled_again else x, *own_D)
             fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
-            fine = fine[:, offset : offset + pooled.size(1)]
+            if isinstance(offset, Tensor):
+                fine = fine.index_select(1, offset)
+            else:
+                fine = fine[:, offset : offset + pooled.size(1)]
             return activation(F.linear(torch.cat([pooled, fine], dim=-1), mix, mix_bias))
 
         own = self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias
@@ -82,11 +86,12 @@ class Coarser:
 
     Attributes:
         x_BCD: its output at some blocks
-        offset: how many finer blocks the first of them serves before the first one that is wanted
+        offset: how many finer blocks the first of them serves before the first one that is wanted; (1,) where shapes
+            are fixed
     """
 
     x_BCD: Tensor
-    offset: int = 0
+    offset: int | Tensor = 0
 
 
 class TopDownScale(nn.Module):
@@ -113,7 +118,7 @@ class TopDownScale(nn.Module):
 
     def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
         """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) at the blocks that end at these tokens."""
-        start, before = (state.length, state.before.x) if state is not None else (0, None)
+        start, before = (state.at, state.before.x) if state is not None else (0, None)
         first, end = first_block(start, self.factor), first_block(start + x_BTD.size(1), self.factor)
         if first == end:
             return x_BTD[:, :0]
@@ -126,7 +131,10 @@ class TopDownScale(nn.Module):
         else:
             out_BCD = self.join(x_BTD, blocks, self.pool, self.norm, coarse)
         # Block i begins at (i - 1) * k + 1. Among blocks of one scale only differences count, so i * k says as much.
-        rotation_2CF = self.config.rotation(range(first * self.factor, end * self.factor, self.factor), out_BCD)
+        ends: range | Tensor = range(first * self.factor, end * self.factor, self.factor)
+        if state is not None and state.places:
+            ends = state.length
+        rotation_2CF = self.config.rotation(ends, out_BCD)
         return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
 
 
@@ -140,11 +148,15 @@ class TopDownState(State):
     """
 
     def __init__(self, scales: Sequence[TopDownScale], batch_size: int, capacity: int, like: Tensor) -> None:
-        coarsest = scales[0]
+        self.batch_size, coarsest = batch_size, scales[0]
         shape = batch_size, coarsest.factor - 1, like.size(-1)
         self.before = Rows(like.new_full(shape, coarsest.pool.padding))
-        self.caches = {s.factor: stack_caches(s.stack, batch_size, -(-capacity // s.factor), like) for s in scales}
-        self.newest = {scale.factor: Rows(like.new_zeros(batch_size, 0, like.size(-1))) for scale in scales}
+        self.caches: dict[int, Sequence[KeyValueCache]] = {
+            s.factor: stack_caches(s.stack, batch_size, -(-capacity // s.factor), like) for s in scales
+        }
+        self.newest: dict[int, Rows] = {
+            scale.factor: Rows(like.new_zeros(batch_size, 0, like.size(-1))) for scale in scales
+        }
 
     def parts(self) -> Iterable[Reorderable]:
         yield self.before
@@ -155,21 +167,43 @@ class TopDownState(State):
     def coarser(self, factor: int, out_BCD: Tensor, finer: int) -> Coarser:
         """What the blocks of a finer scale that are about to be computed read of a scale with new outputs."""
         newest = self.newest[factor]
+        if self.places:
+            if out_BCD.size(1):
+                newest.put(out_BCD)
+            return Coarser(newest.x, self.length % factor // finer)
         first = first_block(self.length, factor) - newest.x.size(1)
         x_BCD = torch.cat([newest.x, out_BCD], dim=1)
-        newest.x = x_BCD[:, -1:].clone()
+        newest.put(x_BCD[:, -1:].clone())
         return Coarser(x_BCD, first_block(self.length, finer) - first * (factor // finer))
 
     def advance(self, x_BTD: Tensor) -> None:
         """Count tokens that have been read, given their embeddings."""
         kept = self.before.x.size(1)
         joined = torch.cat([self.before.x, x_BTD], dim=1)
-        self.before.x = joined[:, joined.size(1) - kept :].clone()
+        self.before.put(joined[:, joined.size(1) - kept :].clone())
         self.length += x_BTD.size(1)
+
+    def fixed(self, capacity: int) -> TopDownState:
+        like, rooms = self.before.x, {factor: -(-capacity // factor) for factor in self.caches}
+        self.length = like.new_zeros(1, dtype=torch.long)
+        self.before = FixedRows(like)
+        self.newest = {
+            factor: FixedRows(rows.x.new_zeros(self.batch_size, 1, like.size(-1)))
+            for factor, rows in self.newest.items()
+        }
+        slots = {factor: Slots(self.length, room, like, factor) for factor, room in rooms.items()}
+        self.caches = {k: [FixedCache(cache, slots[k]) for cache in caches] for k, caches in self.caches.items()}
+        self.places = list(slots.values())
+        return self
+
+    def kind(self, length: int) -> int:
+        return max(factor for factor in self.caches if length % factor == 0)
 
 
 class TopDown(LanguageModel):
     """Scales from coarse to fine; the finest gives the features."""
+
+    has_fixed_steps = True
 
     def __init__(self, config: TopDownConfig) -> None:
         super().__init__(config)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, stack_caches
+from fairseq_ms.core.fixed import FixedCache, Slots
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.ops.rotary import beginnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,8 @@ class VanillaConfig(ModelConfig):
 class VanillaState(State):
     """Keys and values of every layer."""
 
-    def __init__(self, caches: list[KeyValueCache]) -> None:
-        self.caches = caches
+    def __init__(self, batch_size: int, caches: list[KeyValueCache]) -> None:
+        self.batch_size, self.caches = batch_size, caches
 
     def parts(self) -> Iterable[Reorderable]:
         return self.caches
@@ -40,9 +43,18 @@ class VanillaState(State):
             cache.truncate(length)
         self.length = length
 
+    def fixed(self, capacity: int) -> VanillaState:
+        like = self.caches[0].buffer
+        self.length = like.new_zeros(1, dtype=torch.long)
+        self.places = [slots := Slots(self.length, capacity, like)]
+        self.caches = [FixedCache(cache, slots) for cache in self.caches]
+        return self
+
 
 class Vanilla(LanguageModel):
     """Layers over token positions with full attention."""
+
+    has_fixed_steps = True
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
@@ -52,7 +64,7 @@ class Vanilla(LanguageModel):
     def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
         start = state.length if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
-        rotation_2TF = self.config.rotation(range(start, start + tokens_BT.size(1)), x_BTD)
+        rotation_2TF = self.config.rotation(beginnings(start, tokens_BT.size(1)), x_BTD)
         x_BTD = self.stack(x_BTD, state.caches if state is not None else None, rotation_2TF)
         if state is not None:
             state.length += tokens_BT.size(1)
@@ -63,4 +75,5 @@ class Vanilla(LanguageModel):
         return {1: self.features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
-        return VanillaState(stack_caches(self.stack, batch_size, self.room(capacity), self.embed.like()))
+        caches = stack_caches(self.stack, batch_size, self.room(capacity), self.embed.like())
+        return VanillaState(batch_size, caches)

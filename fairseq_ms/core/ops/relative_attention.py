@@ -293,16 +293,25 @@ def _keeping_everything(
 
 
 def relative_attention(
-    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, dropout: float = 0.0
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    r_PNH: Tensor,
+    u_NH: Tensor,
+    v_NH: Tensor,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attention by content and distance, with torch's own backward: (B, T, N * H).
 
-    The queries are the last of the keys; r is of at least as many keys as there are.
+    The queries are the last of the keys; r is of at least as many keys as there are. With a ``bias`` of one query,
+    (1, 1, 1, S), r is of the distance of each key, and of one more.
     """
     keys = k_BNSH.size(2)
     by_content = (q_BNTH + u_NH[:, None]) @ k_BNSH.transpose(-1, -2)
     by_distance = _distance_scores(q_BNTH.transpose(0, 1), r_PNH[-(keys + 1) :], v_NH).transpose(0, 1)
     scores = (by_content + rel_shift(by_distance, keys)) / math.sqrt(q_BNTH.size(-1))
+    scores = scores if bias is None else scores + bias
     weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
     return (weights.to(v_BNSH.dtype) @ v_BNSH).transpose(1, 2).flatten(2)
 

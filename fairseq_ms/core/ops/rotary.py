@@ -27,6 +27,16 @@ def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor
     return torch.stack([angles_TF.cos(), angles_TF.sin()]).to(torch.promote_types(like.dtype, torch.float32))
 
 
+def beginnings(start: int | Tensor, count: int, factor: int = 1) -> range | Tensor:
+    """Where the blocks of k tokens begin that ``count`` tokens behind ``start`` finish.
+
+    Behind a tensor (1,), which one token follows, that of the block which it is in, finished or not.
+    """
+    if isinstance(start, Tensor):
+        return start if factor == 1 else start // factor * factor
+    return range(start // factor * factor, (start + count) // factor * factor, factor)
+
+
 def _numbers(numbers: range, like: Tensor) -> Tensor:
     return torch.arange(numbers.start, numbers.stop, numbers.step, dtype=torch.float64, device=like.device)
 

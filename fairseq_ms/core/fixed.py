@@ -1,0 +1,160 @@
+"""What a state remembers in buffers of fixed shapes that never move, so that a step is always the same operations.
+
+How many tokens a state has read is then a tensor on its device, and so is all that follows from it: where a step
+writes, and what its query sees, as a mask over every place there is. What is to be a CUDA graph can be nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_ms.core.cache import KeyValueCache, Rows, SlidingCache, UnfinishedBlock
+from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+
+# What attention on a GPU wants the number of keys to be a multiple of, where there is a mask.
+_ALIGNED = 8
+
+
+class Place:
+    """Where the block of the next token is written: block b of ``factor`` tokens at b % S.
+
+    Args:
+        position_1: the position of that token, which a state moves on
+        capacity: S
+        factor: see above
+
+    Attributes:
+        index_1: the place, once a step has begun
+        full: whether the step fills the last of the places
+    """
+
+    index_1: Tensor
+
+    def __init__(self, position_1: Tensor, capacity: int, factor: int = 1) -> None:
+        self.position_1, self.capacity, self.factor = position_1, capacity, factor
+        self.full = False
+
+    def begin(self, phase: int) -> None:
+        """Begin a step whose place among blocks is that of the position ``phase``."""
+        self.full = (phase + 1) % (self.capacity * self.factor) == 0
+        self.index_1 = self.position_1 // self.factor % self.capacity
+
+
+class Slots(Place):
+    """The places of keys and values, and which of them the next query sees.
+
+    Args:
+        position_1, capacity, factor: as a ``Place`` has them; S is made a multiple of 8
+        like: a tensor of the wanted type and device
+        visible: from the query's position and blocks (S,) to whether it sees them; without it, it sees all blocks up to
+            its own
+
+    Attributes:
+        bias: of attention, (1, 1, 1, S), once a step has begun
+        sees_a_key: 1 if it sees any, else 0; None without ``visible``
+    """
+
+    bias: Tensor
+    sees_a_key: Tensor | None = None
+
+    def __init__(
+        self,
+        position_1: Tensor,
+        capacity: int,
+        like: Tensor,
+        factor: int = 1,
+        visible: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__(position_1, -(-capacity // _ALIGNED) * _ALIGNED, factor)
+        self.visible, self.zeros_S = visible, like.new_zeros(self.capacity)
+        self.places_S = torch.arange(self.capacity, device=like.device)
+
+    def begin(self, phase: int) -> None:
+        super().begin(phase)
+        newest_1 = self.position_1 // self.factor
+        # The block that each place holds, below zero where it holds none.
+        block_S = newest_1 - (newest_1 - self.places_S) % self.capacity
+        hidden_S = block_S < 0
+        if self.visible is not None:
+            seen_S = self.visible(self.position_1, block_S) & ~hidden_S
+            some_1 = seen_S.any(0, keepdim=True)
+            # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
+            hidden_S, self.sees_a_key = ~seen_S & some_1, some_1.to(self.zeros_S.dtype)
+        self.bias = self.zeros_S.masked_fill(hidden_S, -torch.inf).view(1, 1, 1, -1)
+
+
+class FixedCache(KeyValueCache):
+    """A ``KeyValueCache`` or ``SlidingCache`` whose buffer (2, B, N, S, H) never moves; it takes one position a step.
+
+    Args:
+        cache: whose sizes it has
+        slots: where a step writes and what it sees
+    """
+
+    def __init__(self, cache: KeyValueCache | SlidingCache, slots: Slots) -> None:
+        two, batch_size, heads, _, head_dim = cache.buffer.shape
+        # Zeros: what is hidden has to be finite.
+        self.buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.capacity, head_dim)
+        self.slots = slots
+
+    def append(self, k_BN1H: Tensor, v_BN1H: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the position of this step; all places, (B, N, S, H) each."""
+        for part, new in zip(self.buffer, (k_BN1H, v_BN1H)):
+            part.index_copy_(2, self.slots.index_1, new)
+        return self.buffer[0], self.buffer[1]
+
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+        q, k, v = split_qkv(qkv, heads)
+        self.append(k, v)
+        return merge_heads(self.read(q))
+
+    def read(self, q_BN1H: Tensor) -> Tensor:
+        """What the query of this step sees, (B, N, 1, H); zero if that is nothing."""
+        y_BN1H = attend(q_BN1H, *self.buffer, bias=self.slots.bias)
+        return y_BN1H if self.slots.sees_a_key is None else y_BN1H * self.slots.sees_a_key
+
+    def load(self, cache: KeyValueCache | SlidingCache) -> None:
+        """Take over what another cache holds."""
+        kept, end = cache.kept()
+        count = min(kept.size(3), self.buffer.size(3))
+        places = torch.arange(end - count, end, device=kept.device) % self.slots.capacity
+        self.buffer.index_copy_(3, places, kept[:, :, :, kept.size(3) - count :])
+
+    def reorder(self, order: Tensor) -> None:
+        self.buffer.copy_(self.buffer.index_select(1, order))
+
+
+class FixedRows(Rows):
+    """``Rows`` (B, ...) in memory that never moves."""
+
+    def put(self, x: Tensor) -> None:
+        self.x.copy_(x)
+
+    def load(self, rows: Rows) -> None:
+        """Take over what another one holds."""
+        self.x[:, : rows.x.size(1)].copy_(rows.x)
+
+    def reorder(self, order: Tensor) -> None:
+        self.x.copy_(self.x.index_select(0, order))
+
+
+class FixedBlock(FixedRows):
+    """An ``UnfinishedBlock`` with a place for each of its positions.
+
+    Args:
+        block: whose sizes it has
+        place: where a step writes
+    """
+
+    def __init__(self, block: UnfinishedBlock, place: Place) -> None:
+        super().__init__(block.x.new_zeros(block.x.size(0), block.factor, block.x.size(2)))
+        self.place = place
+
+    def join(self, x_B1D: Tensor) -> Tensor:
+        """Take in one more position: the block (B, k, D) in a step that finishes it, or else nothing of it."""
+        if x_B1D.size(1):
+            self.x.index_copy_(1, self.place.index_1, x_B1D)
+        return self.x if self.place.full and x_B1D.size(1) else self.x[:, :0]

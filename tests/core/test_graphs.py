@@ -1,0 +1,226 @@
+"""Steps of fixed shapes: what CUDA graphs replay, shown without a GPU and, with ``--device cuda``, on one."""
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fairseq_ms import core
+from fairseq_ms.core.cache import State
+from fairseq_ms.core.graphs import Steps
+from fairseq_ms.core.model import CausalModel
+from fairseq_ms.core.sampling import draw
+from tests.core.test_model import NAMES, build
+
+CAPACITY, PROMPT, STEPS = 400, 13, 300
+ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": True}
+SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
+# A name, what differs from the usual sizes, and how many kinds of step there are.
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "vanilla": ("Vanilla", {"normalize_before": False}, 1),
+    "vanilla, rotary": ("Vanilla", ROTARY, 1),
+    "retina": ("Retina", {"downsampler": "max"}, 1),
+    "retina, rotary": ("Retina", {**ROTARY, "downsampler": "conv", "normalize_before": False}, 1),
+    "topdown": ("TopDown", {"downsampler": "max", "scales": SCALES}, 4),
+    "topdown, rotary": ("TopDown", {**ROTARY, "downsampler": "conv", "scales": SCALES}, 4),
+    "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),
+    "bottomup, rotary": ("BottomUp", {**ROTARY, "downsampler": "max", "scales": SCALES}, 4),
+    "transformer-xl": ("TransformerXL", {"segment_len": 7, "mem_len": 9}, 2),
+    "compressive": ("CompressiveTransformer", {"segment_len": 6, "mem_len": 4, "normalize_before": False}, 2),
+}
+FIXED = sorted({name for name, _, _ in MODELS.values()})
+every_model = pytest.mark.parametrize("which", MODELS)
+
+
+def small(which: str) -> CausalModel:
+    name, changes, _ = MODELS[which]
+    layers = {} if "scales" in changes else {"layers": 2}
+    return build(name, **{**layers, "max_positions": CAPACITY, **changes})
+
+
+def begun(model: CausalModel, tokens: Tensor) -> tuple[State, Steps]:
+    """A state behind the prompts in front of the tokens, and steps that continue it."""
+    state = model.new_state(tokens.size(0))
+    model.features(tokens[:, :PROMPT], state)
+    return state, Steps(model, tokens.size(0), CAPACITY).begin(state)
+
+
+def tensors(state: State) -> list[Tensor]:
+    """All that a state of fixed shapes carries from step to step."""
+    parts: list[Any] = list(state.parts())
+    return [state.length, *(part.buffer if hasattr(part, "buffer") else part.x for part in parts)]
+
+
+def orders(rows: int, seed: int) -> Iterator[Tensor | None]:
+    """An order of rows at every third step or so."""
+    rng = random.Random(seed)
+    while True:
+        yield torch.tensor([rng.randrange(rows) for _ in range(rows)]) if rng.random() < 0.3 else None
+
+
+@pytest.mark.slow
+@every_model
+@torch.no_grad()
+def test_steps_of_fixed_shapes_are_those_of_caches_that_grow(which: str) -> None:
+    model, tokens = small(which).double(), torch.randint(11, (3, PROMPT))
+    state, steps = begun(model, tokens)
+    texts: list[Tensor] = []
+    places, token_B1 = [x.data_ptr() for x in tensors(steps.state)], tokens[:, :1]
+    for _, order in zip(range(STEPS), orders(3, 1)):
+        if order is not None:
+            steps.reorder(order)
+            state.reorder(order)
+            token_B1 = token_B1.index_select(0, order)
+        found, expected = model.logits(steps(token_B1)), model.logits(model.features(token_B1, state))
+        # float64: sums in another order.
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-9)
+        seeds = [torch.Generator(found.device).manual_seed(len(texts)) for _ in range(2)]
+        drawn = [draw(x[:, -1], 1.0, 0, 1.0, seed) for x, seed in zip((found, expected), seeds, strict=True)]
+        assert drawn[0].equal(drawn[1])
+        texts.append(token_B1 := drawn[0])
+    assert len(torch.cat(texts).unique()) > 5
+    assert [x.data_ptr() for x in tensors(steps.state)] == places
+    assert len(steps.graphs) == MODELS[which][2]
+    if steps.tokens_B1.is_cuda:
+        assert all(steps.graphs.values())
+
+
+@pytest.mark.slow
+@every_model
+@torch.no_grad()
+def test_steps_begin_another_text_in_the_buffers_of_the_last_one(which: str) -> None:
+    model, tokens = small(which).double(), torch.randint(11, (2, 2, 90))
+    _, steps = begun(model, tokens[0])
+    for column in tokens[0, :, PROMPT:].split(1, dim=1):
+        steps(column)
+    for start in (1, 2, 5, 64):
+        state = model.new_state(2)
+        model.features(tokens[1, :, :start], state)
+        steps.begin(state)
+        for column in tokens[1, :, start:].split(1, dim=1):
+            torch.testing.assert_close(steps(column), model.features(column, state), rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.slow
+@every_model
+@torch.no_grad()
+def test_the_compiler_sees_no_more_graphs_than_there_are_kinds_of_step(which: str) -> None:
+    model, tokens = small(which).double(), torch.randint(11, (2, CAPACITY))
+    state, steps = begun(model, tokens)
+    counted = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(steps.step, backend=counted, fullgraph=True, dynamic=False)
+    steps.run = compiled  # type: ignore[method-assign]
+    for index, column in enumerate(tokens[:, PROMPT : PROMPT + 150].split(1, dim=1)):
+        # All blocks have ended within so many steps.
+        torch._dynamo.config.error_on_recompile = index >= 70
+        torch.testing.assert_close(steps(column), model.features(column, state), rtol=0.0, atol=1e-9)
+    torch._dynamo.config.error_on_recompile = False
+    assert counted.frame_count == MODELS[which][2]
+
+
+@every_model
+@torch.no_grad()
+def test_nothing_in_a_step_waits_for_the_device(which: str) -> None:
+    # Tensors without numbers: whatever has to know one, or how many there are, raises an error. A torch that is built
+    # without CUDA cannot index even these.
+    device = "cuda" if torch.backends.cuda.is_built() else "meta"
+    with FakeTensorMode(), torch.device(device):
+        model = small(which)
+        steps = Steps(model, 2, CAPACITY)
+        for kind in {steps.state.kind(length) for length in range(1, 65)}:
+            token_B1 = draw(model.logits(steps.step(kind))[:, -1], 0.7, 5, 0.9, None)
+            steps.tokens_B1.copy_(token_B1)
+            steps.reorder(torch.zeros(2, dtype=torch.long))
+            assert token_B1.device.type == device
+
+
+@pytest.mark.slow
+@every_model
+@torch.no_grad()
+def test_what_is_traced_at_one_position_holds_at_later_ones(which: str) -> None:
+    model, tokens = small(which).double(), torch.randint(11, (2, CAPACITY))
+    state, steps = begun(model, tokens)
+    traced: dict[int, Callable[..., Tensor]] = {}
+
+    def run(kind: int) -> Tensor:
+        if kind not in traced:
+            state_of = copy.deepcopy(tensors(steps.state))
+            traced[kind] = make_fx(lambda _: steps.step(kind))(steps.tokens_B1)
+            for now, before in zip(tensors(steps.state), state_of, strict=True):
+                now.copy_(before)
+        return traced[kind](steps.tokens_B1)
+
+    steps.run = run  # type: ignore[method-assign]
+    for column in tokens[:, PROMPT : PROMPT + 150].split(1, dim=1):
+        torch.testing.assert_close(steps(column), model.features(column, state), rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.get_default_device().type != "cuda":
+        # The steps are those that a GPU captures; here they run one by one.
+        monkeypatch.setattr("fairseq_ms.core.model.takes_graphs", lambda model, graphs: graphs is not False)
+    model, prompt = build(name, max_positions=128).double(), torch.randint(11, (2, 5))
+    for n, rows in ((1, 2), (2, 2), (60, 2), (30, 1), (40, 2)):
+        seeds = [torch.Generator(prompt.device).manual_seed(3) for _ in range(2)]
+        # More text than the first had, of weights that have moved, behind a state of the caller's.
+        states = [model.new_state(rows), model.new_state(rows)]
+        texts = [
+            model.generate(prompt[:rows], n, state=state, generator=seed, graphs=with_graphs)
+            for with_graphs, state, seed in zip((False, None), states, seeds, strict=True)
+        ]
+        assert texts[0].equal(texts[1])
+        if n > 1:
+            assert model.steps is not None
+            logits = [model(prompt[:rows, :1], state)[0] for state in states]
+            torch.testing.assert_close(*logits, rtol=0.0, atol=1e-9)
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.1)
+    assert copy.deepcopy(model).steps is None
+
+
+def test_what_a_text_has_no_room_for_is_refused() -> None:
+    model = build("Vanilla", layers=1)
+    with torch.no_grad():
+        steps = Steps(model, 2, 8).begin(model.new_state(2))
+        for _ in range(8):
+            steps(torch.zeros(2, 1, dtype=torch.long))
+        with pytest.raises(ValueError, match="a text must have at most 8 tokens, for which its state has room: got 9"):
+            steps(torch.zeros(2, 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_of_another_batch_size_is_refused(name: str) -> None:
+    model, tokens = build(name), torch.randint(11, (2, 4))
+    begun = model(tokens[:, :2])[1]
+    begun.reorder(torch.tensor([0, 1, 1]))
+    refused = "state must be of the batch size of the tokens 2: got 3|state: must be of 2 streams, got 3$"
+    for state in (model.new_state(3), begun):
+        with pytest.raises(ValueError, match=refused):
+            model(tokens, state)
+        with pytest.raises(ValueError, match=refused):
+            model.generate(tokens, 3, state=state)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        *((name, {}, "on cpu, which has none") for name in FIXED),
+        *((name, {}, f"with {name}, whose steps have no fixed shapes") for name in NAMES if name not in FIXED),
+        ("Vanilla", {"adaptive_input": core.Bands((4, 7)), "tie_embeddings": False}, "with an adaptive input, which"),
+    ],
+)
+def test_graphs_are_refused_where_a_step_cannot_be_one(name: str, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"graphs must not be True {why}.*: got True"):
+        build(name, **changes).generate(torch.zeros(1, 1, dtype=torch.long), 1, graphs=True)

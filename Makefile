@@ -89,15 +89,15 @@ test test-all: env $(NGRAM) $(PEER)/.installed $(HUB) $(MUTANTS)
 # it was written on shows here.
 test-portable: env
 	@MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default $(RUN) -m pytest -n $(JOBS) --dist worksteal \
-	-m "not slow" tests/ops tests/modules tests/core tests/references tests/curves tests/models/test_invariants.py
+	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
 # where rows of the first have failed. Tests come last: what they would show of numerics is checked before each table.
 GPU := $(RUN) -m fairseq_ms bench all --device cuda --rounds 3 --report docs/results_gpu.md
 ON_GPU := models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
-	models/test_half_precision.py modules/test_retina.py modules/test_pooling.py modules/test_kv_cache.py \
-	ops/test_attention.py ops/test_linear.py ops/test_linear_cross_entropy.py ops/test_recompute.py \
-	ops/test_dropout_masks.py
+	models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
+	core/ops/test_attention.py core/ops/test_linear.py core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py \
+	core/ops/test_dropout_masks.py
 gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
 	@PYTHONPATH=$(VENV)/transformers-5 $(GPU); first=$$?; [ $$first -le 1 ] || exit $$first; \
 	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \

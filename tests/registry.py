@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
@@ -15,6 +16,12 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq_ms.lm.base import LanguageModel
 
 POSITIONS = 64
+
+
+def seeds(first: int, count: int) -> list[Any]:
+    """``range(count)`` for ``parametrize``; `make test` takes the ``first`` of them."""
+    return [*range(first), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(first, count))]
+
 
 ARCHITECTURES = sorted(
     name

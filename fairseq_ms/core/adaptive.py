@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.device import autocast_of, keep_in_graph
+from fairseq_ms.core.ops.device import keep_in_graph
+from fairseq_ms.core.ops.recompute import autocast_to
 
 
 class AdaptiveInput(nn.Module):
@@ -48,7 +49,7 @@ class AdaptiveInput(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
         # Bands are written into a tensor of their own type, which that of autocast is not.
-        with autocast_of(tokens_BT, enabled=False):
+        with autocast_to(tokens_BT.device.type, None):
             x_BTD = self.weights_for_band(0)[1].new_zeros(*tokens_BT.shape, self.dim)
             idle: list[nn.Parameter] = []
             for (start, end), band in zip(pairwise([0, *self.cutoff]), self.embeddings):

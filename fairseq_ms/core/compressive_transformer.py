@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.layers import TypedList
+from fairseq_ms.core.layers import Downsample, TypedList
 from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.linear import normalise
 from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
-from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.streaming import TransformerXLLayer, shift
 from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig
 

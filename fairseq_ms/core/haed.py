@@ -30,8 +30,8 @@ from fairseq_ms.core.hierarchical.chunks import (
     Unfinished,
 )
 from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
-from fairseq_ms.core.layers import TransformerStack, start_residuals
-from fairseq_ms.core.model import CausalModel
+from fairseq_ms.core.layers import TransformerStack
+from fairseq_ms.core.model import CausalModel, start_residuals
 from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.lstm import LSTM, LSTMState, Steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from fairseq_ms.core.ops.recompute import Dropout, checkpointed, recomputed
 from fairseq_ms.core.ops.rotary import rotate, rotation
 
 POSITIONS = ("learned", "rotary", "none")
+DOWNSAMPLERS = ("avg", "max", "conv")
 RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
     "normal": lambda depth: 1.0,
     "scaled": lambda depth: (2 * depth) ** -0.5,
@@ -114,10 +116,7 @@ class LayerConfig:
         return self.make_norm() if self.normalize_before == before else nn.Identity()
 
     def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
-        """cos and sin of the angles that heads turn by at T positions, (2, T, H / 2); None unless they are rotary.
-
-        Of positions (B, T), the angles are (2, B, T, H / 2).
-        """
+        """The ``ops.rotary.rotation`` of T positions, (2, T, H / 2), or of (B, T); None unless they are rotary."""
         if self.positions != "rotary":
             return None
         return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
@@ -173,6 +172,40 @@ class TokenEmbedding(nn.Module):
     def like(self) -> Tensor:
         """An empty (1, 1, D), of the type and on the device of what ``forward`` gives."""
         return next(self.parameters()).new_empty(1, 1, self.dim)
+
+
+class Downsample(nn.Module):
+    """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
+
+    Args:
+        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k; raises ValueError for another one
+        dim: model dimension D
+        factor: k
+    """
+
+    def __init__(self, kind: str, dim: int, factor: int) -> None:
+        super().__init__()
+        if kind not in DOWNSAMPLERS:
+            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
+        self.kind = kind
+        self.factor = factor
+        # Kernel and stride being equal, the convolution is one projection of k positions side by side.
+        self.conv = Linear(factor * dim, dim) if kind == "conv" and factor > 1 else None
+
+    @property
+    def padding(self) -> float:
+        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
+        return -math.inf if self.kind == "max" else 0.0
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, C * k, D) -> (B, C, D)."""
+        if self.factor == 1:
+            return x_BTD
+        # (B, C * k, D) -> (B, C, k, D)
+        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))
+        if self.conv is not None:
+            return self.conv(blocks.flatten(2))
+        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
 
 
 class Attending(Protocol):
@@ -283,15 +316,6 @@ class ResidualLayer(nn.Module):
         return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))
 
 
-@torch.no_grad()
-def start_residuals(module: nn.Module) -> None:
-    """Shrink what has been drawn for the projections into residual streams, as ``init_residual`` says."""
-    for layer in module.modules():
-        if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
-            for projection in (layer.attention.out, layer.ffn.down):
-                projection.weight.mul_(layer.residual_start)
-
-
 class TransformerLayer(ResidualLayer):
     """Causal self-attention and feed-forward; ``past`` and rotation as in ``SelfAttention``."""
 
@@ -319,7 +343,6 @@ class TransformerStack(nn.Module):
         self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None, rotation_2TF: Tensor | None = None
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D); one ``past`` a layer and one rotation for all, as in ``SelfAttention``."""
-        nothing: Sequence[Attending | None] = [None] * len(self.layers)
-        for layer, past in zip(self.layers, pasts or nothing, strict=True):
-            x_BTD = layer(x_BTD, past, rotation_2TF)
+        for index, layer in enumerate(self.layers):
+            x_BTD = layer(x_BTD, pasts[index] if pasts else None, rotation_2TF)
         return self.norm(x_BTD)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import State
-from fairseq_ms.core.layers import LayerConfig, TokenEmbedding, start_residuals
+from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.packing import inference
@@ -282,6 +282,15 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
             nn.init.zeros_(module.weight[module.padding_idx])
     for child in module.children():
         initialise(child, std, embedding_std)
+
+
+@torch.no_grad()
+def start_residuals(module: nn.Module) -> None:
+    """Shrink what has been drawn for the projections into residual streams, as ``init_residual`` says."""
+    for layer in module.modules():
+        if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
+            for projection in (layer.attention.out, layer.ffn.down):
+                projection.weight.mul_(layer.residual_start)
 
 
 def check_tokens(tokens_BT: Tensor, targets_BT: Tensor | None = None) -> None:

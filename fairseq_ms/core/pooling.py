@@ -1,60 +1,20 @@
 """From tokens to blocks of tokens and back.
 
-A block of scale k stands for k consecutive positions. Which positions a block may be used at is the
-business of the model; here a block never mixes with another.
+A block of scale k stands for k consecutive positions. At which positions it may be used is up to the model; here a
+block never mixes with another. What pools k positions into one is ``layers.Downsample``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_ms.core.layers import Downsample
 from fairseq_ms.core.ops.linear import Linear, Norm, normalise
 from fairseq_ms.core.ops.recompute import recomputed
-
-DOWNSAMPLERS = ("avg", "max", "conv")
-
-
-class Downsample(nn.Module):
-    """Pools every k consecutive positions into one.
-
-    Multi-scale Transformer LMs, Section 3.2; Table 4's ablation of the downsampler.
-
-    Args:
-        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k (written as the projection
-            of k concatenated inputs that it is)
-        dim: model dimension D
-        factor: k
-
-    Raises ValueError for another kind.
-    """
-
-    def __init__(self, kind: str, dim: int, factor: int) -> None:
-        super().__init__()
-        if kind not in DOWNSAMPLERS:
-            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
-        self.kind = kind
-        self.factor = factor
-        self.conv = Linear(factor * dim, dim) if kind == "conv" and factor > 1 else None
-
-    @property
-    def padding(self) -> float:
-        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
-        return -math.inf if self.kind == "max" else 0.0
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, C * k, D) -> (B, C, D)."""
-        if self.factor == 1:
-            return x_BTD
-        # (B, C * k, D) -> (B, C, k, D)
-        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))
-        if self.conv is not None:
-            return self.conv(blocks.flatten(2))
-        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
 
 
 class Upsample(nn.Module):
@@ -100,7 +60,7 @@ def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BKD: T
     first = first_block(start, factor)
     count = first_block(start + x_BTD.size(1), factor) - first
     if before_BKD is None:
-        padded = left_pad(x_BTD, factor - 1, pool.padding)
+        padded = F.pad(x_BTD, (0, 0, factor - 1, 0), value=pool.padding)
     else:
         padded = torch.cat([before_BKD[:, before_BKD.size(1) - (factor - 1) :], x_BTD], dim=1)
     skipped = first * factor - start
@@ -126,8 +86,3 @@ def normalised(
         return normalise(norm, blocks(x), *own_D)
 
     return recomputed(pooled, x_BTD, *norm.parameters(), enabled=recompute)
-
-
-def left_pad(x_BTD: Tensor, count: int, value: float = 0.0) -> Tensor:
-    """``count`` positions of a constant before the first: (B, T, D) -> (B, count + T, D)."""
-    return F.pad(x_BTD, (0, 0, count, 0), value=value) if count else x_BTD

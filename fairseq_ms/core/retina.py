@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import Reorderable, SlidingCache, State, UnfinishedBlock
-from fairseq_ms.core.layers import LayerConfig, QueryKey, ResidualLayer, TypedList
+from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
-from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.scales import Scale, check_scales
 
 

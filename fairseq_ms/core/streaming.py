@@ -173,6 +173,8 @@ class StreamingModel(LanguageModel):
         self.segment_len, self.mem_len = config.segment_len, config.mem_len
         # How many keys a whole segment's attention has, equally many at all scales: the memory's and its own.
         self.window = self.mem_len + self.segment_len
+        # By the memory's name, how many of a segment's states move into it, the first ones; all unless given.
+        self.shifts: dict[str, int] = {}
         self.scale = math.sqrt(config.dim)
         self.drop = Dropout(config.dropout, config.recompute)
         self.table = Sinusoids(config.dim)
@@ -222,7 +224,7 @@ class StreamingModel(LanguageModel):
             moving: what ``forward_segment`` returned of a whole segment
             mems: the states it started from
         """
-        return {name: shift(s_BTD, mems[name]) for name, s_BTD in moving.items()}, None
+        return {name: shift(s_BTD[:, : self.shifts.get(name)], mems[name]) for name, s_BTD in moving.items()}, None
 
     @abstractmethod
     def memory_lengths(self) -> dict[str, int]:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import Reorderable, Rows, State, stack_caches
-from fairseq_ms.core.layers import LayerConfig, TransformerStack, TypedList
+from fairseq_ms.core.layers import Downsample, LayerConfig, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear, Norm, normalise
 from fairseq_ms.core.ops.recompute import recomputed
-from fairseq_ms.core.pooling import Downsample, Upsample, first_block, normalised, right_aligned, unfold_positions
+from fairseq_ms.core.pooling import Upsample, first_block, normalised, right_aligned, unfold_positions
 from fairseq_ms.core.scales import Scale, check_scales
 
 

@@ -58,6 +58,10 @@ class TransformerQL(StreamingModel):
         # Every layer of the figure ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
         # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
         self.scale_norms = TypedList(config.norm_behind(before=True) for _ in config.scales)
+        for scale, layers in zip(self.lengths, self.scales):
+            # Without a memory, what stands in for the scales' outputs before the segment stays zero.
+            shift = scale.shift if self.mem_len else 0
+            self.shifts |= dict.fromkeys([*(layer.name for layer in layers), scale.output], shift)  # 20
         self.final = self._layers("final", config.output_layers)
         self.reset_parameters()
 
@@ -89,15 +93,6 @@ class TransformerQL(StreamingModel):
             moving[layer.name] = s  # 25, 30
             s = layer(s, mems[layer.name], positions, pasts.get(layer.name))  # 29
         return s, moving
-
-    def remember(self, moving: Mems, mems: Mems) -> tuple[Mems, Tensor | None]:
-        if not self.mem_len:
-            # What stands in for the scales' outputs before the segment stays zero.
-            return mems, None
-        for scale, layers in zip(self.lengths, self.scales):
-            for name in [*(layer.name for layer in layers), scale.output]:
-                moving[name] = moving[name][:, : scale.shift]  # 20, 21
-        return super().remember(moving, mems)
 
     def _first_kept(self) -> int:
         """The finest scale whose output is used: with droppath, the finer ones are dropped together."""

@@ -136,13 +136,25 @@ class LanguageModel(FairseqLanguageModel):
         self.encoder = PromptReader(decoder.dictionary.pad())
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor | None = None, memory: Any = None, features_only: bool = False
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        memory: Any = None,
+        features_only: bool = False,
+        **blocks: bool,
     ) -> tuple[Tensor, dict[str, Any]]:
         """src_tokens (B, T) -> logits (B, T, V) and ``extra``, whose "memory" continues a streaming model.
 
-        With ``features_only``, features (B, T, D) stand in for the logits.
+        With ``features_only``, features (B, T, D) stand in for the logits. A model of blocks takes the flags of its
+        ``forward_blocks`` as well.
         """
+        if any(blocks.values()):
+            return self.forward_blocks(src_tokens, features_only, **blocks)
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory, features_only=features_only)
+
+    def forward_blocks(self, src_tokens: Tensor, features_only: bool) -> tuple[Tensor, dict[str, Any]]:
+        """What a criterion asks of a model of blocks beside the outputs at tokens."""
+        raise AssertionError(f"{type(self).__name__} has no blocks")
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """As fairseq's, without the local ``train`` that it leaves on the model, which nothing can copy or pickle."""

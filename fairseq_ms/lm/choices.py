@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_ms.core.layers import POSITIONS, RESIDUAL_STARTS
+from fairseq_ms.core.layers import DOWNSAMPLERS, POSITIONS, RESIDUAL_STARTS
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS
-from fairseq_ms.core.pooling import DOWNSAMPLERS
 
 if TYPE_CHECKING:
     # fairseq makes these types when it is called. Their members equal their words, and to mypy they are the words.

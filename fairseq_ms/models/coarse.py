@@ -2,7 +2,7 @@
 
 Multi-scale Transformer LMs, Section 6.2.
 
-The k-grams are right-aligned blocks (``modules/pooling.py``): block i ends with position ik and predicts the
+The k-grams are right-aligned blocks (``core/pooling.py``): block i ends with position ik and predicts the
 k tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
 distribution, so it is exactly normalised and everything fairseq does with a language model works.
 """
@@ -48,20 +48,13 @@ class CoarseLanguageModel(LanguageModel):
             for name in [name for name in state_dict if name.startswith(f"decoder.core.{part}.")]:
                 state_dict[name.replace(".core.", ".core.scale.", 1)] = state_dict.pop(name)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        memory: Any = None,
-        features_only: bool = False,
-        per_block: bool = False,
+    def forward_blocks(
+        self, src_tokens: Tensor, features_only: bool, per_block: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
-        """src_tokens (B, T) -> logits (B, T, V), or with ``per_block`` those of every block once, (B, C, V).
+        """src_tokens (B, T) -> with ``per_block``, the logits of every block once, (B, C, V), where C is ceil(T / k).
 
-        C is ceil(T / k); ``extra["scale"]`` is k. With ``features_only``, features stand in for the logits.
+        ``extra["scale"]`` is k. With ``features_only``, features stand in for the logits.
         """
-        if not per_block:
-            return super().forward(src_tokens, src_lengths, memory, features_only)
         decoder = self.decoder
         x_BCD = decoder.core.block_features(src_tokens)
         extra = {"attn": None, "memory": None, "scale": decoder.core.factor}

@@ -1,7 +1,7 @@
 """``multiscale_topdown``: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
 
 Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
-what the coarser one gave. Blocks are right-aligned (``modules/pooling.py``), so every position is predicted.
+what the coarser one gave. Blocks are right-aligned (``core/pooling.py``), so every position is predicted.
 """
 
 from dataclasses import dataclass, field
@@ -52,23 +52,18 @@ class TopDownLanguageModel(LanguageModel):
         model.bag_of_words_weight = float(cfg.bag_of_words_weight)
         return model
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        memory: Any = None,
-        features_only: bool = False,
-        bags: bool = False,
+    def forward_blocks(
+        self, src_tokens: Tensor, features_only: bool, bags: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
-        """src_tokens (B, T) -> logits (B, T, V); with ``bags``, also the features of all coarse blocks.
+        """src_tokens (B, T) -> logits (B, T, V); with ``bags``, ``extra["bags"]`` has the features of coarse blocks.
 
-        ``extra["bags"]`` then has, by scale k, features (B, ceil(T / k), D): through the output layer, those of block i
-        predict the bag of words of the targets ik .. (i+1)k-1 (Multi-scale Transformer LMs, Section 6.2).
+        These are, by scale k, features (B, ceil(T / k), D): through the output layer, those of block i predict the bag
+        of words of the targets ik .. (i+1)k-1 (Multi-scale Transformer LMs, Section 6.2).
         """
-        if not bags:
-            return super().forward(src_tokens, src_lengths, memory, features_only)
         features = self.decoder.core.representations(src_tokens)
-        return self.decoder.output_layer(features.pop(1)), {"attn": None, "memory": None, "bags": features}
+        x_BTD = features.pop(1)
+        extra = {"attn": None, "memory": None, "bags": features}
+        return (x_BTD if features_only else self.decoder.output_layer(x_BTD)), extra
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

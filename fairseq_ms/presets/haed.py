@@ -1,6 +1,6 @@
 """Presets of "Hierarchical Attention Encoder Decoder" (HAED), and its runs in two phases."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fairseq_ms.lm.registry import Preset, Recipe, Values, register_configs, register_presets
@@ -39,7 +39,7 @@ _DATA = {
 }
 
 # Learning rate, at first and at the end (HAED, Appendix B).
-_FAST, _SLOW = (0.002, 0.0001), (0.00035, 0.0000175)
+FAST, SLOW = (0.002, 0.0001), (0.00035, 0.0000175)
 
 # Sizes of the parts (HAED, Appendix A): the defaults of the flags, spelled out.
 _ENCODER = {"mlp": {"encoder_units": 256}, "lstm": {"encoder_units": 1024}}
@@ -102,7 +102,7 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
     """``phase`` is "end_to_end", "iem", the first phase, or "finetune", the second."""
     main = str(values.get("main", "lstm" if model == "hred" else "transformer"))
     encoder = "lstm" if model == "hred" else "mlp"
-    rates = {"encoder": _FAST, "main": _FAST if main == "lstm" else _SLOW, "decoder": _FAST}
+    rates = {"encoder": FAST, "main": FAST if main == "lstm" else SLOW, "decoder": FAST}
     if phase == "iem":
         del rates["decoder"]
     # "2000 steps of linear warm-up for the transformer based experiments" (Appendix A).
@@ -131,8 +131,8 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
             "task": {"_name": "language_modeling", **data.rows},
             "dataset": {"batch_size": 32, "batch_size_valid": 8},
             "criterion": _CRITERION["iem" if phase == "iem" else "end_to_end"],
-            "optimization": {"max_update": "???", "clip_norm": 0.01, "lr": [_FAST[0]]},
-            "optimizer": {"_name": "composite", "groups": {part: _adam(*rate, warmup) for part, rate in rates.items()}},
+            "optimization": {"max_update": "???", "clip_norm": 0.01, "lr": [FAST[0]]},
+            "optimizer": composite(rates, warmup),
             "lr_scheduler": {"_name": "pass_through"},
             "model": {
                 "segmentation": "words",
@@ -149,6 +149,11 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
         " ".join(notes),
         half,
     )
+
+
+def composite(rates: Mapping[str, tuple[float, float]], warmup: int) -> Values:
+    """An optimizer with a rate for each part of the model, at first and at the end, and so many updates of warm-up."""
+    return {"_name": "composite", "groups": {part: _adam(*rate, warmup) for part, rate in rates.items()}}
 
 
 def _adam(lr: float, min_lr: float, warmup: int) -> Values:

@@ -18,7 +18,6 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.core.ops.device import autocast_of
 from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
@@ -241,7 +240,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         model.train()
         model.set_num_updates(update_num)
         forward = torch.autograd.profiler.record_function("forward")
-        half = autocast_of(sample["target"], enabled=isinstance(optimizer, AMPOptimizer))
+        half = torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer))
         with forward, self._carry(True, sample, model) as extra, half:
             loss, sample_size, logging_output = criterion(model, sample)
         if extra.get("auxiliary_loss") is not None:

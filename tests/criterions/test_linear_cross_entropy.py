@@ -14,8 +14,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
-from torch import Tensor, multiprocessing, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
 from fairseq_ms.core.ops import linear_cross_entropy as module
 from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
@@ -177,33 +176,6 @@ def test_streams_keep_their_memory_and_its_loss(arch: str) -> None:
 def fixed() -> dict[str, Any]:
     torch.manual_seed(5)
     return batch()
-
-
-def _one_process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    torch.manual_seed(5)
-    samples = [batch(), batch(2)]
-    for arch in ("vanilla_lm", "transformer_xl", "transformer_lm"):
-        for tied in (True, False):
-            model = small(arch, tied)
-            model.eval()
-            expected = step(model, criterion(CrossEntropyCriterion), *samples)[1]
-            model.zero_grad()
-            parameters: dict[str, Any] = dict(model.named_parameters())
-            wrapped = DistributedDataParallel(model)
-            # What fairseq's own wrapper adds.
-            wrapped.decoder, wrapped.get_targets = model.decoder, model.get_targets
-            loss, _, _ = criterion(LinearCrossEntropyCriterion)(wrapped, samples[rank])
-            loss.backward()
-            # Processes average what one process sums.
-            assert_same_gradients({name: 2 * parameters[name].grad for name in expected}, expected)
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_train_on_what_one_does(tmp_path: Path) -> None:
-    multiprocessing.spawn(_one_process, (str(tmp_path),), nprocs=2)
 
 
 def configuration(arch: str, data: Path, *flags: str) -> Any:

@@ -15,7 +15,11 @@ from omegaconf import OmegaConf
 from fairseq_ms.analysis import untrained
 from fairseq_ms.analysis.config import config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
+from fairseq_ms.optim import of_torch
 from tests.registry import dictionary
+
+OF_PAPERS = {name: preset for name, preset in CONFIGS.items() if preset.recipe.source.endswith('"')}
+"""The presets and runs of the papers, without those of docs/recipes.md."""
 
 
 def composed(written: Any) -> Any:
@@ -80,6 +84,8 @@ def build_everything(cfg: Any, symbols: int) -> None:
     task = argparse.Namespace(target_dictionary=dictionary(300), source_dictionary=None)
     assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if cfg.optimizer._name == "muon":
+        of_torch.prepare_muon(cfg, model)
     optimizer = optim.build_optimizer(cfg.optimizer, parameters)
     if cfg.optimizer._name == "composite":
         FP16Optimizer.build_optimizer(cfg, parameters)

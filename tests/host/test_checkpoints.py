@@ -200,14 +200,6 @@ def test_training_goes_on_from_the_newest_intact_checkpoint_and_says_why(
     assert all(whole[place] == record for place, record in curve(log).items())
 
 
-def test_two_ranks_go_on_from_the_same_checkpoint(begun: Path, folders: list[Path]) -> None:
-    garble(begun / "checkpoint_last.pt", random.Random(1))
-    log = begun / "log"
-    flags = (*FLAGS, "--max-epoch", "2", "--reset-dataloader")
-    assert run(tiny_training(folders, begun, *flags), log, ranks=2) == [0, 0], log.read_text()
-    assert "going on from" in log.read_text()
-
-
 def test_without_an_intact_checkpoint_all_ranks_end_with_one_sentence(begun: Path, folders: list[Path]) -> None:
     for path in begun.glob("*.pt"):
         path.write_bytes(path.read_bytes()[:-100])

@@ -51,33 +51,6 @@ def test_numpy_without_compat_gets_it_and_numpy_with_it_keeps_its_own(monkeypatc
     assert vars(np)["compat"] is restored
 
 
-BLOCKS = """
-import warnings
-warnings.simplefilter("error")
-import numpy as np
-warnings.resetwarnings()
-import torch
-import fairseq_ms
-from fairseq.data import TokenBlockDataset
-sentences = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
-blocks = TokenBlockDataset(sentences, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
-print(np.__version__, [block.tolist() for block in blocks])
-"""
-
-
-def test_blocks_of_sentences_work_under_numpy_2():
-    version, _, blocks = run_cli("python", "-c", BLOCKS).stdout.partition(" ")
-    assert version.startswith("2.")
-    assert blocks == "[[4, 5, 2], [6, 2]]\n"
-
-
-def test_blocks_of_sentences_work_under_the_oldest_numpy(oldest_numpy):
-    done = run_cli("python", "-c", BLOCKS, env={"PYTHONPATH": str(oldest_numpy)})
-    version, _, blocks = done.stdout.partition(" ")
-    assert version.startswith(f"{OLDEST}.")
-    assert blocks == "[[4, 5, 2], [6, 2]]\n"
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))

@@ -55,26 +55,6 @@ def test_windows_equal_those_of_fairseq_in_one_process(seed: int, break_mode: st
         assert expected["target"][:, longest:].eq(WORDS.pad()).all()
 
 
-def test_a_window_does_not_depend_on_which_blocks_were_collated_before() -> None:
-    corpus = blocks(random.Random(1), 20, "none")
-    dataset = ContextWindowDataset(corpus, 20, 12, WORDS.pad())
-    in_order = [dataset.collater([dataset[index]]) for index in range(len(corpus))]
-    for index in reversed(range(len(corpus))):
-        alone = dataset.collater([dataset[index]])
-        assert torch.equal(alone["net_input"]["src_tokens"], in_order[index]["net_input"]["src_tokens"])
-
-
-def test_every_target_is_scored_once_and_in_order() -> None:
-    corpus = blocks(random.Random(2), 20, "none")
-    dataset = ContextWindowDataset(corpus, 20, 7, WORDS.pad())
-    scored = []
-    for index in range(len(corpus)):
-        batch = dataset.collater([dataset[index]])
-        own = batch["target"][0, batch["start_indices"][0] :]
-        scored.append(own[own != WORDS.pad()])
-    assert torch.equal(torch.cat(scored), torch.cat([corpus[index]["target"] for index in range(len(corpus))]))
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Lines of 1 to 15 tokens, their ends included."""

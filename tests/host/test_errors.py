@@ -53,6 +53,7 @@ def refused(data: Path, place: Path, *flags: str) -> str:
         ("--write-checkpoints-asynchronously", "--write-checkpoints-asynchronously must be left out: training waits"),
         ("--tokens-per-sample 0", "--tokens-per-sample must be at least 1"),
         ("--criterion adaptive_loss", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
+        ("--adaptive-softmax-cutoff 5,9", "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff"),
     ],
 )
 def test_a_refused_training_prints_one_sentence_and_writes_nothing(
@@ -99,27 +100,32 @@ def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyP
         commands.refuse_to_train(configuration(fp16=True))
 
 
-def test_bad_settings_end_hydra_training_with_one_sentence(data: Path) -> None:
-    done = run_cli(
-        "fairseq-hydra-train", "task=language_modeling", f"task.data={data}", "task.tokens_per_sample=32",
-        "+model._name=retina_lm", "+model.scale_windows='4x=0:8'", f"common.user_dir={USER_DIR}", "common.cpu=true",
-        "dataset.batch_size=2", "criterion=cross_entropy", "optimizer=adam", "optimization.lr=[0.001]",
-        "lr_scheduler=fixed", "optimization.max_update=1",
-        cwd=data.parent, check=False,
-    )  # fmt: skip
-    # hydra and fairseq write to stderr before the plugin is loaded, so the sentence is the last line there.
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("fairseq-hydra-train: error: --scale-windows must have")
-
-
-def test_a_missing_checkpoint_gets_one_sentence(data: Path) -> None:
-    done = run_cli("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", "none.pt", "--cpu", check=False)
-    # fairseq-eval-lm logs to stderr, so the sentence is the last line there.
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    rule = "--path must name a checkpoint that exists, and a single one to score with"
-    assert done.stderr.splitlines()[-1] == f"fairseq-eval-lm: error: {rule} (Model file not found: none.pt)"
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (
+            ("fairseq-hydra-train", "task=language_modeling", "task.data={data}", "task.tokens_per_sample=32",
+             "+model._name=retina_lm", "+model.scale_windows='4x=0:8'", "common.user_dir={user_dir}", "common.cpu=true",
+             "dataset.batch_size=2", "criterion=cross_entropy", "optimizer=adam", "optimization.lr=[0.001]",
+             "lr_scheduler=fixed", "optimization.max_update=1", "hydra.run.dir={place}"),
+            "fairseq-hydra-train: error: --scale-windows must have",
+        ),
+        (
+            ("fairseq-eval-lm", "{data}", "--user-dir", "{user_dir}", "--path", "none.pt", "--cpu"),
+            "fairseq-eval-lm: error: --path must name a checkpoint that exists, and a single one to score with (Model "
+            "file not found: none.pt)",
+        ),
+    ],
+    ids=["hydra", "eval-lm"],
+)  # fmt: skip
+def test_other_commands_end_with_one_sentence(
+    command: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
+) -> None:
+    given = [part.format(data=data, user_dir=USER_DIR, place=tmp_path) for part in command]
+    assert run(given, tmp_path / "log") == [1]
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith(sentence)
 
 
 def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_where_it_is_asked_for() -> None:
@@ -156,6 +162,11 @@ def spawned(text: str) -> ProcessRaisedException:
             Exception("Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example"),
             "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample "
             "(Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example)",
+        ),
+        (
+            ValueError("Either --max_update or --lr-period-updates must be set"),
+            "--max-update must say over how many updates a cosine falls (Either --max_update or --lr-period-updates "
+            "must be set)",
         ),
         (
             RuntimeError("Cannot resume training due to dataloader mismatch, please"),

@@ -121,15 +121,3 @@ def test_the_encoder_and_the_main_model_of_the_first_phase_are_taken_over_exactl
     again = build("haed", flags, dictionary(4))
     again.load_state_dict(model.state_dict(), strict=True)
     assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
-
-
-def test_a_run_without_a_number_of_updates_is_one_sentence(data: Path, tmp_path: Path) -> None:
-    assert cli.main(["config", "characters_haed", "--out", str(tmp_path / "characters_haed.yaml")]) == 0
-    done = run_cli(
-        *("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "characters_haed", f"task.data={data}"),
-        *(f"common.user_dir={USER_DIR}", "common.cpu=true", "++model.separators=word0", f"hydra.run.dir={tmp_path}"),
-        *("task.tokens_per_sample=24", f"checkpoint.save_dir={tmp_path}"),
-        check=False,
-    )
-    assert done.stderr.splitlines()[-1].startswith("fairseq-hydra-train: error: --max-update must say over how many")
-    assert "Traceback" not in done.stderr

@@ -14,6 +14,7 @@ from tests.install.test_examples import parse, recorded
 CLAIMS = ROOT / "user_dir_examples" / "claims"
 RESULTS = ROOT / "docs" / "claims.jsonl"
 sys.path.insert(0, str(CLAIMS))
+import corpora  # noqa: E402
 import driver  # noqa: E402
 from claims import CLAIMS as PAPERS  # noqa: E402
 from claims import Claim, verdict  # noqa: E402
@@ -143,6 +144,23 @@ def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) ->
     assert [name for name, what in headings if what != "claims"] == parts
     assert "| first phase, then end to end |" in tables
     assert len(list(tmp_path.glob("claims_*.png"))) == len(parts)
+
+
+@pytest.mark.slow
+def test_another_librarys_model_is_trained_on_the_rows_of_the_recipes_and_written_once(
+    text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    data = corpora.prepare("some_subwords", text, out)
+    command: list[str | Path] = ["python", CLAIMS / "others.py", out, "--only", "fairseq"]
+    run_cli(*command, timeout=300)
+    (record,) = map(json.loads, (out / "others.jsonl").read_text().splitlines())
+    assert record["updates"] == corpora.targets(data) // (4 * 512)
+    # Six layers, symbols, and 512 positions behind those of padding.
+    symbols = len((data / "dict.txt").read_text().splitlines()) + 4
+    assert record["parameters"] == 6 * 198_272 + 2 * 128 + (symbols + 514) * 128
+    assert 1 < record["valid_perplexity"] < symbols
+    assert "update 0" not in run_cli(*command).stdout
 
 
 def test_a_failing_training_is_one_sentence_that_names_its_log(tmp_path: Path) -> None:

@@ -140,14 +140,6 @@ def test_a_shell_script_without_arguments_prints_its_usage(path):
     assert os.access(path, os.X_OK)
 
 
-def test_a_wrong_flag_in_a_script_would_be_found(tmp_path):
-    script = tmp_path / "train.sh"
-    script.write_text('#!/usr/bin/env bash\n#   train.sh x\nfairseq-train data --arch retina_lm --no-such-flag "$1"\n')
-    ((program, *arguments),) = recorded(script, invocations(script)[0], tmp_path)
-    with pytest.raises(SystemExit):
-        parse([program, *arguments])
-
-
 # Scripts without flags, and where they are run.
 WITHOUT_FLAGS = {"demo/analysis.py": "tests/install/test_examples.py"}
 

@@ -55,14 +55,6 @@ def test_the_cells_are_plain_python_under_headings():
         assert (NOTEBOOK.parent / link).is_file(), link
 
 
-def test_its_commands_do_not_wait_for_their_threads_awake_unless_told_to():
-    first = "".join(code_cells()[0]["source"])
-    (line,) = [line for line in first.splitlines() if "OMP_WAIT_POLICY" in line]
-    assert line == 'os.environ.setdefault("OMP_WAIT_POLICY", "passive")'
-    # What it starts inherits its environment.
-    assert "env=" not in as_script({})
-
-
 def test_the_outputs_are_those_of_one_run_from_top_to_bottom_without_paths_of_its_machine():
     cells = code_cells()
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))

@@ -1,7 +1,5 @@
 """fairseq's own generator, with our caches and without them, gives the same."""
 
-import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.incremental import Decoding
-from tests.registry import GENERATORS, Case, random_case, setting
+from tests.registry import GENERATORS, Case, random_case, seeds, setting
 
 MAX_NEW_TOKENS = 12
 
@@ -64,7 +62,7 @@ def generate(
     return generator.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=case.dictionary.eos())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, 12))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch: str, seed: int) -> None:
     case = random_case(arch, seed)
@@ -81,7 +79,7 @@ def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch
             torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, 6))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_sampling_after_ragged_prompts_draws_what_it_draws_without_caches(arch: str, seed: int) -> None:
     case = random_case(arch, seed)
@@ -112,20 +110,6 @@ def test_the_shared_part_of_the_prompts_is_run_over_once_and_not_once_a_sample(a
     assert {length for _, length in shapes[1:]} == {1}
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("arch", GENERATORS)
-def test_packed_weights_change_nothing(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
-    packed = copy.deepcopy(case.model)
-    packed.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(beam=1)))
-    tokens = case.tokens(3, case.lengths())
-    with torch.no_grad():
-        exact = copy.deepcopy(case.model).double()(tokens)[0]
-        usual, found = ((model(tokens)[0] - exact).abs().max().item() for model in (case.model, packed))
-    # oneDNN sums in another order. Norms over few numbers magnify what that changes, as much as rounding without it.
-    assert found <= max(1e-5, 8.0 * usual)
-
-
 def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None:
     case = random_case("retina_lm", 3)
     tokens = case.tokens(2, 9)
@@ -137,8 +121,3 @@ def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None
             features = decoding.last_features(tokens[:, :end], wrong)
             full = case.model(tokens[:, :end])[0][:, -1:]
             torch.testing.assert_close(case.model.decoder.output_layer(features), full, rtol=0.0, atol=1e-5)
-
-
-def test_settings_of_all_architectures_are_known() -> None:
-    for arch in GENERATORS:
-        assert setting(arch, "TASK", "language_modeling") in {"language_modeling", "streaming_language_modeling"}

@@ -13,9 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.host.trainer import check_criterion
-from tests.helpers.cli import run_cli
 from tests.helpers.corpus import train_command
-from tests.helpers.corpus import write_corpus as write_sentences
 from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary
 
@@ -43,34 +41,37 @@ def test_a_setting_of_what_is_not_adaptive_is_refused(arch: str, flag: str) -> N
         build(arch, narrow(arch, **{flag: value}), dictionary(9), positions=8)
 
 
-def test_projections_that_are_not_tied_with_weights_are_refused() -> None:
-    flags = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
-    with pytest.raises(
-        ValueError, match=r"^--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True"
-    ):
-        build("vanilla_lm", {**NARROW, **flags, "tie_adaptive_proj": True}, dictionary(9), positions=8)
+TWO_SCALES = {"scale_layers": "1x=2,2x=1"}
+ADAPTED = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
+NEITHER = "--proj-init-std has no effect without --adaptive-input or --adaptive-softmax-cutoff: got 0.3"
+SINGLE = "has no effect with the single scale .*1x=2.*: got"
+CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual": "zero"}
 
 
-@pytest.mark.parametrize("arch", STREAMING)
-def test_a_start_of_projections_that_are_not_there_is_refused(arch: str) -> None:
-    sentence = "^--proj-init-std has no effect without --adaptive-input or --adaptive-softmax-cutoff: got 0.3"
-    with pytest.raises(ValueError, match=sentence):
-        build(arch, {**NARROW, "proj_init_std": 0.3}, dictionary(9))
-    build(arch, {**NARROW, "proj_init_std": 0.3, "adaptive_softmax_cutoff": "4,7"}, dictionary(9))
-
-
-@pytest.mark.parametrize(("flag", "value"), [("droppath", 0.3), ("compression", "avg")])
-def test_what_is_between_scales_is_refused_with_one_scale(flag: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^--{flag} has no effect with the single scale .*1x=2.*: got {value}"):
-        build("transformer_ql", {**NARROW, "scale_layers": "1x=2", flag: value}, dictionary(9))
-    build("transformer_ql", {**NARROW, "scale_layers": "1x=2,2x=1", flag: value}, dictionary(9))
-
-
-def test_a_closed_gate_in_front_of_nothing_is_refused() -> None:
-    gated = {**NARROW, "scale_layers": "4x=1,1x=1", "aggregation_gate": True}
-    with pytest.raises(ValueError, match=r"^--init-residual must not be zero with --aggregation-gate, .*: got zero"):
-        build("multiscale_bottomup", {**gated, "init_residual": "zero"}, dictionary(9))
-    build("multiscale_bottomup", {**gated, "init_residual": "scaled"}, dictionary(9))
+@pytest.mark.parametrize(
+    ("arch", "flags", "helps", "sentence"),
+    [
+        (
+            "vanilla_lm",
+            {**ADAPTED, "tie_adaptive_proj": True},
+            {"tie_adaptive_weights": True},
+            "--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True",
+        ),
+        *((arch, {"proj_init_std": 0.3}, {"adaptive_softmax_cutoff": "4,7"}, NEITHER) for arch in STREAMING),
+        ("transformer_ql", {"scale_layers": "1x=2", "droppath": 0.3}, TWO_SCALES, f"--droppath {SINGLE} 0.3"),
+        ("transformer_ql", {"scale_layers": "1x=2", "compression": "avg"}, TWO_SCALES, f"--compression {SINGLE} avg"),
+        (
+            "multiscale_bottomup",
+            CLOSED,
+            {"init_residual": "scaled"},
+            "--init-residual must not be zero with --aggregation-gate, .*: got zero",
+        ),
+    ],
+)
+def test_a_flag_without_what_it_is_about_is_refused(arch: str, flags: dict, helps: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        build(arch, {**NARROW, **flags}, dictionary(9), positions=8)
+    build(arch, {**NARROW, **flags, **helps}, dictionary(9), positions=8)
 
 
 def test_blocks_in_which_nothing_is_counted_are_refused() -> None:
@@ -178,30 +179,14 @@ def test_a_batch_without_room_for_a_segment_is_refused(flag: str, tmp_path: Path
         deal_out(grouped_shuffling=False, max_sentences=4)
 
 
-def test_an_output_that_cannot_be_trained_ends_training_before_it_starts(tmp_path: Path) -> None:
-    data = write_sentences(tmp_path)
-    command = train_command("vanilla_lm", data, tmp_path / "save", *CUTOFF)
-    done = run_cli(*(part for part in command if part != "--share-decoder-input-output-embed"), check=False)
-    sentence = "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff 5,9: got cross_entropy"
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"fairseq-train: error: {sentence}"
-    assert "Traceback" not in done.stderr
-    assert "num_updates" not in done.stdout
-    assert not (tmp_path / "save").exists()
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_negative_spread_of_weights_is_refused(arch: str) -> None:
-    with pytest.raises(ValueError, match=r"^--init-std must be at least 0: got -1\.0$"):
-        build(arch, {"tokens_per_sample": 16, "init_std": -1.0}, dictionary(9))
-
-
-def test_a_negative_spread_of_embeddings_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^--embedding-init-std must be at least 0: got -0\.5$"):
-        build("vanilla_lm", {"tokens_per_sample": 16, "embedding_init_std": -0.5}, dictionary(9))
-
-
-def test_a_negative_spread_of_projections_is_refused() -> None:
-    flags = {"proj_init_std": -0.5, "adaptive_softmax_cutoff": "4,7"}
-    with pytest.raises(ValueError, match=r"^--proj-init-std must be at least 0: got -0\.5$"):
-        build("transformer_xl", {**NARROW, **flags}, dictionary(9))
+@pytest.mark.parametrize(
+    ("arch", "flag", "more"),
+    [
+        *((arch, "init_std", {}) for arch in ARCHITECTURES),
+        ("vanilla_lm", "embedding_init_std", {}),
+        ("transformer_xl", "proj_init_std", {"adaptive_softmax_cutoff": "4,7"}),
+    ],
+)
+def test_a_negative_spread_is_refused(arch: str, flag: str, more: dict) -> None:
+    with pytest.raises(ValueError, match=rf"^--{flag.replace('_', '-')} must be at least 0: got -0\.5$"):
+        build(arch, {"tokens_per_sample": 16, flag: -0.5, **more}, dictionary(9))

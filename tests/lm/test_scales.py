@@ -1,13 +1,11 @@
 """Specifications of scales: what is read from the flags, once."""
 
-import dataclasses
 import re
 
 import pytest
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import Scale, aggregated_scales, layer_scales, retina_scales, single_scale, window_scales
-from tests.registry import build, dictionary
 
 
 def test_layers_are_sorted_from_the_finest_scale_on() -> None:
@@ -71,17 +69,3 @@ def test_the_split_that_the_sentence_shows_is_valid(heads: int) -> None:
         retina_scales(windows, None, heads)
     shown = re.findall(r"--scale-heads (1x=\S+):", str(refused.value))
     assert sum(scale.heads for scale in retina_scales(windows, shown[0], heads)) == heads
-
-
-def test_a_model_parses_its_scales_once() -> None:
-    before = layer_scales.cache_info()
-    flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
-    build("multiscale_topdown", {**flags, "scale_layers": "35x=1,7x=2,1x=1"}, dictionary(5))
-    after = layer_scales.cache_info()
-    assert after.misses == before.misses + 1
-    assert after.hits > before.hits
-
-
-def test_a_scale_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        single_scale("4x=12").layers = 3

@@ -1,24 +1,10 @@
-"""Training forwards that others trace: under ``torch.compile``, and on the meta device."""
-
-import dataclasses
+"""A training forward that ``torch.compile`` traces."""
 
 import pytest
 import torch
-from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch import Tensor, nn
 
-from tests.registry import ARCHITECTURES, Case, build, random_case, setting
-
-DROPPED = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-
-
-def trained_case(arch: str, seed: int) -> Case:
-    """A small random model in training mode, with dropout wherever it has a flag."""
-    case = random_case(arch, seed)
-    known = {flag: p for flag, p in DROPPED.items() if hasattr(MODEL_DATACLASS_REGISTRY[arch], flag)}
-    torch.manual_seed(seed)
-    model = build(arch, {"init_std": 0.4, **case.flags, **known}, case.dictionary).train()
-    return dataclasses.replace(case, model=model)
+from tests.models.test_devices import trained_case
 
 
 def gradients(model: nn.Module, logits: Tensor) -> list[Tensor]:
@@ -46,14 +32,3 @@ def test_a_compiled_training_step_gives_what_the_model_gives(arch: str) -> None:
     for one, other in zip(*results, strict=True):
         # float32, the same operations.
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if not setting(arch, "DATA_DECIDES_SHAPES", False)])
-def test_a_training_forward_runs_on_the_meta_device(arch: str) -> None:
-    case = trained_case(arch, 3)
-    tokens = case.tokens(2, max(8, case.lengths()))
-    expected = case.model(tokens)[0]
-    logits = case.model.to("meta")(tokens.to("meta"))[0]
-    assert logits.shape == expected.shape
-    assert logits.dtype == expected.dtype
-    logits.sum().backward()

@@ -1,13 +1,11 @@
 """Torch's DistributedDataParallel, fairseq's default backend: every parameter has a gradient, whatever the batch."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_ms.core.ops.device import keep_in_graph
 from tests.helpers.corpus import random_flags, train_command, write_corpus
@@ -15,8 +13,6 @@ from tests.helpers.forked import run
 from tests.models.test_iem import batch, criterion, first_phase, small_task
 from tests.registry import ARCHITECTURES, build, dictionary
 
-# The lengths that the two processes have in one update: lines of nothing but their end, beside such and others.
-LENGTHS = ((1, 1), (2, 1), (1, 7), (3, 1))
 SEEDS = range(3)
 ADAPTIVE = {
     "adaptive_input": True,
@@ -66,45 +62,14 @@ def test_the_shortest_batches_give_every_parameter_a_gradient(arch: str, flags: 
         assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def first_phase_loss(model: nn.Module, length: int) -> Tensor:
-    """That of a line of so many tokens."""
-    task = small_task()
+@pytest.mark.parametrize("length", range(1, 9))
+def test_the_shortest_batches_give_every_parameter_of_the_first_phase_a_gradient(length: int) -> None:
+    model, task = first_phase(2), small_task()
     sample = batch(task, [1])
     sample["net_input"]["src_tokens"] = sample["net_input"]["src_tokens"][:, :length]
     sample["target"] = sample["target"][:, :length]
-    return criterion(task)(model, sample)[0]
-
-
-def _one_process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    words = dictionary(9)
-
-    def train(name: str, model: nn.Module, loss_of: Callable[[nn.Module, int], Tensor]) -> None:
-        wrapped = DistributedDataParallel(model.train(), find_unused_parameters=False)
-        if hasattr(model, "segmentation"):
-            vars(wrapped).update(segmentation=model.segmentation, update=0)
-        for lengths in LENGTHS:
-            loss_of(wrapped, lengths[rank]).backward()
-        # What both have is the same only if every gradient has gone round.
-        both = [torch.zeros(()), torch.zeros(())]
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        assert len(grads) == len(list(model.parameters())), name
-        torch.distributed.all_gather(both, sum(grad.float().abs().sum() for grad in grads))
-        assert both[0] == both[1], name
-
-    for arch, flags in configurations():
-        torch.manual_seed(3)
-        model = build(arch, flags, words)
-        torch.manual_seed(3 + rank)
-        train(arch, model, lambda wrapped, length: short_loss(wrapped, len(words), length))
-    train("the first phase", first_phase(2), first_phase_loss)
-    torch.distributed.destroy_process_group()
-
-
-def test_torchs_ddp_trains_every_architecture_on_the_shortest_batches(tmp_path: Path) -> None:
-    multiprocessing.spawn(_one_process, (str(tmp_path),), nprocs=2)
+    criterion(task)(model, sample)[0].backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
 # All lines are shorter than a segment; most lines are longer, so that often only one process has a whole segment.

@@ -2,17 +2,13 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 import torch
-from fairseq.models import MODEL_REGISTRY
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
-from fairseq_ms.core.ops.lstm import LSTM, Steps
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.haed import HAED, HRED
+from fairseq_ms.models.haed import HAED
 from tests.configs import haed as configs
 from tests.naive import hierarchical as naive
 from tests.registry import build, dictionary
@@ -41,11 +37,6 @@ def ragged_tokens(rng: random.Random, rows: int, longest: int) -> tuple[torch.Te
     for row, length in enumerate(lengths):
         tokens[row, length:] = 1
     return tokens, lengths
-
-
-def test_the_names_are_ours() -> None:
-    assert MODEL_REGISTRY["haed"] is HAED
-    assert MODEL_REGISTRY["hred"] is HRED
 
 
 @pytest.mark.parametrize("kind", ["words", "fixed"])
@@ -104,73 +95,6 @@ def test_logits_and_gradients_equal_those_of_the_naive_model(parts: tuple[str, .
             assert ours is not None, f"{name} has no gradient, which distributed training does not allow"
             expected = torch.zeros_like(parameter) if theirs is None else theirs
             torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For every token in reading order, its sequence and its step."""
-    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    return sequence, torch.cat([torch.arange(int(length)) for length in lengths])
-
-
-@pytest.mark.parametrize("path", ["_by_hand", "_cudnn"])
-@pytest.mark.parametrize("context_dim", [0, 5])
-def test_lstm_without_padding_equals_torch_on_padded_input(
-    context_dim: int, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = torch.tensor([3, 1, 7, 3, 2])
-    sequence, step = reading_order(lengths)
-    total = int(lengths.sum())
-    lstm = LSTM(4, context_dim, 6).double()
-    # The fused call runs without a GPU too.
-    monkeypatch.setattr(lstm, "_by_hand", getattr(lstm, path))
-    table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
-    context = torch.randn(5, context_dim, dtype=torch.double, requires_grad=True)
-    symbols = torch.randint(0, 9, (total,))
-    steps = Steps(symbols, sequence, step, torch.arange(total), total + 2)
-    for layout in (steps.step_major(), steps.one_by_one()):
-        assert sorted(layout.tolist()) == list(range(total))
-    assert sum(steps.batch_sizes) == sum(count * length for count, length in steps.rectangles) == total
-    state = lstm.new_state(5, table)
-    hidden = lstm(table, context if context_dim else None, steps, state)
-    some = replace(steps, kept_B=torch.tensor([4, 1]))
-    lstm(table, context if context_dim else None, some, kept := lstm.new_state(2, table))
-    assert torch.equal(kept.cell_BU, state.cell_BU[[4, 1]])
-    assert torch.equal(kept.hidden_BU, state.hidden_BU[[4, 1]])
-    assert torch.equal(hidden, lstm(table, context if context_dim else None, steps))
-    assert not hidden[total:].any()
-
-    padded = torch.zeros(5, 7, 4 + context_dim, dtype=torch.double)
-    padded = padded.index_put((sequence, step), torch.cat([table[symbols], context[sequence]], dim=1))
-    in_torch, (_, last) = lstm.cell(pack_padded_sequence(padded, lengths.cpu(), batch_first=True, enforce_sorted=False))
-    expected = pad_packed_sequence(in_torch, batch_first=True)[0][sequence, step]
-    torch.testing.assert_close(hidden[:total], expected, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(state.cell_BU, last[0], rtol=1e-12, atol=1e-13)
-    assert torch.equal(state.hidden_BU, hidden[lengths.cumsum(0) - 1])
-
-    weights = torch.randn_like(expected)
-    wanted = [table, *([context] if context_dim else []), *lstm.parameters()]
-    ours = torch.autograd.grad((hidden[:total] * weights).sum(), wanted)
-    theirs = torch.autograd.grad((expected * weights).sum(), wanted)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
-
-
-def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
-    lengths = torch.tensor([40, 31])
-    sequence, step = reading_order(lengths)
-    steps = Steps(torch.zeros_like(step), sequence, step, torch.arange(71), 71)
-    # A large input with open gates lets the cell of a common LSTM grow by almost one a step.
-    table = torch.full((1, 1), 30.0)
-    largest = {}
-    for capped in (False, True):
-        torch.manual_seed(0)
-        lstm = LSTM(1, 0, 4, capped)
-        with torch.no_grad():
-            lstm.cell.all_weights[0][0].fill_(1.0)
-            lstm(table, None, steps, state := lstm.new_state(2, table))
-        largest[capped] = float(state.cell_BU.abs().max())
-    assert largest[False] > 5.0
-    assert largest[True] <= 1.0
 
 
 def test_equal_chunks_are_encoded_once() -> None:

@@ -1,7 +1,6 @@
 """The streaming models against per-token loops, in outputs and gradients, and what their memory promises."""
 
 import copy
-import random
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ from fairseq_ms.core.streaming import RelativeAttention
 from tests.helpers.dropout import drop_nothing
 from tests.references import streaming as references
 from tests.references.parts import weights_of
-from tests.registry import Case, build, dictionary, random_case
+from tests.registry import Case, build, dictionary, random_case, seeds
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
-SEEDS = range(20)
+SEEDS = seeds(8, 20)
 # float64; sums of a few hundred terms of order 1, through at most seven layers.
 EXACT = 1e-9
 
@@ -73,22 +72,6 @@ def test_scales_without_a_memory_equal_the_per_token_loops_at_once_and_token_by_
         for end in range(1, tokens.size(1) + 1):
             cached = model.decoder(tokens[:, :end], incremental_state=state)[0]
             torch.testing.assert_close(cached[:, 0], expected[:, end - 1], rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_stream_may_be_cut_anywhere(arch: str, seed: int) -> None:
-    case = exact_case(arch, seed)
-    tokens = case.tokens(2, random_length(case))
-    memory: Any = None
-    pieces, start = [], 0
-    while start < tokens.size(1):
-        count = case.rng.randint(1, tokens.size(1) - start)
-        logits, extra = case.model(tokens[:, start : start + count], memory=memory)
-        memory, start = extra["memory"], start + count
-        pieces.append(logits)
-    torch.testing.assert_close(torch.cat(pieces, dim=1), case.model(tokens)[0], rtol=EXACT, atol=EXACT)
-    assert not any(state.requires_grad for state in memory.states.values())
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -252,64 +235,6 @@ def test_the_language_model_loss_does_not_touch_the_compression_and_moves_everyt
         extra["auxiliary_loss"].mean(), [p for n, p in zip(names, parameters) if "compress" in n]
     )
     assert all(grad.any() for grad in moved)
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_one_scale_without_output_layers_is_transformer_xl_and_the_norm_of_its_scale(before: bool) -> None:
-    words, rng = dictionary(9), random.Random(0)
-    flags: dict[str, Any] = {"decoder_embed_dim": 6, "decoder_ffn_embed_dim": 12, "decoder_attention_heads": 2}
-    flags |= {"tokens_per_sample": 5, "mem_len": 7, "init_std": 0.4, "decoder_normalize_before": before}
-    torch.manual_seed(0)
-    xl = build("transformer_xl", {**flags, "decoder_layers": 3}, words).eval()
-    ql = build("transformer_ql", {**flags, "scale_layers": "1x=3", "output_layers": 0}, words).eval()
-    weights = {name.replace(".core.layers.", ".core.scales.0."): w for name, w in xl.state_dict().items()}
-    if before:
-        weights |= {f"decoder.core.scale_norms.0.{name}": torch.rand(6) for name in ("weight", "bias")}
-    ql.load_state_dict(weights, strict=True)
-    tokens = torch.randint(4, len(words), (2, 4 * 5 + rng.randrange(5)))
-    features = xl.decoder.core.features(tokens)
-    if before:
-        features = ql.decoder.core.scale_norms[0](features)
-    torch.testing.assert_close(ql.decoder.core.features(tokens), features)
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_what_is_pooled_and_averaged_is_normalised(before: bool) -> None:
-    words = dictionary(9)
-    flags: dict[str, Any] = {
-        "decoder_embed_dim": 8,
-        "decoder_ffn_embed_dim": 12,
-        "decoder_attention_heads": 2,
-        "init_std": 0.4,
-    }
-    flags |= {"tokens_per_sample": 4, "mem_len": 4, "scale_layers": "1x=1,2x=2,4x=1", "output_layers": 1}
-    model = build("transformer_ql", {**flags, "decoder_normalize_before": before}, words).eval()
-    states = model(torch.randint(4, len(words), (2, 40)))[1]["memory"].states
-    outputs = [state for name, state in states.items() if name.endswith("output") and state.numel()]
-    assert len(outputs) == 2
-    for state in outputs:
-        # What layers are to read next; the layer norms are as they start.
-        torch.testing.assert_close(state.mean(-1), torch.zeros(state.shape[:2]), atol=1e-5, rtol=0.0)
-        torch.testing.assert_close(state.var(-1, correction=0), torch.ones(state.shape[:2]), atol=1e-2, rtol=0.0)
-    # Nothing normalises the outputs of the layers behind the average, unless they do it themselves.
-    spread = model.decoder.core.features(torch.randint(4, len(words), (2, 40))).var(-1, correction=0)
-    assert bool(((spread - 1).abs() < 1e-2).all()) != before
-
-
-@pytest.mark.parametrize(("scales", "droppath"), [(3, 0.9), (2, 0.6), (3, 0.0)])
-def test_droppath_keeps_the_coarser_scales_as_often_as_section_2_3_says(scales: int, droppath: float) -> None:
-    words = dictionary(5)
-    layers = ",".join(f"{2**n}x=1" for n in range(scales))
-    flags: dict[str, Any] = {"decoder_embed_dim": 4, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1}
-    flags |= {"tokens_per_sample": 8, "mem_len": 4, "scale_layers": layers, "droppath": droppath}
-    network = build("transformer_ql", flags, words).decoder.core.train()
-    draws = 4000
-    kept = torch.bincount(torch.tensor([network._first_kept() for _ in range(draws)]), minlength=scales) / draws
-    expected = torch.tensor([1 - droppath] + [droppath / (scales - 1)] * (scales - 1))
-    # Four standard deviations of a frequency over 4,000 draws.
-    torch.testing.assert_close(kept, expected, rtol=0.0, atol=4 * 0.5 / draws**0.5)
-    network.eval()
-    assert {network._first_kept() for _ in range(50)} == {0}
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """``transformer_xl`` and Hugging Face's TransfoXL with the same weights give the same."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import ROOT, run_cli
-
-BUNDLED = Path(sys.prefix) / "transfo-xl"
+from tests.helpers.beside import library
+from tests.helpers.cli import run_cli
 
 COMPARE = """
 import torch
@@ -50,13 +47,8 @@ for seed, before in ((1, True), (2, False)):
 
 @pytest.fixture(scope="session")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the peer: the one that `make test` fills, or one that is filled here."""
-    if (BUNDLED / ".installed").is_file():
-        return BUNDLED
-    folder = tmp_path_factory.mktemp("transfo-xl")
-    command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
-    subprocess.run([*command, "-r", str(ROOT / "requirements" / "transfo-xl.txt")], check=True)
-    return folder
+    """The folder of the peer's packages."""
+    return library("transfo-xl", tmp_path_factory.mktemp("beside"))
 
 
 @pytest.mark.slow

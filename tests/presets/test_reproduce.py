@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from fairseq_ms.analysis.config import settings
 from fairseq_ms.lm.registry import CONFIGS
 from tests.helpers.cli import ROOT
-from tests.helpers.hydra import by_hydra
+from tests.helpers.hydra import OF_PAPERS, by_hydra
 
 PAPERS = {
     "Multi-scale Transformer Language Models": "vanilla_lm retina_lm multiscale_topdown multiscale_bottomup coarse_lm",
@@ -49,7 +49,7 @@ ROWS = rows()
 def names(row: Row) -> list[str]:
     """The presets and runs of the row's paper that it is about."""
     models = PAPERS[row.title].split()
-    own = [name for name, preset in CONFIGS.items() if preset.model in models]
+    own = [name for name, preset in OF_PAPERS.items() if preset.model in models]
     if row.presets == "all":
         return own
     patterns = re.findall(r"`([^`]+)`", row.presets)

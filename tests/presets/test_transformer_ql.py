@@ -10,11 +10,11 @@ import pytest
 from fairseq.dataclass.configs import FairseqConfig
 
 from fairseq_ms.lm.registry import PRESETS
-from tests.helpers.hydra import by_arch, by_hydra, parameters
+from tests.helpers.hydra import OF_PAPERS, by_arch, by_hydra, parameters
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "user_dir_examples" / "transformer_ql"
 MODELS = ("transformer_xl", "compressive_transformer", "transformer_ql")
-ARCHS = sorted(arch for arch, preset in PRESETS.items() if preset.model in MODELS)
+ARCHS = sorted(arch for arch, preset in OF_PAPERS.items() if preset.model in MODELS)
 # Table 4.
 VOCABULARIES = {"simplebooks2": 11_492, "simplebooks92": 98_304, "wt103": 267_735}
 # Appendix E and, for the Multi-scale Transformer, Table 5: n_s, n_m, n_cm of training.

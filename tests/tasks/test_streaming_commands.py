@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.cli import USER_DIR
 from tests.helpers.corpus import train_command, write_corpus
+from tests.helpers.forked import run, train
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,8 @@ def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
     flags: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
 ) -> None:
     arch = "vanilla_lm" if "streaming_language_modeling" in flags else "transformer_xl"
-    done = run_cli(*train_command(arch, data, tmp_path / "save"), *flags, check=False)
-    assert done.returncode != 0
-    assert sentence in done.stderr.splitlines()[-1]
+    assert run([*train_command(arch, data, tmp_path / "save"), *flags], tmp_path / "log") != [0]
+    assert sentence in (tmp_path / "log").read_text().splitlines()[-1]
     assert not list((tmp_path / "save").glob("*.pt"))
 
 
@@ -40,15 +40,14 @@ def test_perplexity_at_other_lengths_than_in_training_does_not_depend_on_the_bat
     # Weights so large that what a model sees shows in the digits that are printed.
     more = ("--update-freq", "2", "--num-workers", "2", "--mem-len", "6", "--max-update", "6", "--init-std", "0.6")
     save = tmp_path / "save"
-    run_cli(*train_command("transformer_xl", data, save, *more))
+    train(train_command("transformer_xl", data, save, *more), tmp_path / "log")
     losses: dict[tuple[int, int], list[float]] = {}
     for segment, memory, batch in ((24, 6, 1), (24, 6, 7), (5, 11, 2), (5, 11, 3), (5, 0, 2), (5, 0, 3)):
         overrides = ("--model-overrides", f"{{'mem_len': {memory}}}", "--batch-size", str(batch))
-        done = run_cli(
-            *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"),
-            *("--task", "streaming_language_modeling", "--tokens-per-sample", str(segment), *overrides),
-        )
-        printed = done.stdout + done.stderr
+        command = ["fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"]
+        command += ["--task", "streaming_language_modeling", "--tokens-per-sample", segment, *overrides]
+        train(command, tmp_path / "log")
+        printed = (tmp_path / "log").read_text()
         losses.setdefault((segment, memory), []).append(float(printed.split("Loss (base 2): ")[1].split(",")[0]))
     # Sums of float32 in another order, of which four decimals are printed: the last one may be rounded otherwise.
     assert all(one == pytest.approx(other, rel=0.0, abs=1.01e-4) for one, other in losses.values()), losses
@@ -57,13 +56,13 @@ def test_perplexity_at_other_lengths_than_in_training_does_not_depend_on_the_bat
 
 def test_a_prompt_longer_than_any_window_is_generated_from(data: Path, tmp_path: Path) -> None:
     save = tmp_path / "save"
-    run_cli(*train_command("transformer_ql", data, save, "--mem-len", "6", "--max-update", "2"))
+    train(train_command("transformer_ql", data, save, "--mem-len", "6", "--max-update", "2"), tmp_path / "log")
     rng = random.Random(1)
     prompt = " ".join(f"word{rng.randrange(18)}" for _ in range(150))
+    (tmp_path / "prompt").write_text(prompt + "\n")
     for search in (("--beam", "3"), ("--sampling", "--beam", "2", "--nbest", "2")):
-        printed = run_cli(
-            *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"),
-            *("--task", "streaming_language_modeling", "--max-len-b", "170", *search),
-            input=prompt + "\n",
-        ).stdout
+        command = ["fairseq-interactive", data, "--user-dir", USER_DIR, "--path", save / "checkpoint_last.pt", "--cpu"]
+        command += ["--task", "streaming_language_modeling", "--max-len-b", "170", "--input", tmp_path / "prompt"]
+        train([*command, *search], tmp_path / "log")
+        printed = (tmp_path / "log").read_text()
         assert f"\t{prompt}" in next(line for line in printed.splitlines() if line.startswith("H-0"))

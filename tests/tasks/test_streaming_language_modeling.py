@@ -253,19 +253,6 @@ def test_batches_come_in_the_order_of_time(workers: int, update_freq: int) -> No
     assert all(len(group) == update_freq for group in groups[:-1])
 
 
-def test_resuming_in_the_middle_of_an_epoch_goes_on_with_the_next_batch() -> None:
-    task, _ = make("transformer_xl", 5)
-    iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=2, grouped_shuffling=False)
-    batches = iterator.next_epoch_itr(shuffle=True)
-    for _ in range(3):
-        next(batches)
-    saved = iterator.state_dict()
-    task._iterators.clear()
-    again = task.get_batch_iterator(task.dataset("train"), max_sentences=2, grouped_shuffling=False)
-    again.load_state_dict(saved)
-    assert next(again.next_epoch_itr())["stream"]["step"] == 3
-
-
 @pytest.mark.parametrize(
     ("arch", "changes", "sentence"),
     [

@@ -122,6 +122,15 @@ PARTS = {
     "multiscale_long": replace(_FAST, corpus="subwords", validations=10),
     # The recipes of docs/recipes.md, each with its own optimizer, positions and parts.
     "recipes": replace(_FAST, memory=False),
+    # The same with a row of four times as many tokens an update.
+    "recipes_2048": replace(
+        _FAST,
+        train=_FAST.train.replace("--tokens-per-sample 512 --batch-size 4", "--tokens-per-sample 2048 --batch-size 1"),
+        test=_FAST.test.replace(
+            "--tokens-per-sample 512 --context-window 256 --batch-size 8",
+            "--tokens-per-sample 2048 --context-window 1024 --batch-size 2",
+        ),
+    ),
     # Table 1 and Figures 2 to 4 of "Hierarchical Attention Encoder Decoder": Appendix B's recipe for characters, with
     # rows of 1,344 as there, but two of them an update and a shorter warm-up.
     "hierarchical": Part(
@@ -198,7 +207,17 @@ _SHAPES = {
 def _recipes() -> Iterator[Run]:
     for shape, flags in _SHAPES.items():
         for name, choices in {"rotary": _ROTARY, "muon": f"{_ROTARY} {_MUON}", "today": f"{_TODAY} {_MUON}"}.items():
-            yield Run("recipes", f"{shape}_{name}", f"{shape} {choices}", "", f"{flags} {choices}")
+            seeds = (1, 2) if name == "muon" and shape in ("vanilla", "retina") else (1,)
+            yield Run("recipes", f"{shape}_{name}", f"{shape} {choices}", "", f"{flags} {choices}", seeds=seeds)
+    for shape in ("vanilla", "retina"):
+        flags = f"{_SHAPES[shape]} {_ROTARY} {_MUON}"
+        for rate in (0.01, 0.04):
+            yield Run("recipes", f"{shape}_muon_{rate}", f"{shape} at {rate}", "", f"{flags} --lr {rate}")
+        for layers in (4, 8):
+            deep = f"{flags} --decoder-layers {layers}"
+            yield Run("recipes", f"{shape}_muon_{layers}", f"{shape}, {layers} layers", "", deep)
+        long = flags.replace("16x=256:512", "16x=256:2048")
+        yield Run("recipes_2048", f"{shape}_muon", f"{shape}, rows of 2,048", "", long)
 
 
 def _hierarchical() -> Iterator[Run]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -24,25 +23,6 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
     run()
     wait_for(device)
     return int(torch.cuda.max_memory_allocated(device))
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The type that autocast runs matrix products in now, or None where it is off or unknown (the meta device)."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return None
-
-
-def autocast_to(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
-    """Autocast to a type, off for None, and nothing on a device that knows none."""
-    if not torch.amp.is_autocast_available(device_type):
-        return nullcontext()
-    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
-
-
-def autocast_of(tensor: Tensor, enabled: bool) -> AbstractContextManager:
-    """torch's autocast for the device of a tensor."""
-    return torch.autocast(tensor.device.type, enabled=enabled)
 
 
 def has_fused_optimizers(parameters: Iterable[Tensor]) -> bool:

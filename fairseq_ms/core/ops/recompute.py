@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from fairseq_ms.core.ops.device import autocast_dtype, autocast_to
 
 # A mask takes 16 random bits a number, so one 64-bit draw of the generator serves four numbers.
 _LEVELS = 2**16
@@ -149,6 +148,20 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p, self.training, self.recompute)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The type that autocast runs matrix products in now, or None where it is off or unknown (the meta device)."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
+def autocast_to(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
+    """Autocast to a type, off for None, and nothing on a device that knows none."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
 
 class _Recomputed(torch.autograd.Function):

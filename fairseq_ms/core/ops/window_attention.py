@@ -271,7 +271,7 @@ def window_attention_linear(
 ) -> Tensor:
     """Attention of all head groups through their windows, and the projection behind it: (B, T, D) -> (B, T, D).
 
-    Its naive twin attends under dense masks (``tests/modules/test_retina.py``). On a CPU, with ``recompute``, only
+    Its naive twin attends under dense masks (``tests/core/test_retina.py``). On a CPU, with ``recompute``, only
     ``fine`` and ``coarse`` are kept for backward.
 
     Args:

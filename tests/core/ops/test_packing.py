@@ -148,19 +148,9 @@ def test_an_lstm_follows_its_recurrent_weight() -> None:
             torch.testing.assert_close(step, second_step(lstm), rtol=0.0, atol=1e-6)
 
 
-def reread(linear: Linear) -> Linear:
-    """What ``torch.load`` makes of ``torch.save``."""
-    file = io.BytesIO()
-    torch.save(linear, file)
-    file.seek(0)
-    with torch.serialization.safe_globals([Linear, PackedWeight, set]):
-        return torch.load(file, weights_only=True)
-
-
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "save": reread,
 }
 
 

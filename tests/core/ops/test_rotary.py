@@ -40,17 +40,6 @@ def test_rotation_equals_complex_numbers_in_outputs_and_gradients(
     torch.testing.assert_close(*results, rtol=0.0, atol=1e-9)
 
 
-def test_scores_depend_on_distances_alone() -> None:
-    q, k = torch.randn(2, 1, 1, 8, dtype=torch.float64)
-
-    def score(at_q: int, at_k: int) -> Tensor:
-        turned = [rotate(x, rotation(range(p, p + 1), 8, 1e4, x), 1) for x, p in ((q, at_q), (k, at_k))]
-        return (turned[0] * turned[1]).sum()
-
-    torch.testing.assert_close(score(7, 3), score(100_007, 100_003), rtol=0.0, atol=1e-9)
-    assert (score(7, 3) - score(8, 3)).abs() > 1e-3
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_angles_are_exact_far_out_and_applied_in_the_type_of_the_input(dtype: torch.dtype) -> None:
     far = range(10**6, 10**6 + 2)

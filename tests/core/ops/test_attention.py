@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.layers import LayerConfig, SelfAttention
 from fairseq_ms.core.ops import attention as module
 from fairseq_ms.core.ops import recompute
@@ -15,7 +14,6 @@ from fairseq_ms.core.ops.attention import (
     attend,
     merge_heads,
     self_attention_linear,
-    split_heads,
     split_qkv,
 )
 from fairseq_ms.core.ops.linear import Linear
@@ -100,16 +98,6 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
         assert torch.equal(first, again)
 
 
-def test_masks_of_two_calls_differ_and_repeat_after_the_same_seed() -> None:
-    q, k, v = tensors(9, 9)
-    torch.manual_seed(3)
-    first, second = (attend(q, k, v, causal=True, dropout=0.5) for _ in range(2))
-    torch.manual_seed(3)
-    again = attend(q, k, v, causal=True, dropout=0.5)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
 def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
     attention = ChunkedAttention(None, False, DropoutMasks(0.5))
     same = torch.ones(1, 2 * module._QUERY_CHUNK, 3, 4)
@@ -161,20 +149,3 @@ def test_evaluation_drops_nothing() -> None:
     with torch.no_grad():
         # Another kernel than with gradients: float32 rounding.
         torch.testing.assert_close(layer(x), layer.requires_grad_(False)(x), rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.parametrize("split", [1, 4, 8])
-def test_a_cache_gives_what_the_whole_sequence_gives(split: int) -> None:
-    layer = SelfAttention(LayerConfig(dim=12, ffn_dim=1, heads=2)).double().eval()
-    x = torch.randn(2, 9, 12, dtype=torch.float64)
-    cache = KeyValueCache(2, 2, 6, 3, x)
-    with torch.no_grad():
-        parts = [layer(x[:, :split], cache), layer(x[:, split:], cache)]
-        # float64, the same products.
-        torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=0.0, atol=1e-12)
-
-
-def test_splitting_and_merging_heads_are_inverse() -> None:
-    x = torch.randn(2, 5, 12)
-    assert torch.equal(merge_heads(split_heads(x, 3)), x)
-    assert torch.equal(merge_heads(split_qkv(torch.cat([x, x + 1, x + 2], dim=-1), 3)[1]), x + 1)

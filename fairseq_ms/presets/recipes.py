@@ -1,0 +1,160 @@
+"""Presets of no paper: about 10 (`_small`) and 100 million parameters (`_base`), trained as in docs/recipes.md.
+
+Sizes are those with vocabularies of 8,000 and 32,000 symbols, and of characters for HAED.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fairseq_ms.lm.registry import PRESETS, Preset, Recipe, Settings, Values, register_presets
+from fairseq_ms.presets import haed, transformer_ql  # noqa: F401  (the papers' presets come first)
+
+_SOURCE = "the recipes of docs/recipes.md"
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What the presets of one size have in common.
+
+    Attributes:
+        label: of the size
+        dim, heads: width of the model, and its heads
+        layers: of a model with one stack
+        scales: layers of the top-down and of the bottom-up model
+        retina: heads by scale
+        rows: of an update
+        warmup: updates
+        half: whether it is for a GPU
+    """
+
+    label: str
+    dim: int
+    heads: int
+    layers: int
+    scales: tuple[str, str]
+    retina: str
+    rows: int
+    warmup: int
+    half: bool
+
+
+_SIZES = {
+    "small": _Size(
+        label="small model",
+        dim=256,
+        heads=8,
+        layers=10,
+        scales=("64x=2,16x=2,4x=2,1x=3", "16x=2,4x=3,1x=4"),
+        retina="1x=4,4x=2,16x=2",
+        rows=4,
+        warmup=50,
+        half=False,
+    ),
+    "base": _Size(
+        label="base model",
+        dim=768,
+        heads=12,
+        layers=12,
+        scales=("64x=2,16x=2,4x=3,1x=3", "16x=3,4x=3,1x=4"),
+        retina="1x=6,4x=3,16x=3",
+        rows=64,
+        warmup=500,
+        half=True,
+    ),
+}
+_WINDOWS = "1x=0:8,4x=8:256,16x=256:512"
+# The width of the models that were measured, their rate of AdamW and the deviation of their embeddings.
+_MEASURED = (128, 0.006, 0.1)
+
+
+def _text(size: _Size) -> Recipe:
+    """Muon and AdamW over one epoch in rows of 512 tokens; AdamW's rate is in proportion to 1 / width."""
+    width, rate, _ = _MEASURED
+    notes = "The rate falls over one epoch: --data DATA writes as many updates as DATA has batches, and --max-update "
+    notes += "another number; with text that is seen several times, raise model.dropout. "
+    notes += "Rates and warm-up are those of a model of 2 M parameters, and untested at this size."
+    notes += " Without a GPU add common.bf16=false." * size.half
+    return Recipe(
+        _SOURCE,
+        {
+            "common": {"bf16": True} if size.half else {},
+            "task": {"_name": "language_modeling", "tokens_per_sample": 512, "sample_break_mode": "none"},
+            "dataset": {"batch_size": size.rows},
+            "criterion": {"_name": "linear_cross_entropy"},
+            "optimization": {"max_update": "???", "lr": [0.02], "clip_norm": 1.0},
+            "optimizer": {"_name": "muon", "adam_lr": round(rate * width / size.dim, 4)},
+            "lr_scheduler": {"_name": "cosine", "warmup_updates": size.warmup},
+        },
+        notes,
+    )
+
+
+def _models(size: _Size) -> Iterator[tuple[str, Values, Recipe]]:
+    """Model, values and recipe; embeddings begin with logits as large as those of the models that were measured."""
+    width, _, deviation = _MEASURED
+    shared = {
+        "positions": "rotary",
+        "embedding_init_std": round(deviation * (width / size.dim) ** 0.5, 2),
+        "share_decoder_input_output_embed": True,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "decoder_embed_dim": size.dim,
+        "decoder_ffn_embed_dim": 4 * size.dim,
+        "decoder_attention_heads": size.heads,
+    }
+    layers, (topdown, bottomup) = {"decoder_layers": size.layers}, size.scales
+    yield "vanilla_lm", {**shared, **layers}, _text(size)
+    yield "retina_lm", {**shared, **layers, "scale_heads": size.retina, "scale_windows": _WINDOWS}, _text(size)
+    yield "multiscale_topdown", {**shared, "scale_layers": topdown}, _text(size)
+    yield "multiscale_bottomup", {**shared, "scale_layers": bottomup, "aggregation_gate": True}, _text(size)
+    yield "transformer_ql", *_streams(size)
+    yield "haed", *_characters(size)
+
+
+def _streams(size: _Size) -> tuple[Values, Recipe]:
+    """Appendix E's line for SimpleBooks-2, but long segments, and no droppath, which claims.md has at a loss."""
+    paper = PRESETS["transformer_ql_simplebooks2"]
+    values = {**paper.values, "tokens_per_sample": 64, "mem_len": 64, "droppath": 0.0}
+    if size.half:
+        values |= {"scale_layers": "1x=4,2x=4", "decoder_embed_dim": 768, "decoder_ffn_embed_dim": 3072}
+        values["decoder_attention_heads"] = 12
+    settings: Settings = {
+        **paper.recipe.settings,
+        "dataset": {"batch_size": 4 * size.rows},
+        "optimization": {**paper.recipe.settings["optimization"], "max_update": 10_000},
+    }
+    notes = "Adam, rates and dropout are those of Appendix E for SimpleBooks-2; nothing else has been measured. "
+    return values, Recipe(_SOURCE, settings, f"{notes}{paper.recipe.notes}")
+
+
+def _characters(size: _Size) -> tuple[Values, Recipe]:
+    """Appendix B's rates and sizes; a small model with rows and warm-up of the runs in claims.md."""
+    paper = PRESETS["haed_wt103"]
+    values: Values = {}
+    settings = dict(paper.recipe.settings)
+    notes = f"Rates are those of Appendix B, for characters. {paper.recipe.notes}"
+    if size.half:
+        values = {
+            "encoder_units": 768,
+            "decoder_embed_dim": 868,
+            "decoder_layers": 8,
+            "decoder_ffn_embed_dim": 3472,
+            "decoder_attention_heads": 12,
+            "attention_head_dim": 64,
+            "decoder_units": 2000,
+        }
+        notes += " They are untested at this size."
+    else:
+        rates = {"encoder": haed.FAST, "main": haed.SLOW, "decoder": haed.FAST}
+        settings |= {
+            "dataset": {"batch_size": 2},
+            "optimizer": haed.composite(rates, 40),
+        }
+    return values, Recipe(_SOURCE, settings, notes)
+
+
+register_presets(
+    Preset(f"{model}_{name}", model, size.label, values, recipe)
+    for name, size in _SIZES.items()
+    for model, values, recipe in _models(size)
+)

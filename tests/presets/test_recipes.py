@@ -1,0 +1,100 @@
+"""Presets of docs/recipes.md: their sizes, counted by hand, and that each learns by the file that is written for it."""
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.logging import metrics
+from omegaconf import OmegaConf
+
+from fairseq_ms.host.trainer import Trainer
+from fairseq_ms.lm.registry import PRESETS
+from tests.helpers.cli import ROOT
+from tests.helpers.hydra import by_arch, by_hydra, parameters
+from tests.helpers.trained import random_lines, write_corpus
+from tests.registry import build, dictionary
+
+MODELS = ("vanilla_lm", "retina_lm", "multiscale_topdown", "multiscale_bottomup", "transformer_ql", "haed")
+NAMES = [f"{model}_{size}" for size in ("small", "base") for model in MODELS]
+SYMBOLS = {"small": 8_000, "base": 32_000}
+
+
+def stacks(dim: int, counts: list[int], symbols: int) -> int:
+    """Stacks of layers of one width over tied embeddings, each with a norm behind it; positions are not learned."""
+    attention, feed_forward, norms = 4 * (dim * dim + dim), 8 * dim * dim + 5 * dim, 2 * 2 * dim
+    return symbols * dim + sum(count * (attention + feed_forward + norms) + 2 * dim for count in counts)
+
+
+def joints(dim: int, scales: int) -> int:
+    """What joins the scales of a top-down model, and a norm behind what each pools."""
+    return (scales - 1) * (4 * dim * dim + dim + 2 * dim * dim + dim) + scales * 2 * dim
+
+
+# The aggregation layer has no norm behind it, each of two coarse scales one, and the gate is one number.
+HAND_COUNT = {
+    "vanilla_lm_small": stacks(256, [10], 8_000),
+    "retina_lm_small": stacks(256, [10], 8_000),
+    "multiscale_topdown_small": stacks(256, [2, 2, 2, 3], 8_000) + joints(256, 4),
+    "multiscale_bottomup_small": stacks(256, [2, 3, 4, 1], 8_000) - 2 * 256 + 2 * 2 * 256 + 1,
+    "vanilla_lm_base": stacks(768, [12], 32_000),
+    "retina_lm_base": stacks(768, [12], 32_000),
+    "multiscale_topdown_base": stacks(768, [2, 2, 3, 3], 32_000) + joints(768, 4),
+    "multiscale_bottomup_base": stacks(768, [3, 3, 4, 1], 32_000) - 2 * 768 + 2 * 2 * 768 + 1,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipes")
+    return write_corpus(folder / "bin", {"train": random_lines(1, 100), "valid": random_lines(2, 9)})
+
+
+def test_every_recipe_of_a_size_is_a_preset() -> None:
+    assert [name for name, preset in PRESETS.items() if preset.recipe.source.endswith("docs/recipes.md")] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_the_size_that_its_name_says(name: str) -> None:
+    preset, size = PRESETS[name], name.rpartition("_")[2]
+    if preset.model == "haed":
+        with torch.device("meta"):
+            built = build("haed", {**preset.recipe.settings["model"], **preset.values}, dictionary(200), positions=12)
+        found = sum(parameter.numel() for parameter in built.parameters())
+    else:
+        cfg = by_arch(name)
+        cfg.tokens_per_sample = preset.values.get("tokens_per_sample", 512)
+        found = parameters(preset.model, cfg, SYMBOLS[size])
+    assert found == HAND_COUNT.get(name, found)
+    least, most = (8.8e6, 14.4e6) if size == "small" else (93e6, 110e6)
+    assert least < found < most
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_small")])
+def test_a_recipe_learns_by_the_file_that_is_written_for_it(name: str, data: Path) -> None:
+    cfg: Any = by_hydra(name)
+    OmegaConf.set_struct(cfg, False)
+    cfg.task.data, cfg.common.cpu, cfg.dataset.num_workers = str(data), True, 0
+    cfg.dataset.batch_size = 1
+    if cfg.task._name == "language_modeling":
+        cfg.task.tokens_per_sample = 128
+    OmegaConf.resolve(cfg)
+    torch.manual_seed(1)
+    task = tasks.setup_task(cfg.task)
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    batches = trainer.get_train_iterator(1).next_epoch_itr(shuffle=False)
+    losses = []
+    for sample in [next(iter(islice(batches, 1)))] * 4:
+        with metrics.aggregate(new_root=True) as meters:
+            trainer.train_step([sample])
+        losses.append(float(meters["loss"].avg))
+    assert losses[-1] < losses[0]
+    assert losses[0] == pytest.approx(math.log2(len(task.source_dictionary)), abs=2.5)
+
+
+def test_the_page_names_every_recipe() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in NAMES)

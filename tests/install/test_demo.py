@@ -35,11 +35,16 @@ demo.train([sys.executable, "-c", kill], Path(sys.argv[2]) / "train.log", 10, "r
 def test_the_demo_prints_its_table_and_a_sentence_for_each_prompt(tmp_path: Path) -> None:
     script = DEMO / "run.py"
     done = run_cli("python", script, "--updates", "24", "--out", tmp_path, timeout=1200.0)
-    rows = re.findall(r"^(vanilla_lm|retina_lm) +([\d,]+) +([\d.]+) +([\d.]+) +([\d.]+)", done.stdout, re.MULTILINE)
-    assert [row[0] for row in rows] == ["vanilla_lm", "retina_lm"] * 2
-    assert len({row[1] for row in rows}) == 1, "the two models are of one size"
+    number = r" +([\d.,]+)"
+    rows = re.findall(r"^(vanilla_lm|retina_lm)" + 3 * number, done.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["vanilla_lm", "retina_lm"]
     # So few updates bring a model below a uniform guess over its 3,776 symbols.
-    assert all(1.0 < float(row[2]) < 3776.0 for row in rows)
+    assert all(1.0 < float(row[1]) < 3776.0 for row in rows)
+    longer = re.findall(r"^ *([\d,]+)" + 6 * number + "$", done.stdout, re.MULTILINE)
+    assert [row[0] for row in longer] == ["256", "1,024", "4,096"]
+    dense, constant = ([int(row[column].replace(",", "")) for row in longer] for column in (5, 6))
+    assert dense[2] == pytest.approx(16 * dense[0], rel=0.01)
+    assert len(set(constant)) == 1
     prompts = re.findall(r"^   \[(.+)\]", done.stdout, re.MULTILINE)
     assert prompts == ["Return True if", "Raise an error if", "This function", "The user", "Note that"]
     assert (tmp_path / "training_curves.png").read_bytes().startswith(b"\x89PNG")

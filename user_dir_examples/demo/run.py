@@ -25,7 +25,7 @@ import fairseq_ms
 from fairseq_ms.analysis.training_step import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT, UPDATES = 256, 1200
+CONTEXT, UPDATES = 256, 600
 LENGTHS = (CONTEXT, 4 * CONTEXT, 16 * CONTEXT)
 SHARED = f"""
     --user-dir fairseq_ms --task language_modeling --criterion cross_entropy --tokens-per-sample {CONTEXT}
@@ -33,8 +33,8 @@ SHARED = f"""
     --share-decoder-input-output-embed --positions rotary --dropout 0 --attention-dropout 0
     --cpu --num-workers 0 --seed 1 --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.1
     --clip-norm 1.0 --lr-scheduler cosine --lr 0.003
-    --no-epoch-checkpoints --validate-interval-updates 100 --save-interval-updates 100 --keep-interval-updates 1
-    --log-format json --log-interval 20
+    --no-epoch-checkpoints --validate-interval 100 --validate-interval-updates 100
+    --save-interval-updates 100 --keep-interval-updates 1 --log-format json --log-interval 20
 """
 MODELS = {
     "vanilla_lm": "--arch vanilla_lm",
@@ -110,13 +110,12 @@ def perplexity(data: Path, folder: Path, split: str, tokens: int, context: int) 
     return found
 
 
-def compare(data: Path, out: Path, split: str) -> None:
-    """Print a table: both models in windows of ``CONTEXT`` tokens with a stride of half of it."""
-    print(f"{split} split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}")
+def compare(data: Path, out: Path) -> None:
+    """Print a table: both models on the test split, in windows of ``CONTEXT`` tokens with a stride of half of it."""
     print(f"{'':12} {'perplexity':>18} {'bits per':>9}")
     print(f"{'':12} {'subword':>8} {'word':>9} {'byte':>9}")
     for name in MODELS:
-        found = perplexity(data, out / name, split, CONTEXT, CONTEXT // 2)
+        found = perplexity(data, out / name, "test", CONTEXT, CONTEXT // 2)
         print(f"{name:12} {found['perplexity']:8.2f} {found['word_perplexity']:9.2f} {found['bits_per_byte']:9.3f}")
     print(flush=True)
 
@@ -178,9 +177,8 @@ def main() -> None:
         sources = [str(data / "bin"), "--save-dir", str(out / name)]
         flags = [*sources, *shlex.split(SHARED), *shlex.split(own), *length]
         train([*program("fairseq-train"), *flags], logs[name], args.updates, name)
-    print("3. Evaluation\n", flush=True)
-    for split in ("valid", "test"):
-        compare(data / "bin", out, split)
+    print(f"3. Evaluation: test split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}\n", flush=True)
+    compare(data / "bin", out)
     print(f"4. Longer texts than the {CONTEXT} tokens of the training\n", flush=True)
     lengthen(data / "bin", out)
     curves = ["--gen-subset", "train", "--png", str(out / "training_curves.png")]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_ms.core.adaptive import AdaptiveInput
 from fairseq_ms.core.cache import State
-from fairseq_ms.core.ops.device import autocast_dtype
+from fairseq_ms.core.ops.recompute import autocast_dtype
 
 if TYPE_CHECKING:
     from fairseq_ms.core.model import CausalModel

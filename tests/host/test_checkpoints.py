@@ -23,7 +23,7 @@ from fairseq_ms.host.checkpoints import defect, load_checked, write
 from tests.faults.damages import Damage, Making, cut, flip, garble, zero
 from tests.faults.injections import DISK, fail
 from tests.helpers.forked import curve, run
-from tests.helpers.resumed import TINY, assert_same_weights, equal, tiny_training, write_parts
+from tests.helpers.resumed import TINY, assert_same_weights, equal, tiny_training
 
 STATE = {"model": {"weight": torch.arange(5000.0)}, "step": 3}
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--save-interval-updates", "2")
@@ -110,11 +110,6 @@ def test_what_cannot_be_saved_is_a_bug_and_keeps_its_own_error(tmp_path: Path) -
         save(tmp_path / "checkpoint_last.pt", lambda: None)
     assert not isinstance(caught.value, UsageError)
     assert os.listdir(tmp_path) == []
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_parts(tmp_path_factory.mktemp("corpus"))[:1]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.host import commands
 from tests.helpers.forked import curve, run
 from tests.helpers.launched import Nodes
-from tests.helpers.resumed import TINY, TRANSFORMER_XL, assert_same_weights, tiny_training, write_parts
+from tests.helpers.resumed import TINY, TRANSFORMER_XL, assert_same_weights, tiny_training
 from tests.host.test_errors import configuration
 
 MODELS = {
@@ -33,11 +33,6 @@ from tests.faults.injections import strike
 strike("update", 7, signal.SIGKILL, (1,), None, int(os.environ["RANK"]))
 cli_main()
 """
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_parts(tmp_path_factory.mktemp("corpus"))[:1]
 
 
 def command(arch: str, folders: list[Path], save_dir: Path, *more: str) -> list[str]:

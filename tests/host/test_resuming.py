@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,7 +212,7 @@ def test_the_order_of_an_uninterrupted_run_is_fairseqs_own(folders: list[Path]) 
 
 
 MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.002", "--lr-scheduler", "inverse_sqrt")
-KILLED = {
+RESUMED = {
     # flags, parts of the corpus, processes
     "retina_lm, two data workers": (("--arch", "retina_lm", *RETINA, "--num-workers", "2"), 1, 1),
     "transformer_xl, sharded data": ((*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5"), 2, 1),
@@ -239,16 +238,21 @@ KILLED = {
 
 def command(case: str, folders: list[Path], save_dir: Path, *more: str) -> list[str]:
     """A ``fairseq-train`` of a tiny model that prints every update unless told otherwise."""
-    flags, parts, _ = KILLED[case]
+    flags, parts, _ = RESUMED[case]
     return tiny_training(folders[:parts], save_dir, *flags, *more)
 
 
-@pytest.mark.parametrize("case", ["retina_lm, two data workers", "transformer_xl, Muon, two processes"])
+QUICK = ("retina_lm, two data workers", "transformer_xl, Muon, two processes")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in RESUMED]
+)
 def test_the_same_command_with_a_later_end_prints_the_same_losses(
     case: str, folders: list[Path], tmp_path: Path
 ) -> None:
     """A run that is resumed after epoch 1, and again inside epoch 2; what is printed is the mean of two updates."""
-    more, ranks = ("--log-interval", "2"), KILLED[case][2]
+    more, ranks = ("--log-interval", "2"), RESUMED[case][2]
     train(command(case, folders, tmp_path / "whole", *more, "--max-epoch", "2"), tmp_path / "whole.log", ranks)
     expected = curve(tmp_path / "whole.log")
     first = min(int(step) for kind, step in expected if kind == "train")
@@ -259,33 +263,6 @@ def test_the_same_command_with_a_later_end_prints_the_same_losses(
         printed |= curve(log)
     assert {place: printed[place] for place in expected} == expected
     assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", KILLED)
-def test_a_training_killed_in_every_epoch_ends_as_if_nothing_had_happened(
-    case: str, folders: list[Path], tmp_path: Path
-) -> None:
-    """Four times kill -9, at random updates of epochs 1, 2 and 3: bit-identical losses and weights."""
-    ranks, rng = KILLED[case][2], random.Random(case)
-    more = ("--max-epoch", str(EPOCHS), "--save-interval-updates", "2", "--keep-interval-updates", "1")
-    train(command(case, folders, tmp_path / "whole", *more), tmp_path / "whole.log", ranks)
-    expected = curve(tmp_path / "whole.log")
-    ends = sorted(int(step) for kind, step in expected if kind == "train")
-    assert len(ends) == EPOCHS
-    assert ends[0] >= 3, "an epoch is too short to be killed in its middle"
-    kills = [rng.randint(start + 1, end) for start, end in zip([0, *ends], ends)]
-    kills = sorted([*kills, rng.choice([update for update in range(1, ends[-1]) if update not in kills])])
-    printed: dict[tuple[str, str], dict[str, str]] = {}
-    for start, update in enumerate([*kills, None]):
-        log = tmp_path / f"{start}.log"
-        kill = (update, rng.random() < 0.5) if update is not None else None
-        train(command(case, folders, tmp_path / "killed", *more), log, ranks, kill)
-        again = curve(log)
-        assert all(expected[place] == record for place, record in again.items()), f"killed at {kills}, start {start}"
-        printed |= again
-    assert printed == expected
-    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.parametrize("place", [0, 3])

@@ -22,14 +22,9 @@ from tests.faults import injections
 from tests.faults.injections import strike
 from tests.helpers.cli import environment
 from tests.helpers.forked import Fault, curve, run
-from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
+from tests.helpers.resumed import TINY, assert_same_weights, tiny_training
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "3", "--log-interval", "2")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_parts(tmp_path_factory.mktemp("corpus"))[:1]
 
 
 @pytest.fixture(scope="module")

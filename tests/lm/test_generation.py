@@ -10,7 +10,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.incremental import Decoding
-from tests.registry import GENERATORS, Case, random_case, seeds, setting
+from tests.registry import GENERATORS, Case, exact_case, random_case, seeds, setting
 
 MAX_NEW_TOKENS = 12
 
@@ -65,8 +65,7 @@ def generate(
 @pytest.mark.parametrize("seed", seeds(4, 12))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
-    case.model.double()
+    case = exact_case(arch, seed)
     prompts = ragged_prompts(case, rows=3)
     beam = setting(arch, "BEAM", case.rng.choice([1, 2, 4]))
     cached = generate(case.model, case, prompts, beam)
@@ -82,8 +81,7 @@ def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch
 @pytest.mark.parametrize("seed", seeds(2, 6))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_sampling_after_ragged_prompts_draws_what_it_draws_without_caches(arch: str, seed: int) -> None:
-    case = random_case(arch, seed)
-    case.model.double()
+    case = exact_case(arch, seed)
     prompts = ragged_prompts(case, rows=3)
     drawn = []
     for model in (case.model, naive_twin(case.model)):

@@ -9,7 +9,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.registry import GENERATORS, Case, build, random_case, seeds, setting
+from tests.registry import GENERATORS, Case, build, exact_case, random_case, seeds, setting
 
 # What a kernel does not do (masks, a precision) torch's plain products do.
 BACKENDS = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
@@ -80,8 +80,7 @@ def test_future_tokens_do_not_change_past_logits(
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_caches_and_padding_change_nothing(arch: str, backend: SDPBackend, seed: int) -> None:
-    case = random_case(arch, seed)
-    case.model.double()
+    case = exact_case(arch, seed)
     length = case.lengths()
     tokens = case.tokens(3, length)
     state: dict = {}

@@ -2,17 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from tests.helpers.gradients import gradients
 from tests.models.test_devices import trained_case
-
-
-def gradients(model: nn.Module, logits: Tensor) -> list[Tensor]:
-    weights = torch.linspace(-1.0, 1.0, logits.numel()).view_as(logits)
-    parameters = list(model.parameters())
-    grads = torch.autograd.grad((logits * weights).sum(), parameters, allow_unused=True)
-    # What the logits do not depend on has no gradient, or zeros when it is compiled.
-    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, grads, strict=True)]
 
 
 # A stack of layers, one for every scale, and layers with a memory: what others add is traced for up to ten minutes.
@@ -26,7 +18,7 @@ def test_a_compiled_training_step_gives_what_the_model_gives(arch: str) -> None:
     for model in (case.model, compiled):
         torch.manual_seed(5)
         logits = model(tokens)[0]
-        results.append([logits, *gradients(case.model, logits)])
+        results.append([logits, *gradients(logits, list(case.model.parameters()))])
         # Another step has other masks of dropout.
         assert (model(tokens)[0] != logits).any()
     for one, other in zip(*results, strict=True):

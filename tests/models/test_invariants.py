@@ -8,19 +8,12 @@ import itertools
 import pytest
 import torch
 
-from tests.registry import GENERATORS, Case, random_case, seeds, setting
+from tests.registry import GENERATORS, exact_case, random_case, seeds, setting
 
 SEEDS = seeds(15, 50)
 # float64, logits of order 1. A layer norm over the two numbers of the narrowest models amplifies rounding up to 300
 # times, and there are up to a dozen of them.
 CACHED_TOLERANCE = 1e-9
-
-
-def exact_case(arch: str, seed: int) -> Case:
-    """A random case in float64: in float32 it depends on the CPU whether two orders of summation agree to 1e-5."""
-    case = random_case(arch, seed)
-    case.model.double()
-    return case
 
 
 every_case = pytest.mark.parametrize("seed", SEEDS)

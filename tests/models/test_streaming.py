@@ -14,18 +14,12 @@ from tests.helpers.dropout import drop_nothing
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.references import streaming as references
 from tests.references.parts import weights_of
-from tests.registry import Case, build, dictionary, random_case, seeds
+from tests.registry import Case, build, dictionary, exact_case, random_case, seeds
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
 SEEDS = seeds(8, 20)
 # float64; sums of a few hundred terms of order 1, through at most seven layers.
 EXACT = 1e-9
-
-
-def exact_case(arch: str, seed: int) -> Case:
-    case = random_case(arch, seed)
-    case.model.double()
-    return case
 
 
 def loops(arch: str, flags: dict[str, Any], model: Any, tokens: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import torch
 
 # One of fairseq's tasks for speech asks for tensorboardX whenever fairseq is imported.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
@@ -28,17 +28,20 @@ HEADER = struct.Struct("<9sQBQ")
 COPY_BYTES = 1 << 16
 
 
-def build_dictionary(counts: Iterable[Path], size: int, path: Path) -> Dictionary:
+def build_dictionary(counts: Iterable[Path], size: int, path: Path, symbols: Iterable[str] = ()) -> Dictionary:
     """Merge the shards' symbol counts, keep the `size` most frequent (0: all) and save a fairseq dictionary.
 
     `size` counts fairseq's four special symbols, as `fairseq-preprocess --nwordssrc` does; the dictionary is
-    then padded to a multiple of eight, fairseq's default.
+    then padded to a multiple of eight, fairseq's default. With `symbols`, it has exactly these.
     """
     dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol, 0)
+    padding = 1 if len(dictionary) > dictionary.nspecial else 8
     for shard in counts:
         for symbol, count in read_json(shard).items():
             dictionary.add_symbol(symbol, count)
-    dictionary.finalize(nwords=size or -1, padding_factor=8)
+    dictionary.finalize(nwords=size or -1, padding_factor=padding)
     with complete_text(path) as file:
         dictionary.save(file)
     return dictionary
@@ -57,8 +60,6 @@ def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def _dictionary(path: Path, changed: int) -> Dictionary:
-    # A worker would otherwise start as many threads as the machine has cores, for every process.
-    torch.set_num_threads(1)
     return Dictionary.load(str(path))
 
 
@@ -71,15 +72,13 @@ def write_fixed_dictionary(symbols: list[str], path: Path) -> None:
         dictionary.save(file)
 
 
-def write_shard(sentences: Iterable[list[int] | np.ndarray], prefix: Path, vocabulary: int) -> None:
-    """Write sentences of ids (anything torch.as_tensor takes) as `prefix`.bin and, when complete,
-    `prefix`.idx.
-    """
+def write_shard(ids: np.ndarray, lengths: list[int], prefix: Path, vocabulary: int) -> None:
+    """Write the ids (n,) of sentences of so many tokens as `prefix`.bin and, when complete, `prefix`.idx."""
     part = part_of(prefix)
-    builder = indexed_dataset.make_builder(f"{part}.bin", impl="mmap", vocab_size=vocabulary)
-    for ids in sentences:
-        builder.add_item(torch.as_tensor(ids, dtype=torch.int32))
-    builder.finalize(f"{part}.idx")
+    dtype = indexed_dataset.best_fitting_int_dtype(vocabulary)
+    ids.astype(dtype).tofile(f"{part}.bin")
+    with Index.writer(f"{part}.idx", dtype) as index:
+        index.write(lengths)
     for end in (".bin", ".idx"):
         os.replace(f"{part}{end}", f"{prefix}{end}")
 
@@ -88,19 +87,20 @@ def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
     dictionary = _dictionary(dictionary_path, dictionary_path.stat().st_mtime_ns)
     index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
-    counts = {"targets": 0, "unknown": 0}
-
-    def sentences(lines: Iterable[str]) -> Iterator[list[int]]:
-        for line in lines:
-            ids = [index.get(word, unknown) for word in line.split()]
-            counts["unknown"] += ids.count(unknown)
-            ids.append(eos)
-            counts["targets"] += len(ids)
-            yield ids
-
-    with open(text, encoding="utf-8", newline="\n") as lines:
-        write_shard(sentences(lines), prefix, len(dictionary))
-    write_json(prefix.with_suffix(".json"), counts)
+    if text.suffix == ".npy":
+        # The end of a line is the last of the table, at -1.
+        numbers = (index[str(number)] for number in range(len(dictionary) - dictionary.nspecial))
+        ids = np.array([*numbers, eos])[np.load(text)]
+    else:
+        found = array("i")
+        with open(text, encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                found.extend([index.get(word, unknown) for word in line.split()])
+                found.append(eos)
+        ids = np.frombuffer(found, dtype=np.int32)
+    ends = np.flatnonzero(ids == eos)
+    write_shard(ids, np.diff(ends, prepend=-1).tolist(), prefix, len(dictionary))
+    write_json(prefix.with_suffix(".json"), {"targets": len(ids), "unknown": int((ids == unknown).sum())})
     return text.stat().st_size
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from subword_nmt import learn_bpe
@@ -57,8 +58,20 @@ def learn(
     if not vocabulary.getvalue():
         raise ValueError("BPE cannot be learnt: the training split has no words.")
     # subword-nmt draws a bar of its own, without a name, beneath ours.
-    with complete_text(codes) as file, patch.object(learn_bpe, "tqdm", bar), redirect_stderr(io.StringIO()):
+    faster = patch.object(learn_bpe, "max", _most_frequent, create=True)
+    with complete_text(codes) as file, patch.object(learn_bpe, "tqdm", bar), faster, redirect_stderr(io.StringIO()):
         learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
+
+
+def _most_frequent(stats: Any, key: object = None) -> Any:
+    """What learn_bpe asks of `max`: the greatest of numbers or, of counted pairs, the last of the most frequent.
+
+    subword-nmt calls a function for every pair, which takes two thirds of its time.
+    """
+    if key is None:
+        return max(stats)
+    top = max(stats.values())
+    return max(pair for pair, count in stats.items() if count == top)
 
 
 def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:

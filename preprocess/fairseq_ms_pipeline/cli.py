@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.dataset import CODES, Dataset
 from fairseq_ms_pipeline.documents import Reader
 from fairseq_ms_pipeline.download import fetch
 from fairseq_ms_pipeline.run import Job, run
-from fairseq_ms_pipeline.sources import check_inputs, total_bytes
+from fairseq_ms_pipeline.sources import check_inputs, matches, text_files, total_bytes
 
 # Tokenised, segmented and binarised text and the published copies, as measured on English novels.
 DISK_PER_INPUT_BYTE = 5
@@ -58,6 +58,9 @@ def add_bpe_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
 def add_input_flags(parser: argparse.ArgumentParser, dataset: Dataset) -> None:
     """The flags of data sets that are read from files."""
     parser.add_argument("--input", type=Path, nargs="+", default=[], help="file, archive or folder")
+    if dataset.json_fields:
+        fields = " and ".join(dataset.json_fields)
+        parser.add_argument("--column", help=f"field of JSON or column of a table with the text (default: {fields})")
     if dataset.downloads:
         parser.add_argument("--download", type=Path, metavar="FOLDER", help="fetch the file into FOLDER first")
     parser.add_argument(
@@ -77,6 +80,7 @@ FIELDS: dict[str, tuple[str, Callable]] = {
     "bpe_merges": ("bpe_merges", int),
     "bpe_sample_mb": ("bpe_sample_bytes", megabytes),
     "shard_mb": ("shard_bytes", megabytes),
+    "column": ("json_fields", lambda name: (name,)),
     "tokenise": ("tokenise", str),
     "language": ("language", str),
     "documents": ("documents", str),
@@ -94,7 +98,8 @@ def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
     changed = replace(dataset, **changes)
     changed.check()
     for idle, flags, reason in (
-        (changed.level != "bpe", ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
+        (changed.level not in CODES, ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
+        (changed.level == "hf_byte_bpe", ("dict_size",), "with --bpe hf_byte_bpe"),
         (args.vocab_from, ("bpe_merges", "bpe_sample_mb", "dict_size"), "with --vocab-from"),
         (changed.tokenise == "none", ("language",), "with --tokenise none"),
         (changed.split_names, ("valid_fraction", "test_fraction", "seed"), "where the split is given by names"),
@@ -125,13 +130,18 @@ def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
             raise ValueError(f"--dry-run does not fetch: --download {args.download} would try {sources}.")
         inputs = [fetch(dataset.downloads, args.download, args.quiet)]
     check_inputs(inputs)
+    reader = Reader(dataset, inputs, seed_of(args))
+    if getattr(args, "column", None) and not any(
+        matches(file.name, dataset.json_names) for file in text_files(inputs, reader.wanted)
+    ):
+        raise ValueError(f"--column {args.column} has no meaning where --input has no JSON or table: leave it out.")
     identity = {
         "inputs": [{"name": path.name, "bytes": total_bytes([path])} for path in inputs],
         "seed": seed_of(args),
     }
     return Job(
         dataset=dataset,
-        source=Reader(dataset, inputs, seed_of(args)),
+        source=reader,
         source_bytes=total_bytes(inputs),
         out=args.out,
         workers=args.workers,
@@ -158,7 +168,7 @@ def plan(job: Job) -> str:
     lines.append(f"  tokenise:   {dataset.tokenise}, empty lines: {dataset.blank_lines}")
     if job.vocabulary_from:
         lines.append(f"  vocabulary: of {job.vocabulary_from}")
-    elif dataset.level == "bpe":
+    elif dataset.level in CODES:
         lines.append(
             f"  vocabulary: {dataset.bpe_merges:,} BPE operations learnt on at most "
             f"{dataset.bpe_sample_bytes / 1e6:,.0f} MB of train"

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SPLITS = ("train", "valid", "test")
-LEVELS = ("bpe", "word", "char", "byte")
+# What BPE has learnt, in files of a prepared folder.
+CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt")}
+LEVELS = (*CODES, "word", "char", "byte")
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ class Expected:
 class Dataset:
     """How a data set is laid out and what is made of it.
 
-    level: `bpe` (subword-nmt), `word`, `char` or `byte`. tokenise: `moses` (sacremoses) or `none` (already
-    tokenised).
+    level: `bpe` (subword-nmt), `hf_byte_bpe` (tokenizers, which takes text as it is), `word`, `char` or `byte`.
+    tokenise: `moses` (sacremoses) or `none` (already tokenised).
     documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
     `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `).
     blank_lines: `keep` (an empty line is a lone end-of-line token) or `drop`.
+    json_names, json_fields: files of articles (JSON and tables), and the fields in which their text is.
     split_names: for a data set whose split is given, the file-name patterns of each split; empty otherwise.
     valid_fraction, test_fraction: for a random split.
     dictionary_size: most frequent symbols to keep, 0 for all.
@@ -81,7 +84,9 @@ class Dataset:
             raise ValueError(f"--tokenise must be moses or none, not {self.tokenise!r}.")
         if self.blank_lines not in ("keep", "drop"):
             raise ValueError(f"--blank-lines must be keep or drop, not {self.blank_lines!r}.")
-        if self.level == "bpe" and self.bpe_merges < 1:
+        if self.level == "hf_byte_bpe" and self.tokenise != "none":
+            raise ValueError(f"--tokenise must be none with --bpe hf_byte_bpe, not {self.tokenise!r}.")
+        if self.level in CODES and self.bpe_merges < 1:
             raise ValueError(f"--bpe-merges must be at least 1, not {self.bpe_merges}.")
         if self.dictionary_size < 0:
             raise ValueError(f"--dict-size must be 0 (no limit) or more, not {self.dictionary_size}.")

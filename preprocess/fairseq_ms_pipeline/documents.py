@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
-from fairseq_ms_pipeline.sources import TextFile, json_documents, matches, text_files, text_lines
+from fairseq_ms_pipeline.sources import TextFile, articles, matches, text_files, text_lines
 
 HEADING = re.compile(r" ?= [^=].* =\s*")
 
@@ -55,7 +55,7 @@ class Reader:
         any_name = not self.dataset.split_names
         if any_name and self.dataset.documents == "file":
             names = (file.name for file in text_files(self.inputs, self.wanted, any_name=True))
-            # An article of a JSON file is a document whatever is said of files.
+            # An article is a document whatever is said of files.
             drawn.share_out(name for name in names if not matches(name, self.dataset.json_names))
         for path in self.inputs:
             found = has_text = False
@@ -64,7 +64,7 @@ class Reader:
                 for line in self._lines_of(file, drawn):
                     file_has_text = file_has_text or bool(line.text.strip())
                     yield line
-                # A JSON file may hold one article, which may be empty.
+                # A file of articles may hold one, which may be empty.
                 if not file_has_text and not matches(file.name, self.dataset.json_names):
                     raise ValueError(f"--input {file.name} has no text.")
                 has_text = has_text or file_has_text
@@ -90,7 +90,7 @@ class Reader:
 
     def _marked(self, file: TextFile) -> Iterator[tuple[bool, str]]:
         if matches(file.name, self.dataset.json_names):
-            for article in json_documents(file, self.dataset.json_fields):
+            for article in articles(file, self.dataset.json_fields):
                 yield from ((index == 0, line) for index, line in enumerate(article))
             return
         yield from document_starts(text_lines(file), self.dataset.documents)

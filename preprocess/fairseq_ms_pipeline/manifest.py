@@ -10,7 +10,7 @@ from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.files import Json, read_json, sha256_of
 
 NAME = "manifest.json"
-PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "torch")
+PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "tokenizers", "torch")
 
 
 def versions() -> dict[str, str]:

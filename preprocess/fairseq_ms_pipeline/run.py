@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from fairseq_ms_pipeline import bpe
 from fairseq_ms_pipeline import manifest as manifests
-from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.dataset import CODES, SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
 from fairseq_ms_pipeline.files import Json, complete_text, only_run_in, part_of, read_json, sha256_of, write_json
 from fairseq_ms_pipeline.progress import Progress
@@ -24,7 +25,8 @@ from fairseq_ms_pipeline.tokenise import tokenise_shard
 from fairseq_ms_pipeline.workers import each, run_all
 
 WORK = ".work"
-CODES = "codes.bpe"
+# What the files of BPE are called among the settings.
+GIVEN = ("codes", "merges")
 Thing = TypeVar("Thing")
 
 
@@ -59,6 +61,8 @@ class Job:
         self.dataset.check()
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
+        if self.dataset.level == "hf_byte_bpe" and find_spec("tokenizers") is None:
+            raise ValueError("--bpe hf_byte_bpe needs the package tokenizers: run pip install tokenizers.")
         return check_out(self.out, self.settings())
 
     def settings(self) -> Json:
@@ -86,7 +90,7 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     if manifest["settings"]["level"] != dataset.level:
         theirs = manifest["settings"]["level"]
         raise ValueError(f"--vocab-from {folder} is of level {theirs}, but this run is of level {dataset.level}.")
-    names = {"dictionary": "bin/dict.txt"} | ({"codes": CODES} if dataset.level == "bpe" else {})
+    names = {"dictionary": "bin/dict.txt"} | dict(zip(GIVEN, CODES.get(dataset.level, ()), strict=False))
     for name in names.values():
         path = folder / name
         if not path.is_file() or sha256_of(path) != manifest["files"][name]["sha256"]:
@@ -154,7 +158,7 @@ def run(job: Job) -> Json:
     ValueError, in one sentence, for whatever the user can mend.
     """
     job.check()
-    progress = Progress(7 if job.dataset.level == "bpe" else 6, job.quiet)
+    progress = Progress(7 if job.dataset.level in CODES else 6, job.quiet)
     manifest = in_work_folder(
         job.out,
         job.settings(),
@@ -181,7 +185,8 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
     (ready / "bin").mkdir(exist_ok=True)
     (ready / "text").mkdir(exist_ok=True)
     given = _vocabulary_files(job.vocabulary_from, dataset) if job.vocabulary_from else {}
-    codes, dictionary_path = ready / CODES, ready / "bin" / "dict.txt"
+    codes = [ready / name for name in CODES.get(dataset.level, ())]
+    dictionary_path = ready / "bin" / "dict.txt"
 
     with progress.stage("read", job.source_bytes) as bar:
         found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
@@ -195,19 +200,27 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
     for name in names:
         (raw / f"{name}.txt").unlink(missing_ok=True)
 
-    if dataset.level == "bpe":
+    if dataset.level == "hf_byte_bpe":
+        from fairseq_ms_pipeline import byte_bpe
+
+    if codes:
         sampled = bpe.sample([text / f"{name}.txt" for name in shards["train"]], dataset.bpe_sample_bytes)
         with progress.stage("learn BPE", dataset.bpe_merges, " merges") as bar:
+            merges = dataset.bpe_merges
             if given:
-                _copy(given["codes"], codes)
-            elif not codes.exists():
+                for kind, file in zip(GIVEN, codes, strict=False):
+                    _copy(given[kind], file)
+            elif all(file.exists() for file in codes):
+                pass
+            elif dataset.level == "hf_byte_bpe":
+                byte_bpe.learn(sampled, merges, ready, job.workers)
+            else:
                 counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
-                types, merges = dataset.bpe_sample_types, dataset.bpe_merges
-                bpe.learn(counters, types, merges, codes, lambda loop: _ticking(loop, bar))
+                bpe.learn(counters, dataset.bpe_sample_types, merges, codes[0], lambda loop: _ticking(loop, bar))
 
     todo = [name for name in names if not (pieces / f"{name}.json").exists()]
     with progress.stage(f"segment ({dataset.level})", _sizes(text, todo)) as bar:
-        jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", dataset.level, codes) for n in todo)
+        jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", dataset.level, ready) for n in todo)
         run_all(segment_shard, jobs, job.workers, bar)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
@@ -218,15 +231,17 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
         if given:
             _copy(given["dictionary"], dictionary_path)
         elif not dictionary_path.exists():
-            binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path)
+            every = byte_bpe.symbols(ready) if dataset.level == "hf_byte_bpe" else ()
+            binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path, every)
 
     words = text if dataset.level == "word" else pieces
+    ending = ".npy" if dataset.level == "hf_byte_bpe" else ".txt"
     todo = [name for name in names if not (binary / f"{name}.json").exists()]
-    with progress.stage("binarise", _sizes(words, todo)) as bar:
-        jobs = ((words / f"{n}.txt", binary / n, dictionary_path) for n in todo)
+    with progress.stage("binarise", _sizes(words, todo, ending)) as bar:
+        jobs = ((words / f"{n}{ending}", binary / n, dictionary_path) for n in todo)
         run_all(binarise.binarise_shard, jobs, job.workers, bar)
     for name in names:
-        (pieces / f"{name}.txt").unlink(missing_ok=True)
+        (pieces / f"{name}{ending}").unlink(missing_ok=True)
 
     with progress.stage("publish", len(names), " shards") as bar:
         for split in SPLITS:
@@ -273,8 +288,8 @@ def _copy(source: Path, target: Path) -> None:
     os.replace(part, target)
 
 
-def _sizes(folder: Path, names: list[str]) -> int:
-    return sum((folder / f"{name}.txt").stat().st_size for name in names)
+def _sizes(folder: Path, names: list[str], ending: str = ".txt") -> int:
+    return sum((folder / f"{name}{ending}").stat().st_size for name in names)
 
 
 def _ticking(things: Iterable[Thing], bar: tqdm) -> Iterator[Thing]:

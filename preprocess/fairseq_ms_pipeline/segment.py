@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fairseq_ms_pipeline.bpe import word_counts
+from fairseq_ms_pipeline.dataset import CODES
 from fairseq_ms_pipeline.files import complete_text, write_json
 from fairseq_ms_pipeline.subwords import Segmenter
 from fairseq_ms_pipeline.text import byte_symbols, characters
@@ -20,22 +21,30 @@ def _segmenter(codes: Path, changed: int) -> Segmenter:
     return Segmenter(codes)
 
 
-def _line_function(level: str, codes: Path) -> Callable[[str], str]:
+def _line_function(level: str, folder: Path) -> Callable[[str], str]:
     if level == "bpe":
+        codes = folder / CODES[level][0]
         # The time of change is part of the key, so other operations under the same name are read anew.
         return _segmenter(codes, codes.stat().st_mtime_ns).line
     return {"char": characters, "byte": byte_symbols}[level]
 
 
-def segment_shard(tokenised: Path, out: Path, level: str, codes: Path) -> int:
+def segment_shard(tokenised: Path, out: Path, level: str, folder: Path) -> int:
     """Write the symbols of one shard and, beside them, the counts of its symbols; return the bytes read.
 
-    At level `word` the tokenised text is the symbols already, and only the counts are written.
+    `folder` has what BPE has learnt.
+
+    At level `word` the tokenised text is the symbols already, and only the counts are written; at level `hf_byte_bpe`
+    the symbols are an array of numbers.
     """
     if level == "word":
         counts = word_counts(tokenised)
+    elif level == "hf_byte_bpe":
+        from fairseq_ms_pipeline.byte_bpe import encode_shard
+
+        counts = encode_shard(tokenised, out.with_suffix(".npy"), folder)
     else:
-        segmented, counts = _line_function(level, codes), Counter()
+        segmented, counts = _line_function(level, folder), Counter()
         with open(tokenised, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
             for line in lines:
                 text = segmented(line.rstrip("\n"))

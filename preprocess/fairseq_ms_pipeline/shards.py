@@ -29,8 +29,7 @@ class _SplitWriter:
 
     def add(self, line: Line) -> None:
         self.documents += line.starts_document
-        # A stray carriage return would otherwise end a line for readers in text mode.
-        self._lines.append(line.text.replace("\r", " "))
+        self._lines.append(line.text)
         self._bytes += len(line.text.encode()) + 1
         if self._bytes >= self.shard_bytes:
             self.flush()

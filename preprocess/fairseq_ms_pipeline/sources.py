@@ -1,4 +1,6 @@
-"""The lines of a data set's text files, wherever they lie: in a folder, a zip, a tar, compressed or plain."""
+"""The lines of a data set's files of text, JSON and tables, wherever they lie: in a folder, a zip, a tar, compressed
+or plain.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.text import decoded
 
 OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
@@ -25,6 +28,10 @@ OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".xz": lzma.LZMAFile,
 }
 TAR_ENDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+# What `save_to_disk` of Hugging Face's datasets writes, beside JSON that is none of the data; `map` adds other streams.
+TABLES = ("*.parquet", "data-*.arrow", "dataset.arrow")
+METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json", "manifest.json")
+ROWS = 1024
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 
@@ -45,7 +52,9 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Whether a file's last name parts match one of the patterns; `a/*.txt` asks for the folder too."""
     parts = PurePosixPath(plain_name(name)).parts
     # Hidden files, and what macOS adds to archives ("._train.txt"), are never part of a data set.
-    return not parts[-1].startswith(".") and any(
+    if parts[-1].startswith(".") or parts[-1] in METADATA:
+        return False
+    return any(
         len(parts) >= len(wanted) and all(map(fnmatch, parts[-len(wanted) :], wanted))
         for wanted in (PurePosixPath(pattern).parts for pattern in patterns)
     )
@@ -108,7 +117,13 @@ def _damage_named(name: str) -> Iterator[None]:
     try:
         yield
     except (*DAMAGE, OSError) as error:
-        raise ValueError(f"--input {name} is damaged or incomplete ({error}).") from None
+        raise ValueError(damaged(name, error)) from None
+
+
+def damaged(name: str, error: Exception) -> str:
+    """The sentence for a file that cannot be read to its end."""
+    reason = str(error).partition("\n")[0]
+    return f"--input {name} is damaged or incomplete ({reason})."
 
 
 def contents(file: TextFile) -> bytes:
@@ -172,17 +187,31 @@ def text_lines(file: TextFile) -> Iterator[str]:
     return decoded(_raw_lines(file), file.name)
 
 
-def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
-    """The articles of a JSON or JSON-lines file, alone or in lists, each as the lines of its `fields`.
+def articles(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
+    """The articles of a file of JSON, JSON lines, Parquet or Arrow, each as the lines of its `fields`.
 
-    ValueError names the file and line of what is not JSON, and a file in which no article has one of the fields. An
+    ValueError names a file that is damaged, and the fields of one whose articles have none of those asked for. An
     article without any of them is passed over.
     """
+    found, others = False, {}
+    for article in _rows(file, fields) if matches(file.name, TABLES) else _json_articles(file):
+        values = [article[name] for name in fields if name in article]
+        found, others = found or bool(values), others or article
+        texts = (value.removesuffix("\n") for value in values if value and isinstance(value, str))
+        lines = [line for text in texts for line in text.split("\n")]
+        if lines:
+            yield lines
+    if not found:
+        there = f"its fields are {', '.join(others)}; --column names one" if others else "it has no articles"
+        raise ValueError(f"--input {file.name} has no field {' or '.join(fields)}: {there}.")
+
+
+def _json_articles(file: TextFile) -> Iterator[Json]:
+    """The objects of a file, alone or in lists."""
     if matches(file.name, ("*.json",)):
         texts: Iterator[str] = iter(["\n".join(decoded(_raw_lines(file), file.name))])
     else:
         texts = decoded(_raw_lines(file), file.name)
-    found = False
     for line_number, text in enumerate(texts, start=1):
         if not text.strip():
             continue
@@ -190,11 +219,29 @@ def json_documents(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str
             loaded = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{file.name}, line {line_number + error.lineno - 1}: not JSON ({error.msg}).") from None
-        for article in loaded if isinstance(loaded, list) else [loaded]:
-            values = [article[name] for name in fields if name in article] if isinstance(article, dict) else []
-            found = found or bool(values)
-            lines = [line for value in values if isinstance(value, str) for line in value.splitlines()]
-            if lines:
-                yield lines
-    if not found:
-        raise ValueError(f"--input {file.name} has no article with one of the fields {', '.join(fields)}.")
+        every = loaded if isinstance(loaded, list) else [loaded]
+        yield from (article for article in every if isinstance(article, dict))
+
+
+def _rows(file: TextFile, fields: tuple[str, ...]) -> Iterator[Json]:
+    """The names of a table's columns, without values, and then its rows with those asked for, a batch at a time."""
+    try:
+        import pyarrow
+        from pyarrow import ipc, parquet
+    except ImportError:
+        raise ValueError(f"--input {file.name} needs the package pyarrow: run pip install pyarrow.") from None
+    try:
+        with _damage_named(file.name):
+            stream = file.stream if file.stream.seekable() else io.BytesIO(file.stream.read())
+            if matches(file.name, ("*.parquet",)):
+                table = parquet.ParquetFile(stream)
+                names, batches = table.schema_arrow.names, table.iter_batches(ROWS, columns=list(fields))
+            else:
+                batches = ipc.open_stream(stream)
+                names = batches.schema.names
+            yield dict.fromkeys(names)
+            wanted = [name for name in fields if name in names]
+            for batch in batches if wanted else ():
+                yield from batch.select(wanted).to_pylist()
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise ValueError(damaged(file.name, error)) from None

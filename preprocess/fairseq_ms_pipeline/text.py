@@ -31,7 +31,7 @@ def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
                 "convert the file to UTF-8 first."
             ) from None
         offset += len(raw)
-        yield line.rstrip("\r\n")
+        yield line.removesuffix("\n")
 
 
 def readable_words(line: str) -> list[str]:
@@ -54,11 +54,13 @@ def readable_words(line: str) -> list[str]:
 
 
 def spelled(line: str, level: str) -> str:
-    """A tokenised line as a model of this level (see `Dataset`) reads it: separated by single spaces.
+    """A tokenised line as a model of this level (see `Dataset`) reads it: separated by single spaces, or as it is.
 
     Where a model reads characters or bytes, the sign that stands for a space is none of the text's: it
     becomes `_`.
     """
+    if level == "hf_byte_bpe":
+        return line.removesuffix("\n")
     if level in ("char", "byte"):
         return " ".join(line.split()).replace(SPACE, "_")
     return " ".join(readable_words(line))

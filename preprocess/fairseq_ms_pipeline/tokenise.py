@@ -1,4 +1,4 @@
-"""Stage 2: words separated by single spaces, one finished file per shard."""
+"""Stage 2: words separated by single spaces, or the text as it is, one finished file per shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tokenise_shard(raw: Path, out: Path, how: str, language: str, level: str) ->
             text = tokenised(line, how, language, level)
             file.write(text + "\n")
             counts["lines"] += 1
-            counts["words"] += text.count(" ") + 1 if text else 0
+            counts["words"] += len(text.split())
             counts["characters"] += len(text) + 1
             counts["bytes"] += len(text.encode()) + 1
             counts["source_bytes"] += len(line.encode())

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fairseq.data import Dictionary
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
@@ -16,7 +17,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("epochs")
     rng = random.Random(4)
     sentences = [[rng.randint(4, 40) for _ in range(rng.randint(1, 11))] + [2] for _ in range(83)]
-    binarise.write_shard(sentences, folder / "train", 60)
+    binarise.write_shard(np.concatenate(sentences), [*map(len, sentences)], folder / "train", 60)
     binarise.write_fixed_dictionary([f"w{number}" for number in range(56)], folder / "dict.txt")
     return folder
 

@@ -60,6 +60,6 @@ def test_the_halves_take_no_room_and_the_manifest_lists_what_is_new(prepared: Pa
 
 def test_training_data_of_one_sentence_has_no_halves(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    binarise.write_shard([np.array([4, 5, 2])], tmp_path / "bin" / "train", 300)
+    binarise.write_shard(np.array([4, 5, 2]), [3], tmp_path / "bin" / "train", 300)
     write_halves(tmp_path)
     assert not (tmp_path / "halves").exists()

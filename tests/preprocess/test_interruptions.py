@@ -33,10 +33,11 @@ def in_child(action) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-@pytest.mark.parametrize("level", ["bpe", "word"])
+@pytest.mark.parametrize("level", ["bpe", "hf_byte_bpe", "word"])
 def test_a_run_killed_before_any_file_is_finished_ends_identical_when_started_again(tmp_path, level):
     """Every file takes its final name by os.replace: kill -9 just before each one of them."""
-    dataset = replace(DATASET, level=level, bpe_merges=20, shard_bytes=1000)
+    tokenise = "none" if level == "hf_byte_bpe" else "moses"
+    dataset = replace(DATASET, level=level, tokenise=tokenise, bpe_merges=20, shard_bytes=1000)
     source = write_sample(tmp_path / "sample.txt", lines=45)
     run(job_of(source, tmp_path / "whole", dataset))
     expected = tree(tmp_path / "whole")

@@ -186,9 +186,9 @@ def test_every_article_of_a_json_list_is_a_document(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("articles.json", '[{"headline": "a"}, {"body": "b"}]', "has no article with one of the fields title, text"),
-        ("articles.json", '{"articles": [{"text": "b"}]}', "has no article with one of the fields title, text"),
-        ("articles.jsonl", "[]\n", "has no article with one of the fields title, text"),
+        ("articles.json", '[{"headline": "a"}, {"body": "b"}]', "has no field title or text: its fields are headline"),
+        ("articles.json", '{"articles": [{"text": "b"}]}', "has no field title or text: its fields are articles"),
+        ("articles.jsonl", "[]\n", "has no field title or text: it has no articles"),
         ("blank.txt", " \n\n", "has no text"),
         ("empty.txt", "", "has no text"),
     ],

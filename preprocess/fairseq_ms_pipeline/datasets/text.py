@@ -1,11 +1,12 @@
-"""Prepare any folder, archive or file of your own text (*.txt, also compressed; JSON lines with a field
-`text`).
+"""Prepare any folder, archive or file of your own text: *.txt, JSON, JSON lines (also compressed), Parquet, or what
+`save_to_disk` of Hugging Face's datasets wrote.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 from fairseq_ms_pipeline.cli import (
     add_bpe_flags,
@@ -19,7 +20,7 @@ from fairseq_ms_pipeline.cli import (
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Reader
 from fairseq_ms_pipeline.run import Job
-from fairseq_ms_pipeline.sources import check_inputs, text_files
+from fairseq_ms_pipeline.sources import TABLES, check_inputs, text_files
 
 DATASET = Dataset(
     name="text",
@@ -30,11 +31,17 @@ DATASET = Dataset(
     documents="file",
     blank_lines="drop",
     text_names=("*.txt", "*.tokens"),
-    json_names=("*.jsonl",),
+    json_names=("*.json", "*.jsonl", *TABLES),
     json_fields=("text",),
 )
+# Hugging Face's data sets have train-00000-of-00002.parquet and a split `validation`.
 GIVEN = {
-    split: (f"{split}/*.txt", f"{split}/*.tokens", f"{split}.txt", f"*.{split}.txt", f"*.{split}.tokens")
+    split: tuple(
+        start + Path(file).suffix
+        for name in ((split, "validation") if split == "valid" else (split,))
+        for file in (*DATASET.text_names, *DATASET.json_names)
+        for start in (f"{name}/{Path(file).stem}", name, f"*.{name}", f"{name}-*")
+    )
     for split in SPLITS
 }
 
@@ -42,6 +49,11 @@ GIVEN = {
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
     """What a declaration says for other data sets, said here by flags."""
     parser.add_argument("--level", choices=("bpe", "word"), default=DATASET.level, help="default: %(default)s")
+    parser.add_argument(
+        "--bpe",
+        choices=("subword_nmt", "hf_byte_bpe"),
+        help="subword_nmt (default) on words, as in the papers; hf_byte_bpe on bytes: fast, lossless, any language",
+    )
     parser.add_argument(
         "--split",
         choices=("auto", "given", "random"),
@@ -56,10 +68,11 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         default=DATASET.documents,
         help="what a random split keeps together: file (default), blank, line, lines:N, wikitext",
     )
-    choices, default = ("moses", "none"), DATASET.tokenise
-    add_flag(parser, "--tokenise", "--tokenize", choices=choices, default=default, help="default: %(default)s")
+    add_flag(
+        parser, "--tokenise", "--tokenize", choices=("moses", "none"), help="default: moses; with hf_byte_bpe: none"
+    )
     parser.add_argument("--language", help=f"language of moses (default: {DATASET.language})")
-    parser.add_argument("--blank-lines", choices=("keep", "drop"), default=DATASET.blank_lines, help="default: drop")
+    parser.add_argument("--blank-lines", choices=("keep", "drop"), help="default: drop; with hf_byte_bpe: keep")
     parser.add_argument("--dict-size", type=int, help="most frequent symbols to keep (default: all)")
 
 
@@ -78,8 +91,12 @@ def is_given(args: argparse.Namespace) -> bool:
 
 def make_job(args: argparse.Namespace) -> Job:
     """The run of this data set as the flags ask for it."""
-    split_names = GIVEN if is_given(args) else {}
-    return job_from_files(replace(DATASET, level=args.level, split_names=split_names), args)
+    dataset = replace(DATASET, level=args.level, split_names=GIVEN if is_given(args) else {})
+    if args.bpe and args.level != "bpe":
+        raise ValueError(f"--bpe has no meaning with the level {args.level}: leave it out.")
+    if args.bpe == "hf_byte_bpe":
+        dataset = replace(dataset, level=args.bpe, tokenise="none", blank_lines="keep")
+    return job_from_files(dataset, args)
 
 
 def main() -> int:

@@ -120,7 +120,8 @@ def _write_shards(parts: Iterable[tuple[str, np.ndarray]], folder: Path) -> dict
         name = f"{split}-{len(names[split]):06d}"
         if not (folder / f"{name}.json").exists():
             # Symbols 0 to 3 are fairseq's own. No end of line: every sample is one image of 3,072 tokens.
-            binarise.write_shard((row_T for row_T in images_BT.astype(np.int32) + 4), folder / name, COLOURS + 4)
+            ids = images_BT.astype(np.int32).ravel() + 4
+            binarise.write_shard(ids, [TOKENS] * len(images_BT), folder / name, COLOURS + 4)
             write_json(folder / f"{name}.json", {"images": len(images_BT)})
         names[split].append(name)
 

@@ -1,0 +1,127 @@
+"""Byte-level BPE by Hugging Face's tokenizers, which fairseq reads as --bpe hf_byte_bpe; no text is lost.
+
+A symbol is a token's number in `vocab.json`, as fairseq's encoder writes it. A line ends in fairseq's end of line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from fairseq_ms_pipeline.dataset import CODES
+from fairseq_ms_pipeline.files import part_of
+from fairseq_ms_pipeline.lines import Lines
+
+# Characters that are tokenised at a time, whole lines: enough to be fast, while tokens take a hundred times the room.
+CHUNK = 1 << 17
+END = -1
+
+
+def _tokenizer(model: models.BPE) -> Tokenizer:
+    """As fairseq's encoder tokenises each line; between lines, the newline is a token of its own."""
+    tokenizer = Tokenizer(model)
+    newline, words = pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([newline, words])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def learn(shards: list[Path], merges: int, folder: Path, workers: int) -> None:
+    """Write `vocab.json` and `merges.txt` into a folder: `merges` operations, or up to seven more, so that the
+    dictionary's size is a multiple of eight.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = str(workers > 1).lower()
+    os.environ["RAYON_NUM_THREADS"] = str(workers)
+    tokenizer = _tokenizer(models.BPE())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    size = -(-(len(alphabet) + merges + 4) // 8) * 8 - 4
+    tokenizer.train(
+        [str(shard) for shard in shards],
+        trainers.BpeTrainer(vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False),
+    )
+    part = part_of(folder / "learnt")
+    part.mkdir(exist_ok=True)
+    for file in tokenizer.model.save(str(part)):
+        os.replace(file, folder / Path(file).name)
+    part.rmdir()
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path, changed: int) -> Tokenizer:
+    # A worker has one processor, and no thread of the process that it was forked from.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return _tokenizer(models.BPE.from_file(*(str(folder / name) for name in CODES["hf_byte_bpe"])))
+
+
+def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
+    """Write a shard's tokens as numbers (n,) int32, END for each end of line, and return how often each occurs."""
+    tokenizer = _loaded(folder, (folder / "vocab.json").stat().st_mtime_ns)
+    found = []
+    with open(text, encoding="utf-8", newline="\n") as file:
+        while lines := file.readlines(CHUNK):
+            found.append(np.array(tokenizer.encode_batch_fast(["".join(lines)])[0].ids, dtype=np.int32))
+    ids = np.concatenate(found)
+    counts = np.bincount(ids)
+    newline = tokenizer.encode("\n").ids[0]
+    ids[ids == newline] = END
+    counts[newline : newline + 1] = 0
+    part = part_of(out)
+    with open(part, "wb") as file:
+        np.save(file, ids)
+    os.replace(part, out)
+    return Counter({str(token): int(counts[token]) for token in counts.nonzero()[0]})
+
+
+def symbols(folder: Path) -> list[str]:
+    """All symbols, whether the text has them or not."""
+    return [str(number) for number in range(len(json.loads((folder / "vocab.json").read_text(encoding="utf-8"))))]
+
+
+class ByteSubwords(Lines):
+    """Lines of byte-level subwords, by the operations in ``codes_file`` and the `vocab.json` beside it."""
+
+    level = "hf_byte_bpe"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What splits the lines; it reads the operations once."""
+        return _loaded(Path(str(self.codes_file)).parent, 0)
+
+    def segmented(self, line: str) -> str:
+        return " ".join(map(str, self.tokenizer.encode(line).ids))
+
+    def plain(self, line: str) -> str:
+        return self.tokenizer.decode([int(symbol) for symbol in line.split() if symbol.isdecimal()])
+
+
+def for_transformers(folder: Path, dictionary: Sequence[str], begin: str) -> Tokenizer:
+    """The tokenizer whose numbers are those of a dictionary's symbols, and in which a newline is the end of a line.
+
+    Args:
+        begin: the symbol that a text begins with
+    """
+    learnt, merges = (folder / name for name in CODES["hf_byte_bpe"])
+    index = {symbol: number for number, symbol in enumerate(dictionary)}
+    vocabulary = {token: index[str(number)] for token, number in json.loads(learnt.read_text("utf-8")).items()}
+    own = {spelled(symbol): index[symbol] for symbol in dictionary[:4]}
+    pairs = [tuple(line.split(" ")) for line in merges.read_text("utf-8").split("\n")[1:] if line]
+    tokenizer = _tokenizer(models.BPE(vocab={**own, **vocabulary}, merges=pairs))
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in own if name != "\n"])
+    tokenizer.add_tokens([AddedToken("\n", normalized=False)])
+    first = spelled(begin)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[first, "$A"], pair=[first, "$A", "$B"], special_tokens=[(first, index[begin])]
+    )
+    return tokenizer
+
+
+def spelled(symbol: str) -> str:
+    """A symbol of fairseq's own in a text."""
+    return "\n" if symbol == "</s>" else symbol

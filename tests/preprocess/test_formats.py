@@ -1,0 +1,129 @@
+"""`prepare text` reads the formats that data comes in, and says in one sentence what is wrong with a file."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_ms_pipeline.datasets import text
+from fairseq_ms_pipeline.files import read_json
+
+ARTICLES = [f"Article {number}\n  über   alles 東京\n\nend" for number in range(60)]
+
+
+def prepare(monkeypatch, *flags: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["prepare", *map(str, flags), "--level", "word", "--workers", "1", "--quiet"])
+    return text.main()
+
+
+def write(folder: Path, form: str, column: str = "text", articles: list = ARTICLES) -> Path:
+    """One file or folder with the articles, in the form that its name tells."""
+    rows = [{"id": number, column: article} for number, article in enumerate(articles)]
+    path = folder / f"mine.{form}"
+    if form == "json":
+        path.write_text(json.dumps(rows, indent=1))
+    elif form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "jsonl.gz":
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    elif form == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=25)
+    else:
+        from datasets import Dataset
+
+        Dataset.from_list(rows).save_to_disk(str(path), num_shards=2)
+    return path
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "jsonl.gz", "parquet", "saved"])
+def test_every_row_of_every_format_is_a_document_with_its_own_lines(form: str, tmp_path: Path, monkeypatch) -> None:
+    source = write(tmp_path, form, "body")
+    flags = ("--input", source, "--column", "body", "--tokenise", "none", "--blank-lines", "keep")
+    assert (
+        prepare(monkeypatch, *flags, "--valid-fraction", "0.2", "--test-fraction", "0.2", "--out", tmp_path / "out")
+        == 0
+    )
+    splits = read_json(tmp_path / "out" / "manifest.json")["splits"]
+    assert sum(counts["documents"] for counts in splits.values()) == len(ARTICLES)
+    lines = [
+        line for split in splits for line in (tmp_path / "out" / "text" / f"{split}.txt").read_text().split("\n")[:-1]
+    ]
+    assert sorted(lines) == sorted(" ".join(line.split()) for article in ARTICLES for line in article.split("\n"))
+
+
+def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(tmp_path: Path, monkeypatch) -> None:
+    from datasets import Dataset, DatasetDict
+
+    parts = {"train": ARTICLES[:40], "validation": ARTICLES[40:50], "test": ARTICLES[50:]}
+    rows = {split: Dataset.from_dict({"text": articles}) for split, articles in parts.items()}
+    DatasetDict(rows).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "train" / "cache-1.arrow").write_bytes(b"what `map` has kept")
+    assert prepare(monkeypatch, "--input", tmp_path / "saved", "--out", tmp_path / "out") == 0
+    splits = read_json(tmp_path / "out" / "manifest.json")["splits"]
+    assert {split: counts["documents"] for split, counts in splits.items()} == {"train": 40, "valid": 10, "test": 10}
+
+
+@pytest.mark.parametrize(
+    ("form", "spoil", "sentence"),
+    [
+        (
+            "jsonl.gz",
+            lambda path: path.write_bytes(path.read_bytes()[:-20]),
+            "mine.jsonl.gz is damaged or incomplete (",
+        ),
+        ("parquet", lambda path: path.write_bytes(path.read_bytes()[:-20]), "mine.parquet is damaged or incomplete ("),
+        ("parquet", lambda path: path.write_bytes(b"PAR1"), "mine.parquet is damaged or incomplete ("),
+        (
+            "saved",
+            lambda path: [file.write_bytes(file.read_bytes()[:-900]) for file in path.glob("data-00001*")],
+            "data-00001-of-00002.arrow is damaged or incomplete (",
+        ),
+        (
+            "saved",
+            lambda path: [file.unlink() for file in path.glob("data-*")],
+            "mine.saved holds no file of Text (*.txt, *.tokens, *.json, *.jsonl, *.parquet, data-*.arrow, ",
+        ),
+    ],
+)
+def test_a_broken_file_is_one_sentence(form, spoil, sentence, tmp_path: Path, monkeypatch, capsys) -> None:
+    source = write(tmp_path, form)
+    spoil(source)
+    capsys.readouterr()
+    assert prepare(monkeypatch, "--input", source, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "parquet", "saved"])
+def test_without_the_column_or_text_in_it_the_sentence_says_what_there_is(form, tmp_path, monkeypatch, capsys) -> None:
+    source = write(tmp_path, form, "body")
+    flags = ("--input", source, "--out", tmp_path / "out")
+    assert prepare(monkeypatch, *flags) == 2
+    assert "has no field text: its fields are id, body; --column names one." in capsys.readouterr().err
+    assert prepare(monkeypatch, *flags, "--column", "id") == 2
+    assert f"--input {source} has no text." in capsys.readouterr().err
+    empty = write(tmp_path, form, "body", ["", "\n \n"])
+    assert prepare(monkeypatch, "--input", empty, "--out", tmp_path / "out", "--column", "body") == 2
+    assert "has no text." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_has_no_meaning_for_plain_text(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "mine.txt").write_text("words\n")
+    assert prepare(monkeypatch, "--input", tmp_path / "mine.txt", "--out", tmp_path / "out", "--column", "body") == 2
+    assert "--column body has no meaning where --input has no JSON or table" in capsys.readouterr().err
+
+
+def test_without_pyarrow_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
+    source = write(tmp_path, "parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert prepare(monkeypatch, "--input", source, "--out", tmp_path / "out") == 2
+    assert "mine.parquet needs the package pyarrow: run pip install pyarrow." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

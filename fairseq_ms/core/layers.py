@@ -61,7 +61,7 @@ class LayerConfig:
         recompute: keep less for backward (see ``ops/README.md``)
         checkpoint: keep only the input of every layer and run it again in backward
 
-    Raises ValueError for a word that is none of these and for numbers outside their ranges.
+    Raises ValueError for an unknown word and for numbers outside their ranges.
     """
 
     dim: int
@@ -159,7 +159,7 @@ class TokenEmbedding(nn.Module):
     def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
         """Embeddings (B, T, D) of tokens at positions start .. start + T - 1.
 
-        Padding has to be on the right: it then never lies in the past of a token that counts.
+        Padding must be on the right, so that no token that counts has it in its past.
         """
         x_BTD = self.words(tokens_BT)
         if self.scale != 1.0:
@@ -209,20 +209,20 @@ class Downsample(nn.Module):
 
 
 class Attending(Protocol):
-    """How positions are joined by attention where they are no rectangle of whole texts: a cache, or chunks."""
+    """Attention over anything but whole texts of one length: a cache, or chunks."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
 
 
 class QueryKey(nn.Module):
-    """What becomes of projected queries and keys before they meet: an RMS norm of every head, and their rotation.
+    """What happens to projected queries and keys before they meet: an RMS norm of every head, and their rotation.
 
     Args:
         config: which of the two there are
         head_dim: H
 
-    Raises ValueError for heads that rotary positions cannot turn by pairs of channels.
+    Raises ValueError for rotary positions with heads of an odd width.
     """
 
     def __init__(self, config: LayerConfig, head_dim: int) -> None:
@@ -234,7 +234,7 @@ class QueryKey(nn.Module):
         self.key = NORMS["rms"](head_dim) if config.qk_norm else None
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
-        """x (B, T, O), of which so many heads of queries come first, then so many of keys; the rest stays as it is."""
+        """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
         if self.query is not None and self.key is not None:
             gains = self.query.weight.expand(queries, -1), self.key.weight.expand(keys, -1)
             x_BTO = recomputed(_normalised_heads, x_BTO, torch.cat(gains), enabled=self.recompute)

@@ -94,7 +94,7 @@ class ModelConfig(LayerConfig):
 
 
 class Unread(State):
-    """A text that has been read without being remembered: whoever continues it reads it once more."""
+    """A text that was read without a state: continuing it reads it again."""
 
     def __init__(self, tokens_BT: Tensor) -> None:
         self.tokens_BT = tokens_BT
@@ -115,7 +115,7 @@ class CausalModel(nn.Module, ABC):
     Attributes:
         config: its sizes, with ``max_positions``
         project: from features to logits
-        adaptive_softmax: what takes its place, if anything does
+        adaptive_softmax: used in its place, if there is one
     """
 
     config: Any
@@ -140,10 +140,9 @@ class CausalModel(nn.Module, ABC):
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
 
-        Gradients are those of whole texts: with a state, which this call moves on, there are none.
-        Without one, texts begin; the state that comes back then reads them once more if it is used
-        (``new_state`` gives one that remembers them at once). Raises ValueError for tokens of another shape and a text
-        longer than ``max_length``.
+        Only whole texts have gradients: with a state, which this call moves on, there are none. Without one, texts
+        begin, and the state that comes back reads them again when it is used; one from ``new_state`` remembers them.
+        Raises ValueError for tokens of another shape and a text longer than ``max_length``.
         """
         check_tokens(tokens_BT)
         if state is None:
@@ -269,7 +268,7 @@ class LanguageModel(CausalModel):
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
-    """Weights normal around 0, biases 0, padding embedding 0; adaptive modules keep their own."""
+    """Draw weights around 0, and zero biases and the padding embedding; adaptive modules initialise themselves."""
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         return
     if isinstance(module, nn.Linear):
@@ -286,7 +285,7 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
 
 @torch.no_grad()
 def start_residuals(module: nn.Module) -> None:
-    """Shrink what has been drawn for the projections into residual streams, as ``init_residual`` says."""
+    """Scale the initial projections into residual streams as ``init_residual`` says."""
     for layer in module.modules():
         if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
             for projection in (layer.attention.out, layer.ffn.down):

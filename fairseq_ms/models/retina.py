@@ -1,7 +1,4 @@
-"""``retina_lm``: near tokens fine and far tokens coarse (Multi-scale Transformer LMs, Section 3.4, Listing 3).
-
-In every layer, some heads see near tokens one by one and others see far ones in blocks.
-"""
+"""``retina_lm``: near tokens fine and far tokens coarse (``core/retina.py``)."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional

@@ -1,8 +1,4 @@
-"""``multiscale_topdown``: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
-
-Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
-what the coarser one gave. Blocks are right-aligned (``core/pooling.py``), so every position is predicted.
-"""
+"""``multiscale_topdown``: from coarse to fine (``core/topdown.py``)."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -85,7 +85,7 @@ TABLE: dict[str, Stages] = {
     ),
     # Segmentation and sampled softmax.
     "fairseq_ms/core/hierarchical/chunks.py": (("tests/models/test_haed.py",), _invariants("haed", "hred")),
-    "fairseq_ms/core/hierarchical/sampled_softmax.py": _FIRST_PHASE,
+    "fairseq_ms/core/iem.py": _FIRST_PHASE,
     "fairseq_ms/criterions/in_batch_sampled_softmax.py": (
         ("tests/criterions/test_in_batch_softmax.py",),
         *_FIRST_PHASE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -92,6 +92,10 @@ class LayerConfig:
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             check_probability(name, getattr(self, name))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The values of all fields, as JSON can hold them."""
+        return asdict(self)
+
     @property
     def width_of_head(self) -> int:
         """H."""
@@ -99,9 +103,8 @@ class LayerConfig:
 
     def feed_forward(self) -> FeedForward:
         """The feed-forward block of one layer."""
-        norm = self.norm if self.normalize_before else None
-        rest = norm, self.recompute, self.bias
-        return FeedForward(self.dim, self.ffn_dim, self.activation, self.activation_dropout, *rest)
+        rest = self.activation_dropout, self.norm if self.normalize_before else None, self.recompute, self.bias
+        return FeedForward(self.dim, self.ffn_dim, self.activation, *rest)
 
     def make_norm(self) -> Norm:
         """A norm over D."""
@@ -257,8 +260,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.head_dim = config.width_of_head
+        self.heads, self.head_dim = config.heads, config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = config.norm_before()

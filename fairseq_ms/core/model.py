@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,10 +75,6 @@ class ModelConfig(LayerConfig):
     def word_std(self) -> float:
         """Standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std
-
-    def to_dict(self) -> dict[str, Any]:
-        """The values of all fields, as JSON can hold them."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:

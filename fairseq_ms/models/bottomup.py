@@ -44,7 +44,7 @@ class BottomUpLanguageModel(LanguageModel):
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         own = {"downsampler": str(cfg.downsampler), "aggregation_gate": cfg.aggregation_gate}
-        return core.BottomUp(core.BottomUpConfig(scales=tuple(fine_to_coarse(cfg)), **own, **settings))
+        return core.BottomUp(core.BottomUpConfig(scales=fine_to_coarse(cfg), **own, **settings))
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -45,7 +45,7 @@ class RetinaLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
-        own = {"layers": cfg.decoder_layers, "scales": tuple(scales_of(cfg)), "downsampler": str(cfg.downsampler)}
+        own = {"layers": cfg.decoder_layers, "scales": scales_of(cfg), "downsampler": str(cfg.downsampler)}
         return core.Retina(core.RetinaConfig(**own, **settings))
 
     @classmethod

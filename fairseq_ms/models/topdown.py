@@ -38,7 +38,7 @@ class TopDownLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
-        scales = tuple(layer_scales(cfg.scale_layers))
+        scales = layer_scales(cfg.scale_layers)
         return core.TopDown(core.TopDownConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
 
     @classmethod

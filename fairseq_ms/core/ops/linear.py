@@ -7,7 +7,6 @@ to no time. Here their results are computed again in the backward pass from inpu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -233,19 +232,15 @@ class _ActivationLinear(torch.autograd.Function):
         x, weight_OI = ctx.saved_tensors
         # Overwritten below; nothing else reads it.
         grad_hidden = (grad @ weight_OI.to(grad.dtype)).to(x.dtype)
-        in_place = _IN_PLACE.get(ctx.name)
-        with torch.set_grad_enabled(in_place is None):
-            leaf = x.detach().requires_grad_(in_place is None)
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
             activated = ACTIVATIONS[ctx.name](leaf)
         hidden = activated.detach()
         if ctx.masks is not None:
             mask = ctx.masks.scaled(hidden)
             grad_hidden.mul_(mask)
             hidden = mask.mul_(hidden)
-        if in_place is None:
-            (grad_x,) = torch.autograd.grad(activated, leaf, grad_hidden)
-        else:
-            grad_x = in_place(grad_hidden, x)
+        (grad_x,) = torch.autograd.grad(activated, leaf, grad_hidden)
         return None, None, grad_x, *weight_gradients(grad, hidden, ctx.has_bias)
 
 
@@ -254,23 +249,3 @@ def weight_gradients(grad: Tensor, hidden: Tensor, has_bias: bool) -> tuple[Tens
     rows_grad = grad.reshape(-1, grad.size(-1))
     rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
     return rows_grad.t() @ rows_hidden, rows_grad.sum(0) if has_bias else None
-
-
-def _gelu_backward(approximate: str) -> Callable[[Tensor, Tensor], Tensor]:
-    def backward(grad: Tensor, x: Tensor) -> Tensor:
-        return torch.ops.aten.gelu_backward.grad_input(grad, x, approximate=approximate, grad_input=grad)
-
-    return backward
-
-
-def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward.grad_input(grad, x, 0, grad_input=grad)
-
-
-# The gradient of the input, in the memory of the output's, given that and the input. On a CPU, fresh memory for a
-# tensor of this size takes longer than the arithmetic.
-_IN_PLACE: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "relu": _relu_backward,
-    "gelu": _gelu_backward("none"),
-    "gelu_accurate": _gelu_backward("tanh"),
-}

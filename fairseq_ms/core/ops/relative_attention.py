@@ -74,9 +74,8 @@ class _ProjectHeads(torch.autograd.Function):
     """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
 
     The keys and values are written to where attention reads them, the memory in front, so joining the two
-    costs no copy of its own. With a norm both are normalised first, and again in backward instead of being kept. Its
-    scale and shift move into the projection: what the memory contributes to their
-    gradient then needs no gradient of the memory itself, on which backward spends nothing.
+    costs no copy of its own. With a norm both are normalised first, and again in backward instead of being kept.
+    Its scale and shift are folded into the projection, so that their gradient needs none of the memory itself.
     """
 
     @staticmethod

@@ -48,7 +48,7 @@ class AdaptiveInput(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
-        # Bands are written into a tensor of their own type, which that of autocast is not.
+        # The bands are written into a tensor of their own type, not that of autocast.
         with autocast_to(tokens_BT.device.type, None):
             x_BTD = self.weights_for_band(0)[1].new_zeros(*tokens_BT.shape, self.dim)
             idle: list[nn.Parameter] = []

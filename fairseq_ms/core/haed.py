@@ -76,7 +76,7 @@ class TransformerMain(MainModel):
         return chunks.from_rows(self.stack(x_RCD, pasts, rotation_2RCF))
 
     def new_state(self, rows: int, chunks: int) -> RowCaches:
-        """What it knows of a batch before any chunk, with room for some."""
+        """The state of a batch before any chunk, with room for some."""
         return RowCaches(self.stack, rows, chunks, next(self.stack.parameters()))
 
 
@@ -98,7 +98,7 @@ class LSTMMain(MainModel):
         return self.out(self.drop(hidden_WU))
 
     def new_state(self, rows: int, chunks: int) -> LSTMState:
-        """What it knows of a batch before any chunk."""
+        """The state of a batch before any chunk."""
         return self.lstm.new_state(rows, self.out.weight)
 
 
@@ -125,7 +125,7 @@ class LSTMDecoder(nn.Module):
         return self.drop(hidden_ZU.view(*tokens_BT.shape, -1))
 
     def new_state(self, rows: int) -> LSTMState:
-        """What it knows of a batch before any chunk, and the projected embedding of every symbol."""
+        """The state of a batch before any chunk, and the projected embedding of every symbol."""
         table_VG = self.lstm.project_table(self.embed.weight).detach()
         state = self.lstm.new_state(rows, self.embed.weight)
         return replace(state, context_BG=table_VG.new_zeros(rows, table_VG.shape[1]), table_RG=table_VG)
@@ -185,7 +185,7 @@ class TransformerDecoder(nn.Module):
         return order_Q, past.unfinished(steps, at_Q)
 
     def new_state(self, rows: int) -> ChunkCaches:
-        """What it knows of a batch before any chunk."""
+        """The state of a batch before any chunk."""
         table_VU = self.project_token(self.embed.weight).detach()
         return ChunkCaches(self.stack, rows, self.places.num_embeddings, table_VU)
 
@@ -271,7 +271,7 @@ class HAED(CausalModel):
 
     def new_state(self, batch_size: int, capacity: int = 0) -> HAEDState:
         length, pad = self.segmentation.max_length, self.segmentation.pad
-        # A word has about five characters; the caches of a row with more chunks than that grow.
+        # A word has about five characters; caches of rows with more chunks grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
         unfinished = Unfinished(batch_size, length, pad, self.project.weight.device)
         return HAEDState(self.main.new_state(batch_size, chunks), self.chunk_decoder.new_state(batch_size), unfinished)

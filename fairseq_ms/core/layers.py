@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -61,7 +61,7 @@ class LayerConfig:
         recompute: keep less for backward (see ``ops/README.md``)
         checkpoint: keep only the input of every layer and run it again in backward
 
-    Raises ValueError for a word that is none of these and for numbers outside their ranges.
+    Raises ValueError for an unknown word and for numbers outside their ranges.
     """
 
     dim: int
@@ -92,6 +92,10 @@ class LayerConfig:
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             check_probability(name, getattr(self, name))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The values of all fields, as JSON can hold them."""
+        return asdict(self)
+
     @property
     def width_of_head(self) -> int:
         """H."""
@@ -99,9 +103,8 @@ class LayerConfig:
 
     def feed_forward(self) -> FeedForward:
         """The feed-forward block of one layer."""
-        norm = self.norm if self.normalize_before else None
-        rest = norm, self.recompute, self.bias
-        return FeedForward(self.dim, self.ffn_dim, self.activation, self.activation_dropout, *rest)
+        rest = self.activation_dropout, self.norm if self.normalize_before else None, self.recompute, self.bias
+        return FeedForward(self.dim, self.ffn_dim, self.activation, *rest)
 
     def make_norm(self) -> Norm:
         """A norm over D."""
@@ -159,7 +162,7 @@ class TokenEmbedding(nn.Module):
     def forward(self, tokens_BT: Tensor, start: int | Tensor = 0) -> Tensor:
         """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; start may be a tensor (1,).
 
-        Padding has to be on the right: it then never lies in the past of a token that counts.
+        Padding must be on the right, so that no token that counts has it in its past.
         """
         x_BTD = self.words(tokens_BT)
         if self.scale != 1.0:
@@ -209,20 +212,20 @@ class Downsample(nn.Module):
 
 
 class Attending(Protocol):
-    """How positions are joined by attention where they are no rectangle of whole texts: a cache, or chunks."""
+    """Attention over anything but whole texts of one length: a cache, or chunks."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
 
 
 class QueryKey(nn.Module):
-    """What becomes of projected queries and keys before they meet: an RMS norm of every head, and their rotation.
+    """What happens to projected queries and keys before they meet: an RMS norm of every head, and their rotation.
 
     Args:
         config: which of the two there are
         head_dim: H
 
-    Raises ValueError for heads that rotary positions cannot turn by pairs of channels.
+    Raises ValueError for rotary positions with heads of an odd width.
     """
 
     def __init__(self, config: LayerConfig, head_dim: int) -> None:
@@ -234,7 +237,7 @@ class QueryKey(nn.Module):
         self.key = NORMS["rms"](head_dim) if config.qk_norm else None
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
-        """x (B, T, O), of which so many heads of queries come first, then so many of keys; the rest stays as it is."""
+        """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
         if self.query is not None and self.key is not None:
             gains = self.query.weight.expand(queries, -1), self.key.weight.expand(keys, -1)
             x_BTO = recomputed(_normalised_heads, x_BTO, torch.cat(gains), enabled=self.recompute)
@@ -257,8 +260,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.head_dim = config.width_of_head
+        self.heads, self.head_dim = config.heads, config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = config.norm_before()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,10 +78,6 @@ class ModelConfig(LayerConfig):
         """Standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std
 
-    def to_dict(self) -> dict[str, Any]:
-        """The values of all fields, as JSON can hold them."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
         """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
@@ -96,7 +91,7 @@ class ModelConfig(LayerConfig):
 
 
 class Unread(State):
-    """A text that has been read without being remembered: whoever continues it reads it once more."""
+    """A text that was read without a state: continuing it reads it again."""
 
     def __init__(self, tokens_BT: Tensor) -> None:
         self.tokens_BT = tokens_BT
@@ -118,7 +113,7 @@ class CausalModel(nn.Module, ABC):
     Attributes:
         config: its sizes, with ``max_positions``
         project: from features to logits
-        adaptive_softmax: what takes its place, if anything does
+        adaptive_softmax: used in its place, if there is one
         has_fixed_steps: whether its states can have buffers of fixed shapes
         steps: those of the last texts that were generated with them
     """
@@ -148,10 +143,10 @@ class CausalModel(nn.Module, ABC):
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
 
-        Gradients are those of whole texts: with a state, which this call moves on, there are none.
-        Without one, texts begin; the state that comes back then reads them once more if it is used
-        (``new_state`` gives one that remembers them at once). Raises ValueError for tokens of another shape, a state of
-        another batch size and a text longer than ``max_length``.
+        Only whole texts have gradients: with a state, which this call moves on, there are none. Without one, texts
+        begin, and the state that comes back reads them again when it is used; one from ``new_state`` remembers them.
+        Raises ValueError for tokens of another shape, a state of another batch size, and a text longer than
+        ``max_length``.
         """
         check_tokens(tokens_BT)
         if state is None:
@@ -289,7 +284,7 @@ class LanguageModel(CausalModel):
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
-    """Weights normal around 0, biases 0, padding embedding 0; adaptive modules keep their own."""
+    """Draw weights around 0, and zero biases and the padding embedding; adaptive modules initialise themselves."""
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         return
     if isinstance(module, nn.Linear):
@@ -306,7 +301,7 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
 
 @torch.no_grad()
 def start_residuals(module: nn.Module) -> None:
-    """Shrink what has been drawn for the projections into residual streams, as ``init_residual`` says."""
+    """Scale the initial projections into residual streams as ``init_residual`` says."""
     for layer in module.modules():
         if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
             for projection in (layer.attention.out, layer.ffn.down):

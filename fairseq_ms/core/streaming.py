@@ -21,7 +21,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import Memory, Mems, StreamState
 from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.device import keep_in_graph, wants_gradients
+from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout
 from fairseq_ms.core.ops.relative_attention import Sinusoids, keys_and_values, relative_attention, segment_attention
@@ -340,7 +340,7 @@ class StreamingModel(LanguageModel):
         """Features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None and state.batch_size != tokens_BT.size(0):
             raise ValueError(f"state: must be of {tokens_BT.size(0)} streams, got {state.batch_size}")
-        if state is not None and not wants_gradients():
+        if state is not None and not torch.is_grad_enabled():
             return self.drop(state.advance(tokens_BT)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:

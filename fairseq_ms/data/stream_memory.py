@@ -13,13 +13,13 @@ from fairseq_ms.core.memory import Memory
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
 
-# What a layout calls the places of a step, and what decides over them.
+# What a layout calls the places of a step, and which flags set their number.
 _FLAGS = {
     "tokens": "the data",
     "segment": "--tokens-per-sample",
     "streams": "--batch-size times ranks",
-    "segments": "--reset-memory, which decides over the number of segments,",
-    "documents": "--reset-memory, which decides over the number of documents,",
+    "segments": "--reset-memory, which sets the number of segments,",
+    "documents": "--reset-memory, which sets the number of documents,",
 }
 
 

@@ -8,54 +8,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.errors import UsageError
 
+# The scales of a model, finest first; each factor divides the next.
+Scales = tuple[Scale, ...]
+
 _ITEM = re.compile(r"(?P<scale>\d+)x=(?P<value>\S+)")
-
-
-@dataclass(frozen=True)
-class Scales:
-    """The scales of a model, finest first; each factor divides the next."""
-
-    finest_first: tuple[Scale, ...]
-
-    def __iter__(self) -> Iterator[Scale]:
-        return iter(self.finest_first)
-
-    def __len__(self) -> int:
-        return len(self.finest_first)
-
-    @property
-    def factors(self) -> list[int]:
-        """How many tokens a position of each scale stands for."""
-        return [scale.factor for scale in self.finest_first]
-
-    @property
-    def finest(self) -> Scale:
-        """The scale of tokens, where a model has it."""
-        return self.finest_first[0]
-
-    @property
-    def coarse(self) -> tuple[Scale, ...]:
-        """All scales but the finest, finest first."""
-        return self.finest_first[1:]
-
-    @property
-    def coarsest_first(self) -> tuple[Scale, ...]:
-        """All scales, in the order of a top-down model."""
-        return self.finest_first[::-1]
 
 
 @cache
 def layer_scales(layers: str, need_finest: bool = True) -> Scales:
     """The scales of ``--scale-layers``: ``"4x=8,1x=12"``; raises UsageError as ``parse_counts`` does."""
     counts = parse_counts("--scale-layers", layers, need_finest=need_finest)
-    return Scales(tuple(Scale(factor, count) for factor, count in counts.items()))
+    return tuple(Scale(factor, count) for factor, count in counts.items())
 
 
 @cache
@@ -64,7 +33,7 @@ def single_scale(layers: str) -> Scale:
     scales = layer_scales(layers, need_finest=False)
     if len(scales) != 1:
         raise UsageError(f"--scale-layers of coarse_lm must have a single scale such as 4x=12: got {layers!r}")
-    return scales.finest
+    return scales[0]
 
 
 @cache
@@ -74,27 +43,26 @@ def aggregated_scales(layers: str, heads: str | None, total: int) -> Scales:
     ``heads`` is ``--scale-heads``, such as ``"4x=8,16x=4"``, or None to split them evenly. Raises UsageError without a
     coarse scale, on heads of other scales or of another sum, and where they cannot be split.
     """
-    scales = layer_scales(layers)
-    if not scales.coarse:
+    finest, *coarse = layer_scales(layers)
+    if not coarse:
         raise UsageError(f"--scale-layers of multiscale_bottomup must have a scale beside 1x: got {layers!r}")
-    factors = scales.factors[1:]
-    counts = _heads(heads, total, factors, "coarse scales of --scale-layers", layers)
-    return Scales((scales.finest, *(replace(scale, heads=counts[scale.factor]) for scale in scales.coarse)))
+    counts = _heads(heads, total, [scale.factor for scale in coarse], "coarse scales of --scale-layers", layers)
+    return finest, *(replace(scale, heads=counts[scale.factor]) for scale in coarse)
 
 
 @cache
 def window_scales(windows: str, overlap: bool = False) -> Scales:
     """The scales of ``--scale-windows``: ``"1x=0:8,4x=8:256"``; raises UsageError as ``parse_windows`` does."""
     spans = parse_windows("--scale-windows", windows, overlap)
-    return Scales(tuple(Scale(factor, near=near, far=far) for factor, (near, far) in spans.items()))
+    return tuple(Scale(factor, near=near, far=far) for factor, (near, far) in spans.items())
 
 
 @cache
 def retina_scales(windows: str, heads: str | None, total: int, overlap: bool = False) -> Scales:
     """``window_scales`` that share the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
     scales = window_scales(windows, overlap)
-    counts = _heads(heads, total, scales.factors, "scales of --scale-windows", windows)
-    return Scales(tuple(replace(scale, heads=counts[scale.factor]) for scale in scales))
+    counts = _heads(heads, total, [scale.factor for scale in scales], "scales of --scale-windows", windows)
+    return tuple(replace(scale, heads=counts[scale.factor]) for scale in scales)
 
 
 def _heads(given: str | None, total: int, factors: list[int], flag: str, text: str) -> dict[int, int]:

@@ -1,10 +1,4 @@
-"""``multiscale_bottomup``: from fine to coarse, then one aggregation layer.
-
-Multi-scale Transformer LMs, Section 3.3, Listing 2.
-
-Every coarse scale pools the output of the finer one. Block i of scale k covers positions ik .. (i+1)k-1 and is
-used from its last position on; an incomplete last block is used by nobody.
-"""
+"""``multiscale_bottomup``: from fine to coarse, then one aggregation layer (``core/bottomup.py``)."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -50,7 +44,7 @@ class BottomUpLanguageModel(LanguageModel):
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         own = {"downsampler": str(cfg.downsampler), "aggregation_gate": cfg.aggregation_gate}
-        return core.BottomUp(core.BottomUpConfig(scales=tuple(fine_to_coarse(cfg)), **own, **settings))
+        return core.BottomUp(core.BottomUpConfig(scales=fine_to_coarse(cfg), **own, **settings))
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:

@@ -1,11 +1,4 @@
-"""``coarse_lm``: a language model over k-grams that predicts the next one's bag of words.
-
-Multi-scale Transformer LMs, Section 6.2.
-
-The k-grams are right-aligned blocks (``core/pooling.py``): block i ends with position ik and predicts the
-k tokens after it, targets ik .. (i+1)k-1. As a model of tokens, each of them is drawn from that one
-distribution, so it is exactly normalised and everything fairseq does with a language model works.
-"""
+"""``coarse_lm``: a language model over k-grams that predicts the next one's bag of words (``core/coarse.py``)."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,4 @@
-"""``retina_lm``: near tokens fine and far tokens coarse (Multi-scale Transformer LMs, Section 3.4, Listing 3).
-
-In every layer, some heads see near tokens one by one and others see far ones in blocks.
-"""
+"""``retina_lm``: near tokens fine and far tokens coarse (``core/retina.py``)."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -48,7 +45,7 @@ class RetinaLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
-        own = {"layers": cfg.decoder_layers, "scales": tuple(scales_of(cfg)), "downsampler": str(cfg.downsampler)}
+        own = {"layers": cfg.decoder_layers, "scales": scales_of(cfg), "downsampler": str(cfg.downsampler)}
         return core.Retina(core.RetinaConfig(**own, **settings))
 
     @classmethod

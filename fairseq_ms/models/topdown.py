@@ -1,8 +1,4 @@
-"""``multiscale_topdown``: from coarse to fine (Multi-scale Transformer LMs, Section 3.2, Listing 1).
-
-Layers over pooled tokens at the coarsest scale come first; every finer scale joins its own pooled tokens with
-what the coarser one gave. Blocks are right-aligned (``core/pooling.py``), so every position is predicted.
-"""
+"""``multiscale_topdown``: from coarse to fine (``core/topdown.py``)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +38,7 @@ class TopDownLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
-        scales = tuple(layer_scales(cfg.scale_layers))
+        scales = layer_scales(cfg.scale_layers)
         return core.TopDown(core.TopDownConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
 
     @classmethod

@@ -42,7 +42,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         config = core.TransformerQLConfig(
-            scales=tuple(layer_scales(cfg.scale_layers)),
+            scales=layer_scales(cfg.scale_layers),
             output_layers=cfg.output_layers,
             droppath=cfg.droppath,
             compression=str(cfg.compression),
@@ -53,7 +53,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     @classmethod
     def validate(cls, cfg: TransformerQLConfig, task: object) -> None:
         super().validate(cfg, task)
-        coarsest, segment_len = layer_scales(cfg.scale_layers).factors[-1], cfg.tokens_per_sample or 0
+        coarsest, segment_len = layer_scales(cfg.scale_layers)[-1].factor, cfg.tokens_per_sample or 0
         require(
             segment_len % coarsest == 0,
             f"--tokens-per-sample must be a multiple of the coarsest scale of --scale-layers, {coarsest}x: "

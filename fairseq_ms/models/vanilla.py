@@ -36,7 +36,7 @@ class VanillaLanguageModel(LanguageModel):
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         if cfg.scale_windows:
             scales = scales_of(cfg)
-            return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=tuple(scales), **settings))
+            return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=scales, **settings))
         return core.Vanilla(core.VanillaConfig(layers=cfg.decoder_layers, **settings))
 
     @classmethod

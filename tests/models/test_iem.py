@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from fairseq.data import MonolingualDataset
-from fairseq_ms.core.hierarchical.sampled_softmax import sampled_softmax
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
+from fairseq_ms.core.iem import sampled_softmax
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError

@@ -49,7 +49,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "tests/host/test_resuming.py -k 'later_end and transformer_xl'",
     ),
     "fairseq_ms/core/hierarchical/chunks.py": ("tests/models/test_haed.py", f"{_INVARIANTS} 'haed or hred'"),
-    "fairseq_ms/core/hierarchical/sampled_softmax.py": _FIRST_PHASE,
+    "fairseq_ms/core/iem.py": _FIRST_PHASE,
     "fairseq_ms/criterions/in_batch_sampled_softmax.py": (
         "tests/criterions/test_in_batch_softmax.py",
         *_FIRST_PHASE,

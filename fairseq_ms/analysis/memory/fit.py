@@ -37,7 +37,7 @@ def written(layers: Layers) -> str:
 def scales_of(cfg: DictConfig) -> list[int]:
     """The scales of a configuration that have layers of their own, finest first."""
     text = getattr(cfg.model, "scale_layers", None)
-    return layer_scales(text, need_finest=False).factors if text else [1]
+    return [scale.factor for scale in layer_scales(text, need_finest=False)] if text else [1]
 
 
 def step_bytes(

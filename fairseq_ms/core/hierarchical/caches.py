@@ -68,7 +68,7 @@ class RowCache:
         qkv_RCE = qkv.view(rows, count, -1)
         self.write(qkv_RCE, heads)
         kept = self.buffer[:, :, :, :seen]
-        # Rows come in ascending order, so they are all where they are as many.
+        # Rows ascend, so as many as there are in the buffer are all of them.
         k, v = kept if rows == self.buffer.shape[1] else kept.index_select(1, self.row_X.squeeze(1))
         y_RNCH = attend(split_qkv(qkv_RCE, heads)[0], k, v, self.bias, dropout=dropout, recompute=recompute)
         return merge_heads(y_RNCH).view(*qkv.shape[:-1], -1)
@@ -97,7 +97,7 @@ class RowCaches:
         self.lengths_B = self.lengths_B.index_select(0, order)
 
     def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
-        """What each layer attends to, given so many more positions of some rows, padded to ``most``."""
+        """What each layer attends to when some rows get so many more positions, padded to ``most``."""
         place_RC = self.lengths_B[row_R].unsqueeze(1) + torch.arange(most, device=row_R.device)
         seen = int(place_RC.max()) + 1
         self._reserve(seen)
@@ -116,7 +116,7 @@ class RowCaches:
 
 
 class ChunkCaches:
-    """What a transformer as chunk decoder knows of the chunk that every row is in.
+    """What a transformer decoder knows of the chunk that every row is in.
 
     Args:
         stack: its layers.

@@ -257,7 +257,7 @@ class ChunkEncoder(nn.Module, ABC):
         return self.encode(distinct_YL).index_select(0, which_W)
 
     def encode(self, tokens_YL: Tensor) -> Tensor:
-        """The same without looking for repetitions."""
+        """As ``forward``, without looking for repeated chunks."""
         units_YE = self.units(tokens_YL)
         missing = self.out_dim - units_YE.shape[1]
         return F.pad(units_YE, (0, missing)) if missing >= 0 else units_YE[:, : self.out_dim]

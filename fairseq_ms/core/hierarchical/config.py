@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq_ms.core.layers import LayerConfig
@@ -57,10 +57,6 @@ class HAEDConfig(LayerConfig):
     local_heads: int = 8
     local_ffn_dim: int | None = None
     init_std: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The values of all fields, as JSON can hold them."""
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> HAEDConfig:

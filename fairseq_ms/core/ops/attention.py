@@ -54,8 +54,8 @@ class ChunkedAttention:
     """Attention that is computed again in backward, so that nothing but its inputs has to be kept.
 
     Queries are processed in chunks, forward and backward, and no score outlives its chunk. Dropout masks are the
-    same ones in both directions. Several operations here write into what they read, or into the float type directly:
-    on a CPU, masking takes longer than multiplying the matrices otherwise.
+    same in both directions. Several operations work in place, since masking would otherwise take longer on a CPU than
+    the products.
 
     Attributes:
         bias: additive, broadcasts to (B, N, T, S), or None
@@ -95,7 +95,7 @@ class ChunkedAttention:
         if self.masks is not None:
             grad3 = grad3 * (1.0 / self.masks.keep_prob)
         grad_q, grad_k, grad_v = torch.empty_like(q3), torch.empty_like(k3), torch.empty_like(v3)
-        # The last chunk first: it sees every key, and overwrites what is in the fresh memory.
+        # The last chunk first: it sees every key, so it fills all of the fresh gradients.
         chunks = list(enumerate(self._chunks(q, k)))
         for index, (rows, visible) in reversed(chunks):
             weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
@@ -118,8 +118,8 @@ class ChunkedAttention:
 
     def _scaled(self, q: Tensor) -> Tensor:
         """The queries (B * N, T, H), divided by sqrt(H)."""
-        # Into memory laid out as the product wants it: the heads of q are views into a wider tensor. A product with
-        # this memory as its ``out`` would have the layout of q under ``torch.compile``.
+        # Copied into the layout that the product wants: the heads of q are views into a wider tensor. Written there by
+        # ``torch.mul(out=...)``, it would keep the layout of q under ``torch.compile``.
         scaled = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         return scaled.copy_(q).mul_(1.0 / math.sqrt(q.size(-1))).flatten(0, 1)
 

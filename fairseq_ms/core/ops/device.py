@@ -30,13 +30,8 @@ def has_fused_optimizers(parameters: Iterable[Tensor]) -> bool:
     return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
 
 
-def wants_gradients() -> bool:
-    """Whether what is computed now is to be trained on."""
-    return torch.is_grad_enabled()
-
-
 def keep_in_graph(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """x as it is, through which every one of the parameters gets a gradient of exactly zero.
+    """x unchanged, but every one of the parameters gets a gradient of exactly zero through it.
 
     What is added is a sum over none of their numbers: zero times a sum over all of them would not be zero where that
     sum overflows, as it does in half precision.

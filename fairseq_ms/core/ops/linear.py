@@ -7,7 +7,6 @@ to no time. Here their results are computed again in the backward pass from inpu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """``relu(x)`` times itself."""
+    """The square of ``relu(x)``."""
     return F.relu(x).square()
 
 
@@ -42,7 +41,7 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-# Functions with names, so that modules that hold one can be pickled.
+# Named functions, so that modules that hold one can be pickled.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu_squared": relu_squared,
@@ -165,21 +164,17 @@ def norm_linear(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -
 
     With ``recompute``, the normalised input is not kept for backward.
     """
-    if norm is None:
-        return linear(x)
-    if not (recompute and torch.is_grad_enabled()):
-        return linear(norm(x))
-    return _NormLinear.apply(False, norm, x, linear.weight, linear.bias, *norm.parameters())
+    return norm_linear_and_normed(x, norm, linear, recompute)[0]
 
 
 def norm_linear_and_normed(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -> tuple[Tensor, Tensor]:
-    """``linear(norm(x))`` and ``norm(x)``, normalised once; the latter is kept for backward only by who uses it."""
+    """``linear(norm(x))`` and ``norm(x)``, normalised once; only those who use the latter keep it for backward."""
     if norm is None:
         return linear(x), x
     if not (recompute and torch.is_grad_enabled()):
         normed = norm(x)
         return linear(normed), normed
-    return _NormLinear.apply(True, norm, x, linear.weight, linear.bias, *norm.parameters())
+    return _NormLinear.apply(norm, x, linear.weight, linear.bias, *norm.parameters())
 
 
 def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, recompute: bool) -> Tensor:
@@ -193,30 +188,30 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, reco
 
 
 class _NormLinear(torch.autograd.Function):
-    """A norm and a projection, perhaps with the normalised input as a second result."""
+    """A norm and a projection, with the normalised input as a second result, which may stay unused."""
 
     @staticmethod
-    def forward(ctx, and_normed: bool, norm: Norm, x: Tensor, weight_OD, bias_O, *own_D: Tensor):
+    def forward(ctx, norm: Norm, x: Tensor, weight_OD, bias_O, *own_D: Tensor):
+        ctx.set_materialize_grads(False)
         normed = normalise(norm, x, *own_D)
         ctx.norm, ctx.has_bias, ctx.dtype = norm, bias_O is not None, normed.dtype
         ctx.save_for_backward(weight_OD, x, *own_D)
-        out = F.linear(normed, weight_OD, bias_O)
-        return (out, normed) if and_normed else out
+        return F.linear(normed, weight_OD, bias_O), normed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None = None):
+    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None):
         weight_OD, *inputs = ctx.saved_tensors
         grad_normed = grad @ weight_OD.to(grad.dtype)
         if grad_elsewhere is not None:
             grad_normed = grad_normed + grad_elsewhere
         with torch.enable_grad():
             x, *own_D = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-            # The types that forward had, where autocast may have chosen a wider one than that of x.
+            # In the types of the forward pass, where autocast may have chosen a wider one than x has.
             wide = torch.promote_types(ctx.dtype, own_D[0].dtype)
             normed = normalise(ctx.norm, x.to(ctx.dtype), *(own.to(wide) for own in own_D))
         grad_x, *grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
-        return None, None, grad_x, *weight_gradients(grad, normed.detach(), ctx.has_bias), *grads
+        return None, grad_x, *weight_gradients(grad, normed.detach(), ctx.has_bias), *grads
 
 
 class _ActivationLinear(torch.autograd.Function):
@@ -235,21 +230,17 @@ class _ActivationLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         x, weight_OI = ctx.saved_tensors
-        # Written into below: nobody reads it afterwards.
+        # Overwritten below; nothing else reads it.
         grad_hidden = (grad @ weight_OI.to(grad.dtype)).to(x.dtype)
-        in_place = _IN_PLACE.get(ctx.name)
-        with torch.set_grad_enabled(in_place is None):
-            leaf = x.detach().requires_grad_(in_place is None)
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
             activated = ACTIVATIONS[ctx.name](leaf)
         hidden = activated.detach()
         if ctx.masks is not None:
             mask = ctx.masks.scaled(hidden)
             grad_hidden.mul_(mask)
             hidden = mask.mul_(hidden)
-        if in_place is None:
-            (grad_x,) = torch.autograd.grad(activated, leaf, grad_hidden)
-        else:
-            grad_x = in_place(grad_hidden, x)
+        (grad_x,) = torch.autograd.grad(activated, leaf, grad_hidden)
         return None, None, grad_x, *weight_gradients(grad, hidden, ctx.has_bias)
 
 
@@ -258,23 +249,3 @@ def weight_gradients(grad: Tensor, hidden: Tensor, has_bias: bool) -> tuple[Tens
     rows_grad = grad.reshape(-1, grad.size(-1))
     rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
     return rows_grad.t() @ rows_hidden, rows_grad.sum(0) if has_bias else None
-
-
-def _gelu_backward(approximate: str) -> Callable[[Tensor, Tensor], Tensor]:
-    def backward(grad: Tensor, x: Tensor) -> Tensor:
-        return torch.ops.aten.gelu_backward.grad_input(grad, x, approximate=approximate, grad_input=grad)
-
-    return backward
-
-
-def _relu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward.grad_input(grad, x, 0, grad_input=grad)
-
-
-# The gradient of the input, in the memory of the output's, given that and the input. On a CPU, fresh memory for a
-# tensor of this size takes longer than the arithmetic.
-_IN_PLACE: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "relu": _relu_backward,
-    "gelu": _gelu_backward("none"),
-    "gelu_accurate": _gelu_backward("tanh"),
-}

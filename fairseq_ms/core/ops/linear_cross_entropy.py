@@ -21,8 +21,8 @@ _LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096
 # Half precision takes the softmax of a part of them at a time, in float32.
 _PARTS = 8
 
-# Gradients of logits in float16 are multiplied by it until the backward pass, so that probabilities above 2**-34 count.
-# Those of features are finite while the numbers of the matrix are below 32.
+# Gradients of logits in float16 are scaled by it until the backward pass, so that probabilities above 2**-34 count.
+# Those of features stay finite while the entries of the matrix are below 32.
 _SCALE_OF_FLOAT16 = 2.0**10
 
 
@@ -31,7 +31,7 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
 
     Targets are (Q,), or (Q, K) where K of them share a row. In half precision and under autocast the logits are
     rounded as ``F.linear`` rounds them, and everything behind them is computed in float32, as fairseq's
-    ``cross_entropy`` does. The sum can go backward once; all losses together compute their logits again for it.
+    ``cross_entropy`` does. The sum goes backward once; without ``reduce``, backward computes the logits again.
     """
     targets_QK = targets.view(len(targets), -1)
     if reduce and torch.is_grad_enabled() and (x_QD.requires_grad or weight_VD.requires_grad):
@@ -48,7 +48,7 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
 def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
     """By how much the target's logit exceeds the mean of all V, (Q,), 0 where the target is padding.
 
-    It is what label smoothing adds to the loss: with e' = e V / (V - 1), fairseq's
+    Label smoothing adds it to the loss: with e' = e V / (V - 1), fairseq's
     (1 - e') nll + e' (mean of all negative log probabilities) equals nll + e' (target's logit - mean logit).
     """
 
@@ -105,7 +105,7 @@ class _Sum(torch.autograd.Function):
         gradients = ctx.grad_x, ctx.grad_weight
         if gradients == (None, None):
             raise RuntimeError("linear_cross_entropy goes backward once: compute the loss again")
-        # They are as large as features and matrix: multiplied in place, and not kept for as long as the loss is.
+        # As large as features and matrix: scaled in place, and freed before the loss is.
         ctx.grad_x = ctx.grad_weight = None
         return *(_times(one, grad / ctx.scale, dtype) for one, dtype in zip(gradients, ctx.types)), None, None
 
@@ -122,7 +122,7 @@ def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: f
         torch.softmax(probs_RV, 1, out=probs_RV)
         # The largest probability is 1 / sum(exp(logits - largest logit)).
         losses.append(((largest_R1 - probs_RV.amax(1, keepdim=True).log() - target_RK) * counts_RK).sum())
-        # K targets a row: each takes the probabilities of all symbols, and 1 from its own.
+        # Each of the K targets of a row adds the probabilities of all symbols and subtracts 1 at its own.
         count_R1 = counts_RK.sum(1, keepdim=True)
         probs_RV.scatter_add_(1, index_RK, -counts_RK / count_R1.clamp(min=1.0))
         torch.mul(probs_RV, count_R1 * scale, out=part_RV)
@@ -149,7 +149,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _split(weight_VD: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """As many rows of tensors at a time as may have logits at once."""
+    """The tensors, as many rows at a time as may have logits at once."""
     logits = _LOGITS_ON_A_CPU if weight_VD.device.type == "cpu" else _LOGITS
     rows = min(max(1, logits // len(weight_VD)), _ROWS)
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

@@ -49,9 +49,9 @@ class Steps:
     @cached_property
     def rectangles(self) -> list[tuple[int, int]]:
         """(How many sequences have a length, that length), the longest first."""
-        # The shapes of all that follows depend on the data, so the lengths have to be known on the host: one transfer.
+        # All later shapes depend on the data, so the host has to know the lengths: one transfer.
         counts = torch.bincount(self.lengths_W).tolist()
-        assert not counts or counts[0] == 0, "a sequence without steps has no place"
+        assert not counts or counts[0] == 0, "every sequence must have a step"
         return [(count, length) for length, count in reversed([*enumerate(counts)]) if count]
 
     @cached_property
@@ -87,7 +87,7 @@ class Steps:
 
 @dataclass
 class LSTMState:
-    """Where the LSTM is in every row of a batch.
+    """The state of an LSTM in every row of a batch.
 
     Attributes:
         hidden_BU, cell_BU: the states, (B, U) each.
@@ -108,7 +108,7 @@ class LSTMState:
         self.cell_BU = self.cell_BU.index_fill(0, rows_R, 0.0)
 
     def at(self, rows_R: Tensor) -> LSTMState:
-        """Where the LSTM is in some rows."""
+        """The state of some rows."""
         context_RG = None if self.context_BG is None else self.context_BG[rows_R]
         return LSTMState(self.hidden_BU[rows_R], self.cell_BU[rows_R], context_RG, self.table_RG)
 
@@ -188,7 +188,7 @@ class LSTM(Packs):
         rows_Q, weight = steps.sequence_Q, self.weights()[1]
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
         gates_QG = table_RG.index_select(0, steps.symbol_Q)
-        # Rows come in ascending order, so they are all where they are as many.
+        # Rows ascend, so as many as there are in the state are all of them.
         some = state if rows_Q.numel() == state.hidden_BU.shape[0] else state.at(rows_Q)
         if some.context_BG is not None:
             gates_QG = gates_QG + some.context_BG
@@ -252,7 +252,7 @@ class _Recurrence(torch.autograd.Function):
         gates = table.index_select(0, symbol)
         cells = gates.new_empty(total, units)
         hidden = gates.new_zeros(slots, units)
-        # Fresh blocks of this size cost more than what is written into them, so one is used by every step.
+        # Allocating a block of this size takes longer than filling it, so all steps share one.
         h_WU = gates.new_empty(sizes[0], units)
         start, c = 0, None
         for size in sizes:

@@ -1,4 +1,4 @@
-"""Weights packed for CPU inference when a model is prepared for it, from when on they stay as they are."""
+"""Weights packed for inference on a CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 # Rows of input the packed layout is tuned for: beams and batches of generation are about this many.
 _PACKED_ROWS = 8
 
-# oneDNN keeps a kernel for every number of rows that a process has multiplied, for good: up to this many they cost next
-# to nothing, and each further one half a megabyte for every shape of weight.
+# oneDNN keeps a kernel for every number of rows it has multiplied: up to this many they are nearly free, each one more
+# costs half a megabyte for every shape of weight.
 _SMALL = 16
 
 
@@ -24,8 +24,8 @@ class PackedWeight:
     Generation on a CPU reads every weight once per token, so its speed is that of streaming weights
     from memory; the blocked layout streams about twice as fast as a row-major matrix.
 
-    A change shows by the weight's place in memory and by the version that autograd counts: what is written through
-    ``.data`` does not. A copy of it, by ``copy`` or ``pickle``, begins empty.
+    A change is noticed by the weight's address and autograd's version counter, so writing through ``.data`` is not. A
+    copy, by ``copy`` or ``pickle``, begins empty.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class PackedWeight:
 
 
 def pieces_of(rows: int) -> list[int]:
-    """Numbers of rows of which there are few, whatever their sum: 437 are 256, 128, 32, 16 and 5."""
+    """Pieces of few different sizes that make up any number of rows: 437 are 256, 128, 32, 16 and 5."""
     pieces = []
     while rows > _SMALL:
         pieces.append(1 << (rows.bit_length() - 1))
@@ -81,7 +81,7 @@ def pieces_of(rows: int) -> list[int]:
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation with packed weights for a while; afterwards the model may be trained as before."""
+    """Evaluate with packed weights inside the block; afterwards the model trains as before."""
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "packed")]
     training, packed = model.training, [(module, module.packed) for module in modules]
     model.eval()

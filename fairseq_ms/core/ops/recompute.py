@@ -33,7 +33,7 @@ def draw_uniform() -> float:
 
 
 def mixed_seed(seed: int, *counters: int) -> int:
-    """The seed of one of many masks, told apart by counters: 32 bits, in which every bit of all arguments counts.
+    """A 32-bit seed for one of many masks, which counters tell apart; every bit of every argument matters.
 
     A generator on a CPU uses no more than 32 bits of its seed, and seeds that lie close together need not give
     streams that are far apart.
@@ -102,17 +102,17 @@ class DropoutMasks:
         self.keep_prob = keep_prob(p)
 
     def scaled(self, like: Tensor) -> Tensor:
-        """The mask of a tensor that has one for itself, as ``scaled_mask``."""
+        """The mask of a whole tensor, as ``scaled_mask``."""
         return scaled_mask(self.seed, like.shape, self.p, like)
 
     def keep(self, like: Tensor, index: int, place: tuple[int, ...] = ()) -> Tensor:
-        """The mask of one of many pieces, as ``keep_mask``: number ``index`` at a place, told apart by counters."""
+        """The mask of one piece of many, as ``keep_mask``: number ``index`` at a place."""
         seed = mixed_seed(self.seed, *place) if place else self.seed
         return keep_mask(mixed_seed(seed, index), like.shape, self.p, like)
 
 
 def drop(x: Tensor, p: float) -> tuple[Tensor, DropoutMasks]:
-    """x after dropout, in memory of its own, and the masks to drop its gradient by."""
+    """x after dropout, as a new tensor, and the masks for its gradient."""
     masks = DropoutMasks(p)
     return x * masks.scaled(x), masks
 

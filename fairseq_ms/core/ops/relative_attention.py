@@ -15,8 +15,7 @@ its place is only another way of reading the same memory::
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import Norm
-from fairseq_ms.core.ops.recompute import DropoutMasks, drop
+from fairseq_ms.core.ops.recompute import autocast_dtype, autocast_to, drop
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -71,29 +70,17 @@ def hide_future(scores: Tensor) -> Tensor:
     return scores
 
 
-class _Context(Protocol):
-    """What forward leaves for backward."""
-
-    saved_tensors: tuple[Any, ...]
-    norm: Norm | None
-    masks: DropoutMasks | None
-    scale: float
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-
-
 class _ProjectHeads(torch.autograd.Function):
     """Queries of the segment, and keys and values of memory and segment, all in heads-first layout.
 
     The keys and values are written to where attention reads them, the memory in front, so joining the two
-    costs no copy of its own. With a norm both are normalised first, and again in backward instead of being kept. Its
-    scale and shift move into the projection: what the memory contributes to their
-    gradient then needs no gradient of the memory itself, on which backward spends nothing.
+    costs no copy of its own. With a norm both are normalised first, and again in backward instead of being kept.
+    Its scale and shift are folded into the projection, so that their gradient needs none of the memory itself.
     """
 
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: Any,
         x_BTD: Tensor,
         memory_BMD: Tensor,
         weight_OD: Tensor,
@@ -121,7 +108,7 @@ class _ProjectHeads(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, grad_q: Tensor, grad_kv: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_q: Tensor, grad_kv: Tensor) -> tuple[Tensor | None, ...]:
         x_BTD, memory_BMD, weight_OD, scale_D, shift_D = ctx.saved_tensors
         past, inner = memory_BMD.size(1), weight_OD.size(0) // 3
         heads, batch, length, head_dim = grad_q.shape
@@ -167,7 +154,7 @@ class _RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, q_NBTH: Tensor, kv_NBSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, p: float
+        ctx: Any, q_NBTH: Tensor, kv_NBSH: Tensor, r_PNH: Tensor, u_NH: Tensor, v_NH: Tensor, p: float
     ) -> Tensor:
         heads, batch, queries, head_dim = q_NBTH.shape
         keys = kv_NBSH.size(3)
@@ -189,7 +176,7 @@ class _RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
         q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights = ctx.saved_tensors
         heads, batch, queries, head_dim = q_NBTH.shape
         keys = kv_NBSH.size(3)
@@ -241,7 +228,7 @@ def segment_attention(
     (B, T, D) and (B, M, D) -> (B, T, N * H).
 
     No gradient goes to the memory. Queries, keys, values, r and the weights are kept for backward; dropout masks and
-    the normalised inputs are not. Its naive twin is ``tests/references/streaming.py``.
+    the normalised inputs are not, unless ``recompute`` is False. Its naive twin is ``tests/references/streaming.py``.
 
     Args:
         x_BTD: the segment
@@ -252,14 +239,17 @@ def segment_attention(
         u_NH: Transformer-XL's u, added to the queries for content
         v_NH: Transformer-XL's v, added to them for position
         dropout: probability of dropping an attention weight
-        recompute: keep a norm's input and a dropout mask's seed for backward, instead of what comes out
+        recompute: False for torch's own backward, which keeps everything
     """
+    heads, length = r_PNH.size(1), x_BTD.size(1)
     if not recompute and torch.is_grad_enabled():
-        return _keeping_everything(x_BTD, memory_BMD, norm, qkv_OD, r_PNH, u_NH, v_NH, dropout)
-    device, heads = x_BTD.device.type, r_PNH.size(1)
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
+        states_BSD = norm(states_BSD) if norm is not None else states_BSD
+        q_BNTH = queries_of(states_BSD[:, states_BSD.size(1) - length :], qkv_OD, heads)
+        return relative_attention(q_BNTH, *keys_and_values(states_BSD, qkv_OD, heads), r_PNH, u_NH, v_NH, dropout)
+    device = x_BTD.device.type
+    dtype = autocast_dtype(device) or x_BTD.dtype
+    with autocast_to(device, None):
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),
@@ -271,25 +261,6 @@ def segment_attention(
         )
         positions = r_PNH.to(dtype), u_NH.to(dtype), v_NH.to(dtype)
         return _RelativeAttention.apply(q_NBTH, kv_NBSH, *positions, dropout)
-
-
-def _keeping_everything(
-    x_BTD: Tensor,
-    memory_BMD: Tensor,
-    norm: Norm | None,
-    qkv_OD: Tensor,
-    r_PNH: Tensor,
-    u_NH: Tensor,
-    v_NH: Tensor,
-    dropout: float,
-) -> Tensor:
-    """The same with torch's own backward, which keeps everything."""
-    states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
-    states_BSD = norm(states_BSD) if norm is not None else states_BSD
-    heads = r_PNH.size(1)
-    k, v = keys_and_values(states_BSD, qkv_OD, heads)
-    q = queries_of(states_BSD[:, states_BSD.size(1) - x_BTD.size(1) :], qkv_OD, heads)
-    return relative_attention(q, k, v, r_PNH, u_NH, v_NH, dropout)
 
 
 def relative_attention(

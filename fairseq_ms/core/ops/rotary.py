@@ -18,8 +18,8 @@ def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor
     """cos and sin of the angles at T positions, for heads of H channels: (2, T, H / 2), on the device of ``like``.
 
     Rows with positions of their own, (B, T), have angles of their own, (2, B, T, H / 2).
-    Angles have double precision: at position 10 ** 6, those in float32 would be off by 0.04. What comes back is
-    float32, or what ``like`` has if that is more.
+    Angles have double precision: at position 10 ** 6, those in float32 would be off by 0.04. The result is float32, or
+    of the type of ``like`` if that is wider.
     """
     pairs_F = _numbers(range(0, head_dim, 2), like)
     positions_T = _numbers(positions, like) if isinstance(positions, range) else positions
@@ -48,7 +48,7 @@ def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
     """
     if rotation_2TF is None:
         return x
-    # Of a function with a gradient of its own, torch.compile makes a graph for every length.
+    # torch.compile would compile a function with its own gradient anew for every length.
     compiling = torch.compiler.is_compiling()
     return _turned(x, rotation_2TF, heads) if compiling else _Rotate.apply(x, rotation_2TF, heads)
 

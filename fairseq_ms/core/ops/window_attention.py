@@ -86,13 +86,13 @@ class Layout:
         keys = block * self.step - self.pad_left + torch.arange(self.span, device=device)
         # (blocks, 1, J, S)
         visible = group.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
-        # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
+        # A query that sees nothing attends to everything, so that no softmax is empty, and its result is zeroed.
         self.sees_a_key = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
         self.visible = visible | ~self.sees_a_key if self.sees_a_key is not None else visible
         self._bias: Tensor | None = None
 
     def _leaves_a_query_blind(self) -> bool:
-        """Whether some query, of the padding behind the tokens too, sees no key: told without a look at the mask.
+        """Whether some query, padding included, sees no key, without reading the mask.
 
         The first query has the least before it, and the last is the farthest behind the keys.
         """

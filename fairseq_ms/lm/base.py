@@ -60,7 +60,7 @@ class Decoder(FairseqIncrementalDecoder):
 
     def new_decoding(self, memory: Any) -> Decoding:
         """The start of a cached decoding; streaming models start from a memory."""
-        if isinstance(self.core, StreamingModel):
+        if isinstance(self.core, StreamingModel) and memory is not None:
             return Decoding(self.core, partial(self.core.new_state, memory=memory))
         self.refuse_memory(memory)
         return Decoding(self.core)

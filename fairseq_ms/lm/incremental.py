@@ -9,11 +9,13 @@ whatever a caller shows next, exactly what is missing is computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import CannotTruncate, State
+from fairseq_ms.core.graphs import Steps, takes_graphs
 from fairseq_ms.core.model import CausalModel
 
 
@@ -47,13 +49,16 @@ class Decoding:
 
     Args:
         model: of the core
-        new_state: from the number of rows and the room for tokens to the state that generation begins with
+        new_state: from the number of rows and the room for tokens to the state that generation begins with, if that is
+            not the model's own; there are then no CUDA graphs, whose state could not go back to this one
     """
 
     def __init__(self, model: CausalModel, new_state: Callable[[int, int], State] | None = None) -> None:
         self.model = model
-        self.new_state = new_state or model.new_state
+        self.new_state, self.begins_anew = new_state or model.new_state, new_state is None
         self.state: State | None = None
+        # What has read on from the state, on a GPU.
+        self.steps: Steps | None = None
         self.tokens_BT: Tensor | None = None
         self.ahead_BTD: Tensor | None = None
 
@@ -80,7 +85,10 @@ class Decoding:
         """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
         if self.state is None or self.tokens_BT is None or _is_identity(order, self.tokens_BT.size(0)):
             return
-        self.state.reorder(order)
+        if self.steps is not None and order.numel() > self.steps.batch_size:
+            self.state = self.steps = None
+            return
+        (self.steps or self.state).reorder(order)
         self.tokens_BT = self.tokens_BT.index_select(0, order)
         if self.ahead_BTD is not None:
             self.ahead_BTD = self.ahead_BTD.index_select(0, order)
@@ -116,14 +124,24 @@ class Decoding:
         if known < self.tokens_BT.size(1):
             self.ahead_BTD = None
             try:
+                if self.steps is not None:
+                    raise CannotTruncate
                 self.state.truncate(known)
             except CannotTruncate:
                 known = 0
+        one_more = known == tokens_BT.size(1) - 1 > 0
+        if self.steps is not None and not (one_more and self.steps.length < self.steps.capacity):
+            known, self.steps = 0, None
         if known == 0:
             self.state = self.new_state(tokens_BT.size(0), 2 * tokens_BT.size(1))
-        features = self.model.features(tokens_BT[:, known:], self.state)
+        elif one_more and self.begins_anew and self.steps is None and takes_graphs(self.model, None):
+            self.steps = Steps.of(self.model, tokens_BT.size(0), 2 * tokens_BT.size(1)).begin(self.state)
+            # For the next batch, as soon as this one is done.
+            finalize(self, setattr, self.model, "steps", self.steps)
         self.tokens_BT = tokens_BT.clone()
-        return features
+        if self.steps is not None:
+            return self.steps(tokens_BT[:, known:])
+        return self.model.features(tokens_BT[:, known:], self.state)
 
 
 def _distinct(tokens_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor | None]:

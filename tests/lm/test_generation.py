@@ -8,6 +8,7 @@ from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
+from fairseq_ms.lm import incremental
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.incremental import Decoding
 from tests.registry import GENERATORS, Case, exact_case, random_case, seeds, setting
@@ -76,6 +77,25 @@ def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch
             assert one["tokens"].tolist() == other["tokens"].tolist()
             # fairseq adds up scores in float32, and these are differences of its sums.
             torch.testing.assert_close(one["positional_scores"], other["positional_scores"], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("arch", GENERATORS)
+def test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches(
+    arch: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.get_default_device().type == "cpu":
+        # The steps are those that a GPU captures; here they run one by one.
+        monkeypatch.setattr(incremental, "takes_graphs", lambda model, graphs: model.has_fixed_steps)
+    case = exact_case(arch, seed)
+    # The second batch takes over the buffers of the first.
+    for _ in range(2):
+        prompts = ragged_prompts(case, rows=3)
+        found, expected = (generate(model, case, prompts, 2) for model in (case.model, naive_twin(case.model)))
+        for rows in zip(found, expected, strict=True):
+            one, other = ([hypothesis["tokens"].tolist() for hypothesis in row] for row in rows)
+            assert one == other
+    assert (case.model.decoder.core.steps is not None) == case.model.decoder.core.has_fixed_steps
 
 
 @pytest.mark.parametrize("seed", seeds(2, 6))

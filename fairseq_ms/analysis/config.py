@@ -98,11 +98,12 @@ def listed(presets: Iterable[Preset]) -> str:
     sizes = json.loads(SIZES.read_text(encoding="utf-8"))
     rows, papers = [], list[str]()
     for preset in sorted(presets, key=lambda preset: (*_ORDER, preset.model).index(preset.model)):
-        symbols, parameters, kept = sizes[preset.name]
+        symbols, parameters, kept = sizes.get(preset.name, (None, None, None))
         paper = preset.recipe.source.partition(" of ")[2] or preset.recipe.source
         papers += [paper] if paper not in papers else []
         table = f"[{papers.index(paper) + 1}] {preset.table}"
-        rows.append([preset.name, symbols, round(parameters / 1e6, 1), kept and round(kept / 1e3, 1), table])
+        millions, kilobytes = parameters and round(parameters / 1e6, 1), kept and round(kept / 1e3, 1)
+        rows.append([preset.name, symbols, millions, kilobytes, table])
     notes = [
         *(f"[{number}] {paper}" for number, paper in enumerate(papers, 1)),
         "kB a target: what a training step keeps for its backward pass in single precision, with --criterion "

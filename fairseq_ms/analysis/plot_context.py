@@ -6,7 +6,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import torch
 
@@ -23,21 +22,9 @@ MODELS: dict[str, list[str]] = {
 VOCABULARY = 1000
 
 
-@dataclass(frozen=True)
-class Point:
-    """A model at one window: segment and memory of ``segment`` tokens each.
-
-    Attributes:
-        segment: n_s, and n_m
-        context: average context length in tokens (Appendix B)
-        megabytes: kept for the backward pass of one segment of one stream
-        milliseconds: median time of a training step, forward and backward, a stream
-    """
-
-    segment: int
-    context: float
-    megabytes: float
-    milliseconds: float
+Point = dict[str, float]
+"""A model at one window, a stream: ``segment`` n_s, which is n_m, too; average ``context`` in tokens (Appendix B);
+``megabytes`` kept for the backward pass; median ``milliseconds`` of a step, forward and backward."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,13 +34,12 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
     if dim % 2 or (dim > 64 and dim % 64):
         raise UsageError(f"--decoder-embed-dim must be even, and a multiple of 64 above that: got {dim}")
-    measured = measure(sorted(set(args.segments)), dim, streams, args.rounds)
-    curves = {name: [asdict(point) for point in points] for name, points in measured.items()}
+    curves = measure(sorted(set(args.segments)), dim, streams, args.rounds)
     print(f"one segment of one stream, d = {dim}, {streams} streams a step, segment and memory equally long")
     rows = [[name, *point.values()] for name, points in curves.items() for point in points]
     print(report.format_table(["model", "segment", "average context", "MB kept", "ms a step"], rows))
     found = {"dim": dim, "streams": streams, "rounds": args.rounds, "curves": curves}
-    report.write_outputs(args, found, lambda figure: draw(figure, measured), width=10)
+    report.write_outputs(args, found, lambda figure: draw(figure, curves), width=10)
 
 
 def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dict[str, list[Point]]:
@@ -71,7 +57,8 @@ def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dic
         for name, step in built.items():
             milliseconds = 1e3 * statistics.median(seconds[name]) / streams
             kept = step.kept() / streams / 1e6
-            curves[name].append(Point(segment, step.context, kept, milliseconds))
+            found = {"segment": segment, "context": step.context, "megabytes": kept, "milliseconds": milliseconds}
+            curves[name].append(found)
     return curves
 
 
@@ -118,6 +105,6 @@ def draw(figure: report.Figure, curves: dict[str, list[Point]]) -> None:
         (right, "milliseconds", "training step, ms a stream"),
     ):
         for index, (name, points) in enumerate(curves.items()):
-            contexts = [point.context for point in points]
-            report.plot_line(axes, index, contexts, [getattr(p, value) for p in points], name)
+            contexts = [point["context"] for point in points]
+            report.plot_line(axes, index, contexts, [point[value] for point in points], name)
         report.finish_axes(axes, "average context, tokens", label, legend=axes is left)

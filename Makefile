@@ -9,6 +9,7 @@
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
 #   make mutants plant small bugs into the files that hold masks, windows and memories, and print which the tests notice
 #   make curves  record the loss curves that tests/curves compares with anew
+#   make sizes   count the presets anew for fairseq-ms config --list
 #   make lint    check style and types
 #   make docs    build the documentation's site in site/
 #   make env     only build the environment
@@ -26,7 +27,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu faults mutants curves lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu faults mutants curves sizes lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -105,6 +106,9 @@ gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
 
 curves: env
 	@$(RUN) -m tests.curves.record
+
+sizes: env
+	@$(RUN) -m tests.presets.record
 
 faults: env
 	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign

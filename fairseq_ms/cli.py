@@ -3,16 +3,19 @@
 import argparse
 import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 
-from fairseq_ms.errors import UsageError
+from fairseq_ms.analysis import flags
+from fairseq_ms.analysis.arguments import register
 from fairseq_ms.host.errors import TRACEBACK, sentence_of, traceback_wanted
 
 PROG = "fairseq-ms"
 
-# What the user types -> (module, one line of help). `fairseq_ms.analysis` says what the module has to define.
+# What the user types -> (module that runs it, one line of help). `fairseq_ms.analysis` says what it has to define.
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": (
         "fairseq_ms.analysis.bench",
@@ -27,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train",
     ),
     "context-length": (
-        "fairseq_ms.analysis.context_length.command",
+        "fairseq_ms.analysis.context_length",
         "minimum, maximum and average context length of a streaming model, by formula and measured",
     ),
     "context-shuffle": (
@@ -51,7 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "write a task of lm-evaluation-harness over a text file",
     ),
     "memory": (
-        "fairseq_ms.analysis.memory.command",
+        "fairseq_ms.analysis.memory",
         "memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit",
     ),
     "neighbors": (
@@ -67,7 +70,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "evaluate a checkpoint: subword and word perplexity, bits per byte",
     ),
     "plot": (
-        "fairseq_ms.analysis.plot.command",
+        "fairseq_ms.analysis.plot",
         "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it; "
         "curves, losses of training runs",
     ),
@@ -76,7 +79,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "prepare a data set: tokenised, split, segmented and binarised",
     ),
     "recall": (
-        "fairseq_ms.analysis.recall.command",
+        "fairseq_ms.analysis.recall",
         "accuracy of recalling a symbol by its distance, beside the context by formula",
     ),
     "sample-images": (
@@ -84,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",
     ),
     "sample-metrics": (
-        "fairseq_ms.analysis.sample_metrics.command",
+        "fairseq_ms.analysis.sample_metrics",
         "perplexity under other models, reference BLEU, repetition and speed of samples",
     ),
     "tradeoff": (
@@ -99,8 +102,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code, 2 for bad input, 130 when interrupted. A bug keeps its traceback."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; returns its exit code, 2 for bad input, 130 when interrupted. A bug keeps its traceback.
+
+    Where nobody reads on, as in `fairseq-ms ... | head`, it ends in silence with 141, as a shell's own commands do.
+    """
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What Python flushes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _main(arguments: list[str]) -> int:
     overview = _overview()
     if not arguments or arguments[0].startswith("-"):
         overview.parse_args(arguments)
@@ -115,6 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(name, rest)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        raise
     except Exception as error:
         sentence = sentence_of(error) or _unreadable(error)
         if sentence is None:
@@ -150,29 +169,29 @@ def _overview() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    """Import the command's module, parse its arguments, register the models if it needs them, and run it."""
+def parser_of(name: str) -> tuple[argparse.ArgumentParser, ModuleType]:
+    """The parser of a command, and the module that has its flags: `analysis.flags`, or where they are few its own."""
     path, help = COMMANDS[name]
-    module = importlib.import_module(path)
+    apart = getattr(flags, name.replace("-", "_"), None)
+    module = flags if apart else importlib.import_module(path)
     # No abbreviations: a flag of fairseq's must never be taken for the beginning of one of the command's.
     parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=help, allow_abbrev=False)
     parser.set_defaults(command=name)
-    module.add_arguments(parser)
+    (apart or module.add_arguments)(parser)
+    return parser, module
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Parse the command's arguments, register the models if it needs them, and run it."""
+    parser, module = parser_of(name)
     if getattr(module, "PASSES_ON", False) and arguments[:1] not in (["-h"], ["--help"]):
         parser.set_defaults(passed_on=arguments)
         arguments = []
     args, unknown = parser.parse_known_args(arguments)
-    if getattr(module, "TAKES_FAIRSEQ_FLAGS", False):
+    if hasattr(args, "fairseq_flags"):
         args.fairseq_flags = unknown
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(module, "NEEDS_FAIRSEQ", True):
-        import fairseq_ms
-        from fairseq_ms.host import compat
-
-        try:
-            compat.prepare()
-        except ImportError as error:
-            raise UsageError(str(error)) from error
-        fairseq_ms.register()
-    return int(module.run(args))
+        register()
+    return int(importlib.import_module(COMMANDS[name][0]).run(args))

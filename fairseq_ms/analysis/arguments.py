@@ -1,17 +1,31 @@
-"""Arguments and outputs that the commands on checkpoints have in common."""
+"""Flags that several commands have, and what is made of them."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.errors import UsageError
 
 
-REMOVE_BPE = "join pieces of words, all but the last of which end in SYMBOL (default of SYMBOL: '@@ ')"
+def add_flag(parser: argparse._ActionsContainer, name: str, *hidden: str, **settings: Any) -> None:
+    """A flag that other names stand for as well, which no help shows: older ones, or those of other spellings."""
+    flag = parser.add_argument(name, **settings)
+    if hidden:
+        unseen = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument(*hidden, **{**settings, **unseen})
+
+
+def add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int | None, str]) -> None:
+    """Flags of whole numbers from 1: name, default and help, to which a default that is a number is added.
+
+    Behind a name and a space follow other names that stand for it and that no help shows.
+    """
+    for names, default, text in flags:
+        help = text if default is None else f"{text} (default: {default})"
+        add_flag(parser, *names.split(), type=positive, default=default, metavar="N", help=help)
 
 
 def add_checkpoints(parser: argparse.ArgumentParser, split: str = "test") -> None:
@@ -22,20 +36,37 @@ def add_checkpoints(parser: argparse.ArgumentParser, split: str = "test") -> Non
         metavar="[LABEL=]CHECKPOINT",
         help="file that fairseq-train wrote; the label names it in table and figure (default: its folder's name)",
     )
+    add_data(parser, split)
+    add_max_tokens(parser)
+    add_cpu(parser)
+
+
+def add_data(parser: argparse.ArgumentParser, split: str = "") -> None:
+    """Which data, and which split of it if one is asked about."""
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
-    parser.add_argument("--gen-subset", default=split, help=f"split of the data (default: {split})")
-    parser.add_argument(
-        "--max-tokens", type=positive, default=8192, metavar="N", help="tokens in a batch (default: 8192)"
-    )
+    if split:
+        parser.add_argument("--gen-subset", default=split, help=f"split of the data (default: {split})")
+
+
+def add_max_tokens(parser: argparse.ArgumentParser) -> None:
+    """How much is read at a time."""
+    add_counts(parser, ("--max-tokens", 8192, "tokens in a batch"))
+
+
+def add_cpu(parser: argparse.ArgumentParser) -> None:
+    """Where models run."""
     parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
 
 
-def add_flag(parser: argparse._ActionsContainer, name: str, *hidden: str, **settings: Any) -> None:
-    """A flag that other names stand for as well, which no help shows: older ones, or those of other spellings."""
-    flag = parser.add_argument(name, **settings)
-    parser.add_argument(
-        *hidden, **{**settings, "dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    )
+def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
+    """What is drawn at random."""
+    parser.add_argument("--seed", type=int, default=1, help=f"of {what} (default: 1)")
+
+
+def add_remove_bpe(parser: argparse.ArgumentParser) -> None:
+    """How pieces of words are marked."""
+    help = "join pieces of words, all but the last of which end in SYMBOL (default of SYMBOL: '@@ ')"
+    parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help=help)
 
 
 def add_outputs(parser: argparse.ArgumentParser, figure: bool = True) -> None:
@@ -48,14 +79,13 @@ def add_outputs(parser: argparse.ArgumentParser, figure: bool = True) -> None:
 def add_model(parser: argparse.ArgumentParser, paper: str) -> None:
     """One model, as a checkpoint or by fairseq's flags, or the paper's own."""
     parser.usage = f"{parser.prog} (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT | --paper) [OPTIONS]"
+    parser.set_defaults(fairseq_flags=[])
     parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
     parser.add_argument("--paper", action="store_true", help=paper)
 
 
 def check_model(args: argparse.Namespace) -> None:
     """Raise UsageError when more than one of these is given."""
-    from fairseq_ms.errors import UsageError
-
     given = args.fairseq_flags[0] if args.fairseq_flags else "--path" if args.path and args.paper else None
     if args.paper and given:
         raise UsageError(f"--paper prints the paper's models alone: {given} must not be given with it")
@@ -65,30 +95,16 @@ def check_model(args: argparse.Namespace) -> None:
 
 def add_window(parser: argparse.ArgumentParser) -> None:
     """The evaluation window, spelled as in fairseq-eval-lm."""
-    parser.add_argument(
-        "--tokens-per-sample",
-        type=positive,
-        metavar="N",
-        help="window in tokens of models without a memory (default: as in training)",
+    add_counts(
+        parser, ("--tokens-per-sample", None, "window, or segment of a memory, in tokens (default: as in training)")
     )
     parser.add_argument(
         "--context-window",
         type=int,
         metavar="N",
-        help="tokens of it that are only context; the rest is the stride (default: half the window)",
+        help="tokens of a window that are only context; the rest is the stride (default: half the window, 0 for models "
+        "with a memory)",
     )
-
-
-def check_window_is_used(args: argparse.Namespace, loaded: list[Checkpoint]) -> None:
-    """Raise UsageError when a window is given and no model has one."""
-    from fairseq_ms.errors import UsageError
-
-    given = args.tokens_per_sample if args.tokens_per_sample is not None else args.context_window
-    if given is not None and all(checkpoint.streaming for checkpoint in loaded):
-        raise UsageError(
-            f"--tokens-per-sample and --context-window are of models without a memory: {loaded[0].label} reads "
-            f"the text once, got {given}"
-        )
 
 
 def positive(text: str) -> int:
@@ -103,12 +119,14 @@ def positive_list(text: str) -> list[int]:
     return [positive(item.strip()) for item in text.split(",")]
 
 
-def load_checkpoints(args: argparse.Namespace) -> list[Checkpoint]:
-    """The checkpoints of the command line, on the data of the command line."""
-    from fairseq_ms.analysis import checkpoints
+def register() -> None:
+    """Register all models with fairseq; UsageError, saying what to run, where it is missing."""
+    import fairseq_ms
 
-    quieten()
-    return checkpoints.load_all(args.checkpoints, args.data, args.cpu)
+    try:
+        fairseq_ms.register()
+    except ImportError as error:
+        raise UsageError(str(error)) from error
 
 
 def quieten() -> None:
@@ -116,25 +134,8 @@ def quieten() -> None:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
 
 
-def write_results(args: argparse.Namespace, loaded: list[Checkpoint], results: object) -> None:
-    """Write the JSON file, if there is to be one: the settings, the checkpoints and the results."""
-    from fairseq_ms.analysis import report
-
-    if args.json is None:
-        return
-    settings = {
-        name: value for name, value in vars(args).items() if name not in ("command", "json", "png", "checkpoints")
-    }
-    described = [checkpoint.describe() for checkpoint in loaded]
-    report.write_json(
-        args.json, {"command": args.command, "settings": settings, "checkpoints": described, "results": results}
-    )
-
-
 def check_checkpoint(path: str, flag: str = "CHECKPOINT") -> None:
     """Raise UsageError unless a checkpoint's path is that of a file."""
-    from fairseq_ms.errors import UsageError
-
     if Path(path).is_file():
         return
     problem = "does not exist"

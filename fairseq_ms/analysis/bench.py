@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-import fairseq_ms
+from fairseq_ms.analysis.arguments import register
 from fairseq_ms.errors import UsageError
 
 # Registered here, after the environment is set that torch's threads read when they start.
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Benchmarks build models by the dozen, and fairseq logs every one of them.
     logging.getLogger("fairseq").setLevel(logging.WARNING)
-    fairseq_ms.register()
+    register()
     # In front, so that whatever else is installed under the name is not taken for these benchmarks.
     sys.path.insert(0, str(root))
     return int(importlib.import_module("benchmarks.command").run(args))

@@ -16,7 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_ms.analysis.arguments import check_checkpoint, split_label
+from fairseq_ms.analysis.arguments import check_checkpoint, quieten, split_label
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 
@@ -73,6 +73,13 @@ class Checkpoint:
             return None
         return int(self.model.max_positions())
 
+    def check_fits(self, flag: str, tokens: int) -> None:
+        """Raise UsageError for a flag that asks for no tokens, or for more than the model has positions for."""
+        if tokens < 1 or (self.longest is not None and tokens > self.longest):
+            raise UsageError(
+                f"{flag} must lie between 1 and the {self.longest} positions of {self.label}: got {tokens}"
+            )
+
     def describe(self) -> dict[str, object]:
         """What JSON files say about the checkpoint."""
         return {
@@ -96,6 +103,7 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     Raises UsageError when the file is missing or is no checkpoint of a language model, when its model does
     not predict the next token, and when the folder holds no dictionary.
     """
+    quieten()
     label, path = split_label(spec)
     check_checkpoint(path)
     overrides = {"data": data} if data is not None else None

@@ -8,45 +8,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fairseq_ms.analysis import arguments, report
-from fairseq_ms.analysis.flags import add_counts
+import torch
+
+from fairseq_ms.analysis import checkpoints, comparison, report
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from fairseq_ms.analysis.checkpoints import Checkpoint
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoints, which contexts, how many words."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="[LABEL=]CHECKPOINT",
-        help="file that fairseq-train wrote with --arch coarse_lm (default of the label: its folder's name)",
-    )
-    contexts = parser.add_mutually_exclusive_group(required=True)
-    arguments.add_flag(
-        contexts,
-        "--text",
-        "--context",
-        action="append",
-        metavar="TEXT",
-        help="what was read so far, tokenised and segmented as the training text; may be given several times",
-    )
-    contexts.add_argument("--input", metavar="FILE", help="read the contexts from a file, one a line; - is stdin")
-    add_counts(parser, ("--top", None, "words to print (default: as many as the scale has tokens)"))
-    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
-    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
-    arguments.add_outputs(parser, figure=False)
+from fairseq_ms.models.coarse import CoarseLanguageModel
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table of completions for every context, coarsest model last, and write the JSON file."""
     contexts = args.text if args.text is not None else read_lines(args.input)
-    report.check_outputs(args.json, None)
-    loaded = sorted(arguments.load_checkpoints(args), key=scale_of)
+    report.check_outputs(args)
+    loaded = sorted(checkpoints.load_all(args.checkpoints, args.data, args.cpu), key=scale_of)
     results = []
     for context in contexts:
         print(f"Context: {context}")
@@ -54,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         rows = [[found["label"], f"{found['scale']}x", "  ".join(found["words"])] for found in completions]
         print(report.format_table(["checkpoint", "scale", "completion"], rows), end="\n\n")
         results.append({"context": context, "completions": completions})
-    arguments.write_results(args, loaded, results)
+    comparison.write(args, loaded, results)
     return 0
 
 
@@ -74,8 +50,6 @@ def read_lines(path: str) -> list[str]:
 
 def scale_of(checkpoint: Checkpoint) -> int:
     """The scale of a checkpoint's model; UsageError when it is no ``coarse_lm``."""
-    from fairseq_ms.models.coarse import CoarseLanguageModel
-
     if not isinstance(checkpoint.model, CoarseLanguageModel):
         arch = checkpoint.cfg.model._name
         raise UsageError(f"CHECKPOINT must hold a model of --arch coarse_lm: {checkpoint.path} holds {arch}")
@@ -99,8 +73,6 @@ def complete(checkpoint: Checkpoint, context: str, top: int | None = None) -> di
     stands, and how many of the context's last tokens were "read". The context is words separated by spaces, as in the
     training text; UsageError if it is empty.
     """
-    import torch
-
     words, scale = checkpoint.dictionary, scale_of(checkpoint)
     tokens_T = words.encode_line(context, add_if_not_exist=False, append_eos=False).long()
     if tokens_T.numel() == 0:

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import arguments, report
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis import checkpoints, report
+from fairseq_ms.errors import UsageError
 
 
-def load(args: argparse.Namespace) -> list[Checkpoint]:
+def load(args: argparse.Namespace) -> list[checkpoints.Checkpoint]:
     """The checkpoints of the command line; UsageError unless results can be written and all read the same symbols."""
-    from fairseq_ms.analysis import checkpoints
-
-    report.check_outputs(args.json, getattr(args, "png", None))
-    loaded = arguments.load_checkpoints(args)
+    report.check_outputs(args)
+    loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)
     checkpoints.require_one_dictionary(loaded, args.command)
     return loaded
 
 
-def write(args: argparse.Namespace, loaded: list[Checkpoint], results: object, draw: Callable[[Figure], None]) -> None:
-    """Write the JSON file and the figure, as far as they are wanted."""
-    arguments.write_results(args, loaded, results)
-    if args.png:
-        report.write_png(args.png, draw)
+def check_window_is_used(args: argparse.Namespace, loaded: Sequence[checkpoints.Checkpoint]) -> None:
+    """Raise UsageError when a window is given and no model has one."""
+    given = args.tokens_per_sample if args.tokens_per_sample is not None else args.context_window
+    if given is not None and all(checkpoint.streaming for checkpoint in loaded):
+        raise UsageError(
+            f"--tokens-per-sample and --context-window are of models without a memory: {loaded[0].label} reads "
+            f"the text once, got {given}"
+        )
+
+
+def write(
+    args: argparse.Namespace,
+    loaded: Sequence[checkpoints.Checkpoint],
+    results: object,
+    draw: Callable[[report.Figure], None] | None = None,
+) -> None:
+    """Write the JSON file, with settings and checkpoints, and the figure, as far as they are wanted."""
+    outside = ("command", "json", "png", "checkpoints")
+    settings = {name: value for name, value in vars(args).items() if name not in outside}
+    described = [checkpoint.describe() for checkpoint in loaded]
+    report.write_outputs(args, {"settings": settings, "checkpoints": described, "results": results}, draw)
 
 
 def band_table(column: str, names: Sequence[object], bands: Mapping[str, tuple[np.ndarray, ...]], digits: int) -> str:
@@ -43,13 +53,12 @@ def band_table(column: str, names: Sequence[object], bands: Mapping[str, tuple[n
 
 
 def draw_bands(
-    figure: Figure, xs: Sequence[float], bands: Mapping[str, tuple[np.ndarray, ...]], xlabel: str, ylabel: str
+    figure: report.Figure, xs: Sequence[float], bands: Mapping[str, tuple[np.ndarray, ...]], xlabel: str, ylabel: str
 ) -> None:
     """A line a checkpoint, in its band, over a logarithmic axis."""
     axes = figure.add_subplot()
     for index, (label, (values, low, high)) in enumerate(bands.items()):
         line = report.plot_line(axes, index, xs, values.tolist(), label)
         axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    report.powers_of_two(axes)
     report.finish_axes(axes, xlabel, ylabel)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import textwrap
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import fairseq_ms
 from fairseq_ms.analysis import arguments, report
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import startup
+from fairseq_ms.lm.registry import CONFIGS, Preset
 
-if TYPE_CHECKING:
-    from fairseq_ms.lm.registry import Preset
+# Presets are data: only an epoch's length is asked of fairseq.
+NEEDS_FAIRSEQ = False
+SIZES = Path(fairseq_ms.__file__).parent / "presets" / "sizes.json"
+"""[symbols, parameters, bytes a training step keeps for each target] by preset; ``make sizes`` writes it."""
+# README's order of models.
+_ORDER = (
+    *("retina_lm", "multiscale_topdown", "multiscale_bottomup", "coarse_lm"),
+    *("transformer_ql", "transformer_xl", "compressive_transformer", "haed", "hred", "vanilla_lm"),
+)
 
 # The sections of a file in their order, with what every recipe has in common; "???" must be given on the command line.
 _SHARED: dict[str, dict[str, object]] = {
@@ -40,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a preset, as --arch names it, or a run of HAED such as characters_iem: characters_* or pixels_* with "
         "hred, hred_transformer, haed, iem, finetune or end_to_end",
     )
-    parser.add_argument("--list", action="store_true", help="print all presets and where their papers report them")
+    parser.add_argument(
+        "--list", action="store_true", help="print all presets: parameters, memory of a step, and the paper's table"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a file, such as configs/PRESET.yaml")
     parser.add_argument(
         "--data",
@@ -54,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the file, or print the presets."""
-    from fairseq_ms.lm.registry import CONFIGS
-
+    startup.import_all("presets")
     if args.list == (args.preset is not None):
         raise UsageError(f"PRESET or --list must be given, and not both: got {args.preset or 'neither'}")
     if args.list:
@@ -84,14 +94,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listed(presets: Iterable[Preset]) -> str:
-    """The presets of each paper, one a line, with where it reports them."""
-    presets = list(presets)
-    width = max(len(preset.name) for preset in presets)
-    lines = []
-    for source, of_paper in groupby(presets, lambda preset: preset.recipe.source):
-        lines.append(source.partition(" of ")[2])
-        lines += [f"  {preset.name:{width}}  {preset.table}" for preset in of_paper]
-    return "\n".join(lines)
+    """The presets as a table: parameters, memory of a training step, and where the paper reports them."""
+    sizes = json.loads(SIZES.read_text(encoding="utf-8"))
+    rows, papers = [], list[str]()
+    for preset in sorted(presets, key=lambda preset: (*_ORDER, preset.model).index(preset.model)):
+        symbols, parameters, kept = sizes.get(preset.name, (None, None, None))
+        paper = preset.recipe.source.partition(" of ")[2] or preset.recipe.source
+        papers += [paper] if paper not in papers else []
+        table = f"[{papers.index(paper) + 1}] {preset.table}"
+        millions, kilobytes = parameters and round(parameters / 1e6, 1), kept and round(kept / 1e3, 1)
+        rows.append([preset.name, symbols, millions, kilobytes, table])
+    notes = [
+        *(f"[{number}] {paper}" for number, paper in enumerate(papers, 1)),
+        "kB a target: what a training step keeps for its backward pass in single precision, with --criterion "
+        "cross_entropy;",
+        "-: it depends on the text, and fairseq-ms memory --arch PRESET measures it",
+    ]
+    table = report.format_table(["preset", "symbols", "parameters (M)", "kB a target", "reported in"], rows)
+    return "\n".join([table, "", *notes])
 
 
 def settings(preset: Preset, data: Path | None = None, updates: int | None = None) -> dict[str, dict[str, object]]:
@@ -134,6 +154,7 @@ def _half(data: Path, half: str) -> Path:
 
 def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     """How many updates one epoch takes."""
+    arguments.register()
     from fairseq_ms.data.epochs import updates_of_an_epoch
 
     task, warmups = sections["task"], [0]

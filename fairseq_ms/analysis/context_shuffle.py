@@ -6,51 +6,25 @@ Multi-scale Transformer LMs, Section 5.2, Figure 4; Khandelwal et al., 2018.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import arguments, comparison
-from fairseq_ms.analysis.flags import add_counts
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ms.analysis import checkpoints, comparison, report, scoring
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from fairseq_ms.analysis.checkpoints import Checkpoint
-
-PERTURBATIONS = ("shuffle", "reverse", "replace", "drop")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, damage, window and outputs."""
-    arguments.add_checkpoints(parser)
-    parser.add_argument(
-        "--perturb", choices=PERTURBATIONS, default="shuffle", help="what happens to the context (default: shuffle)"
-    )
-    add_counts(
-        parser,
-        ("--tokens-per-sample", None, "window (default: 512, or as many as all the models have positions for)"),
-        ("--damaged --context-window", None, "damaged tokens at the beginning of a window (default: half of it)"),
-        ("--limit --windows", None, "use N windows (default: all)"),
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the damage and of the bootstrap (default: 1)")
-    arguments.add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row a range of distances, per checkpoint the increase and its band."""
-    import torch
-
-    from fairseq_ms.analysis import checkpoints, scoring
-
     if args.limit == 1:
         raise UsageError("--limit must be at least 2, since an interval needs several: got 1")
     loaded = comparison.load(args)
     window = args.tokens_per_sample or min(512, *(checkpoint.longest or 512 for checkpoint in loaded))
     length = args.damaged or window // 2
     for checkpoint in loaded:
-        scoring.check_window(checkpoint, window, None)
+        checkpoint.check_fits("--tokens-per-sample", window)
     if not 1 <= length < window:
         raise UsageError(f"--damaged must be at least 1 and below the window of {window}: got {length}")
     tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
@@ -73,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.perturb}: first {length} of {window} tokens, {len(windows)} windows, increase in NLL (nats)")
     print(comparison.band_table("distance", [f"{first}-{last}" for first, last in groups], bands, 4))
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: report.Figure) -> None:
         """Increase in NLL over the distance from the damaged context."""
         middles = [(first * last) ** 0.5 for first, last in groups]
         labels = (f"distance from the context ({args.perturb}), in tokens", "increase in NLL (nats)")
@@ -89,8 +63,6 @@ def cut_windows(tokens: Tensor, window: int, limit: int | None) -> Tensor:
 
     Raises UsageError when the sequence holds fewer than two windows.
     """
-    import torch
-
     rows = tokens.numel() // window
     if rows < 2:
         raise UsageError(
@@ -107,9 +79,6 @@ def perturb(windows_RT: Tensor, length: int, how: str, generator: np.random.Gene
 
     shuffle: in random order, another for each window; reverse: in reverse; replace: those of another window.
     """
-    import numpy as np
-    import torch
-
     context = windows_RT[:, :length]
     if how == "reverse":
         return context.flip(1)
@@ -128,11 +97,6 @@ def increase_in_nll(
     With "drop" the model reads the end-of-sentence symbol and then only what follows the context. Every
     checkpoint is shown the same damage for one seed.
     """
-    import numpy as np
-    import torch
-
-    from fairseq_ms.analysis.scoring import score_windows
-
     if how == "drop":
         damaged = windows_RT.new_full((len(windows_RT), 1), checkpoint.dictionary.eos())
     else:
@@ -142,9 +106,9 @@ def increase_in_nll(
     rows = max(1, max_tokens // windows_RT.size(1))
     for whole, broken in zip(windows_RT.split(rows), damaged.split(rows)):
         source, target = whole[:, :-1], whole[:, 1:]
-        intact = score_windows(checkpoint, source, target, first=length - 1).cpu().double()
+        intact = scoring.score_windows(checkpoint, source, target, first=length - 1).cpu().double()
         source, target = torch.cat([broken, source[:, length:]], 1), target[:, length - read :]
-        changed = score_windows(checkpoint, source, target, first=read - 1).cpu().double()
+        changed = scoring.score_windows(checkpoint, source, target, first=read - 1).cpu().double()
         parts.append(torch.stack([intact, changed - intact]))
     intact, raised = torch.cat(parts, dim=1).numpy()
     return intact, raised
@@ -171,9 +135,5 @@ def by_group(
     raised_RC: np.ndarray, groups: list[tuple[int, int]], seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean increase (G,) by group of distances, with its bootstrap band over windows; distance 1 is the first token."""
-    import numpy as np
-
-    from fairseq_ms.analysis.scoring import bootstrap_band
-
     means_RG = np.stack([raised_RC[:, first - 1 : last].mean(1) for first, last in groups], axis=1)
-    return means_RG.mean(0), *bootstrap_band(means_RG, seed)
+    return means_RG.mean(0), *scoring.bootstrap_band(means_RG, seed)

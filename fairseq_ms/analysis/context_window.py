@@ -6,51 +6,23 @@ Multi-scale Transformer LMs, Section 5.3, Table 4's last block.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import arguments, comparison
-from fairseq_ms.analysis.flags import add_counts
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ms.analysis import checkpoints, comparison, scoring
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from fairseq_ms.analysis.checkpoints import Checkpoint
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, contexts and outputs."""
-    arguments.add_checkpoints(parser)
-    arguments.add_flag(
-        parser,
-        "--contexts",
-        "--context",
-        type=arguments.positive_list,
-        metavar="N,N,...",
-        help="context lengths (default: powers of two up to 512, as far as all the models have positions)",
-    )
-    add_counts(parser, ("--limit --targets", 1000, "predict N tokens"))
-    parser.add_argument("--seed", type=int, default=1, help="of the bootstrap (default: 1)")
-    arguments.add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row a context length, per checkpoint the perplexity and its band."""
-    import numpy as np
-    import torch
-
-    from fairseq_ms.analysis import checkpoints
-
     loaded = comparison.load(args)
     most = min(512, *(checkpoint.longest or 512 for checkpoint in loaded))
     contexts = sorted(set(args.contexts or [2**power for power in range(most.bit_length())]))
     for checkpoint in loaded:
-        if checkpoint.longest is not None and contexts[-1] > checkpoint.longest:
-            raise UsageError(
-                f"--contexts must lie between 1 and the {checkpoint.longest} positions of {checkpoint.label}: "
-                f"got {contexts[-1]}"
-            )
+        checkpoint.check_fits("--contexts", contexts[-1])
     tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
     targets = choose_targets(tokens.numel(), contexts[-1], args.limit)
     bands, results = {}, []
@@ -72,8 +44,6 @@ def run(args: argparse.Namespace) -> int:
 
 def choose_targets(length: int, most: int, count: int) -> np.ndarray:
     """Positions of up to ``count`` tokens, evenly spread, with ``most`` tokens before them; UsageError for none."""
-    import numpy as np
-
     if length <= most:
         raise UsageError(f"--contexts must be shorter than the split, which has {length} tokens: got {most}")
     return np.unique(np.linspace(most, length - 1, min(count, length - most)).round().astype(np.int64))
@@ -83,14 +53,10 @@ def nll_with_context(
     checkpoint: Checkpoint, tokens: Tensor, targets: np.ndarray, context: int, max_tokens: int = 8192
 ) -> np.ndarray:
     """NLL (targets,) of the tokens at the positions ``targets``, the model reading only the last ``context``."""
-    import torch
-
-    from fairseq_ms.analysis.scoring import score_windows
-
     parts = []
     for chunk in torch.from_numpy(targets).split(max(1, max_tokens // context)):
         rows = chunk[:, None] + torch.arange(-context, 0)
-        parts.append(score_windows(checkpoint, tokens[rows], tokens[rows + 1], first=context - 1)[:, 0].cpu())
+        parts.append(scoring.score_windows(checkpoint, tokens[rows], tokens[rows + 1], first=context - 1)[:, 0].cpu())
     return torch.cat(parts).double().numpy()
 
 
@@ -100,10 +66,6 @@ def perplexities(nll_CR: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray,
     The bootstrap band is that of the difference to the longest context, target by target: how much more the
     model has to gain is known far better than how hard these targets are.
     """
-    import numpy as np
-
-    from fairseq_ms.analysis.scoring import bootstrap_band
-
-    low, high = bootstrap_band((nll_CR - nll_CR[-1]).T, seed)
+    low, high = scoring.bootstrap_band((nll_CR - nll_CR[-1]).T, seed)
     longest = nll_CR[-1].mean()
     return np.exp(nll_CR.mean(1)), np.exp(longest + low), np.exp(longest + high)

@@ -8,66 +8,33 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fairseq_ms.analysis import arguments, report
-from fairseq_ms.analysis.flags import add_counts
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_ms.analysis import checkpoints, comparison, report
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fairseq_ms.analysis.checkpoints import Checkpoint
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Checkpoint, corpus, queries and output."""
-    arguments.add_checkpoints(parser, split="train")
-    add_counts(
-        parser,
-        ("--tokens-per-sample --segment", None, "tokens of a segment (default: 128, or the model's)"),
-        ("--limit", None, "search only the first N segments"),
-        ("--top --count", 3, "neighbours"),
-    )
-    parser.add_argument(
-        "--scales", type=arguments.positive_list, metavar="N,N,...", help="scales, such as 4,16,64 (default: all)"
-    )
-    parser.add_argument("--text", action="append", help="query: a text tokenised like the corpus (repeatable)")
-    parser.add_argument(
-        "--position",
-        type=int,
-        action="append",
-        metavar="N",
-        help="query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)",
-    )
-    parser.add_argument("--remove-bpe", metavar="SYMBOL", nargs="?", const="@@ ", help=arguments.REMOVE_BPE)
-    arguments.add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the queries, each followed by its nearest segments at every scale."""
-    report.check_outputs(args.json, None)
-    loaded = arguments.load_checkpoints(args)
+    report.check_outputs(args)
+    loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)
     results = [result for checkpoint in loaded for result in _asked(args, checkpoint)]
     for result in results:
         print(_format(result))
-    arguments.write_results(args, loaded, results)
+    comparison.write(args, loaded, results)
     return 0
 
 
 def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Each query with its nearest segments at every scale."""
-    import torch
-
-    from fairseq_ms.analysis import checkpoints
-
     scales = args.scales or scales_of(checkpoint)
     length = args.tokens_per_sample or min(128, checkpoint.longest or 128)
-    longest = checkpoint.longest
-    if longest is not None and length > longest:
-        raise UsageError(
-            f"--tokens-per-sample must be at most the {longest} positions of {checkpoint.label}: got {length}"
-        )
+    checkpoint.check_fits("--tokens-per-sample", length)
     segments = cut_segments(torch.cat(checkpoints.documents(checkpoint, args.gen_subset)), length, args.limit)
     corpus = embed(checkpoint, segments, scales, args.max_tokens)
 
@@ -115,8 +82,6 @@ def _format(result: dict[str, Any]) -> str:
 
 def scales_of(checkpoint: Checkpoint) -> list[int]:
     """The scales whose representations the model gives, finest first; UsageError, saying why, if it gives none."""
-    import torch
-
     represent = getattr(checkpoint.model.decoder.core, "representations", None)
     if represent is None:
         raise UsageError(
@@ -143,8 +108,6 @@ def embed(
 
     Raises UsageError when the model has no such scale, or no block of it fits into a segment.
     """
-    import torch
-
     parts: dict[int, list[Tensor]] = {scale: [] for scale in scales}
     for batch in segments_RT.split(max(1, max_tokens // segments_RT.size(1))):
         with torch.no_grad():
@@ -161,8 +124,6 @@ def embed(
 
 def nearest(corpus_RD: Tensor, query_D: Tensor, count: int, exclude: int | None = None) -> list[tuple[int, float]]:
     """Row and cosine of the ``count`` most similar rows, without the row ``exclude``, which is the query itself."""
-    from torch.nn import functional as F
-
     cosines_R = F.cosine_similarity(corpus_RD, query_D, dim=1)
     found, rows = cosines_R.topk(min(len(corpus_RD), count + (exclude is not None)))
     return [(row, cosine) for row, cosine in zip(rows.tolist(), found.tolist()) if row != exclude][:count]

@@ -5,34 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import arguments, comparison, report
-from fairseq_ms.analysis.flags import add_counts
+import numpy as np
+import torch
+
+from fairseq_ms.analysis import checkpoints, comparison, report, scoring
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, window, bins and outputs."""
-    arguments.add_checkpoints(parser)
-    arguments.add_window(parser)
-    add_counts(parser, ("--bins", 10, "number of bins"), ("--limit", None, "score only the first N tokens"))
-    parser.add_argument("--train-subset", default="train", help="split whose frequencies count (default: train)")
-    arguments.add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row a bin, one column a checkpoint."""
-    import torch
-
-    from fairseq_ms.analysis import checkpoints, scoring
-
     loaded = comparison.load(args)
-    arguments.check_window_is_used(args, loaded)
+    comparison.check_window_is_used(args, loaded)
     counts = checkpoints.token_counts(loaded[0], args.train_subset)
     kinds = int((counts > 0).sum())
     if args.bins > kinds:
@@ -64,8 +48,6 @@ def frequency_bins(counts_V: np.ndarray, bins: int) -> np.ndarray:
     Symbols are ordered by how often they occur (equally frequent ones by number), and a symbol belongs to
     the bin in which the middle of its occurrences lies. Symbols that never occur are in bin 0.
     """
-    import numpy as np
-
     order = np.lexsort((np.arange(counts_V.size), counts_V))
     ordered = counts_V[order].astype(np.float64)
     middles = ordered.cumsum() - ordered / 2
@@ -77,8 +59,6 @@ def frequency_bins(counts_V: np.ndarray, bins: int) -> np.ndarray:
 
 def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """How many of the scored tokens are in each bin (bins,), and their mean NLL (bins,), NaN where none is."""
-    import numpy as np
-
     of_token = bins_V[tokens_n]
     scored = np.bincount(of_token, minlength=bins)
     sums = np.bincount(of_token, weights=nll_n, minlength=bins)
@@ -86,7 +66,7 @@ def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins
         return scored, sums / scored
 
 
-def draw(figure: Figure, curves: Mapping[str, Sequence[float | None]]) -> None:
+def draw(figure: report.Figure, curves: Mapping[str, Sequence[float | None]]) -> None:
     """Mean NLL over bins, rarest left, one line a checkpoint."""
     axes = figure.add_subplot()
     for index, (label, values) in enumerate(curves.items()):

@@ -9,55 +9,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import arguments, report
-from fairseq_ms.analysis.flags import add_counts
+import numpy as np
+import torch
+
+from fairseq_ms.analysis import checkpoints, report, scoring
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from fairseq_ms.analysis.checkpoints import Checkpoint
 
 # What bits are counted per, and its name in a manifest.
 _UNITS = {"character": "characters", "byte": "bytes", "source byte": "source_bytes"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags spelled as fairseq-eval-lm spells them, and where the counts come from and results go."""
-    parser.add_argument("checkpoint", help="file that fairseq-train wrote")
-    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
-    parser.add_argument("--gen-subset", default="test", metavar="SPLIT", help="split of the data (default: test)")
-    add_counts(
-        parser,
-        ("--tokens-per-sample", None, "window in tokens (default: as in training)"),
-        ("--batch-size", None, "most windows in a batch (default: what --max-tokens has room for)"),
-        ("--max-tokens", 36000, "most tokens in a batch"),
-    )
-    parser.add_argument(
-        "--context-window",
-        type=int,
-        metavar="N",
-        help="tokens of a window that are only context, so the stride is the rest (default: half the window; "
-        "0 for models whose context is their memory)",
-    )
-    parser.add_argument(
-        "--sample-break-mode",
-        choices=("none", "eos"),
-        help="none reads running text, eos every line or image by itself, without context (default: eos where the "
-        "model was trained so, else none)",
-    )
-    parser.add_argument("--fp16", action="store_true", help="half precision")
-    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
-    parser.add_argument("--manifest", type=Path, help="counts of the data (default: manifest.json in or above --data)")
-    arguments.add_outputs(parser, figure=False)
-
-
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table and write the JSON file; returns 0."""
-    report.check_outputs(args.json, None)
+    report.check_outputs(args)
     if args.manifest is not None and not args.manifest.is_file():
         raise UsageError(f"--manifest must be a file: got {args.manifest}")
     checkpoint = load(args.checkpoint, args.data, args.cpu, args.tokens_per_sample, args.sample_break_mode)
@@ -79,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         "stride": scored.window - scored.context,
     }
     numbers = renormalised(scored, counts)
-    print("\n".join(_lines(settings, numbers)))
+    print("\n".join(f"{name:<18} {value}" for name, value in _rows(settings, numbers)))
     if args.json is not None:
         # A line without spaces is one word, whose perplexity may be beyond floating point numbers.
         report.write_json(args.json, {**settings, **numbers}, allow_nan=True)
@@ -93,9 +62,6 @@ def load(
 
     Raises UsageError as ``checkpoints.load`` does, and for the data of another dictionary.
     """
-    from fairseq_ms.analysis import checkpoints
-
-    arguments.quieten()
     try:
         checkpoint = checkpoints.load(path, data, cpu)
     except RuntimeError as error:
@@ -146,11 +112,6 @@ def evaluate(
     A line that is read by itself is a window of its own, and has no context. Raises UsageError for a window, a line or
     a context that the model cannot be given.
     """
-    import numpy as np
-    import torch
-
-    from fairseq_ms.analysis import checkpoints, scoring
-
     by_line = str(checkpoint.task.args.sample_break_mode) == "eos"
     if context and (by_line or checkpoint.streaming):
         raise UsageError(f"--context-window is of running text and of models without a memory: got {context}")
@@ -216,29 +177,29 @@ def renormalised(scored: Scored, counts: Mapping[str, int]) -> dict[str, float]:
     for unit, name in _UNITS.items():
         if name in counts:
             found[name] = counts[name]
-            found[f"bits_per_{unit.replace(' ', '_')}"] = scored.bits / counts[name]
+            found[_bits_per(unit)] = scored.bits / counts[name]
     return found
 
 
-def _lines(settings: Mapping[str, object], numbers: Mapping[str, float]) -> list[str]:
-    rows = [
-        ("checkpoint", settings["checkpoint"]),
-        ("data", f"{settings['data']} ({settings['subset']})"),
-        ("window, stride", f"{settings['window']}, {settings['stride']}"),
-        ("scored targets", f"{numbers['targets']:,}"),
-        ("bits per target", f"{numbers['bits_per_target']:.4f}"),
-        ("perplexity", f"{numbers['perplexity']:.4f}"),
-    ]
+def _rows(settings: Mapping[str, object], numbers: Mapping[str, float]) -> Iterator[tuple[str, object]]:
+    yield "checkpoint", settings["checkpoint"]
+    yield "data", f"{settings['data']} ({settings['subset']})"
+    yield "window, stride", f"{settings['window']}, {settings['stride']}"
+    yield "scored targets", f"{numbers['targets']:,}"
+    yield "bits per target", f"{numbers['bits_per_target']:.4f}"
+    yield "perplexity", f"{numbers['perplexity']:.4f}"
     if "word_perplexity" in numbers:
         counted = f"over {numbers['words_with_eol']:,} words and ends of line"
-        rows.append(("word perplexity", f"{numbers['word_perplexity']:.4f}  {counted}"))
+        yield "word perplexity", f"{numbers['word_perplexity']:.4f}  {counted}"
     if "fairseq_word_perplexity" in numbers:
         cut = f"{numbers['words_cut_by_blocks']:,} words cut in two by windows count twice there"
-        rows.append(("by fairseq-eval-lm", f"{numbers['fairseq_word_perplexity']:.4f}  {cut}"))
+        yield "by fairseq-eval-lm", f"{numbers['fairseq_word_perplexity']:.4f}  {cut}"
     for unit, name in _UNITS.items():
         if name in numbers:
-            bits = numbers[f"bits_per_{unit.replace(' ', '_')}"]
-            rows.append((f"bits per {unit}", f"{bits:.4f}  over {numbers[name]:,}"))
+            yield f"bits per {unit}", f"{numbers[_bits_per(unit)]:.4f}  over {numbers[name]:,}"
     if settings["manifest"] is None:
-        rows.append(("bits per byte", "-  needs the manifest.json of preprocess/ (--manifest)"))
-    return [f"{name:<18} {value}" for name, value in rows]
+        yield "bits per byte", "-  needs the manifest.json of preprocess/ (--manifest)"
+
+
+def _bits_per(unit: str) -> str:
+    return f"bits_per_{unit.replace(' ', '_')}"

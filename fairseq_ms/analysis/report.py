@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,17 +46,32 @@ def _text(cell: object) -> str:
     return str(cell)
 
 
-def check_outputs(json_path: str | Path | None, png_path: str | Path | None) -> None:
-    """Raise UsageError now rather than after the work when a file could not be written then."""
-    for flag, path in (("--json", json_path), ("--png", png_path)):
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raise UsageError now rather than after the work when --json or --png could not be written then."""
+    png = getattr(args, "png", None)
+    for flag, path in (("--json", args.json), ("--png", png)):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"{flag} must lie in a folder that exists: got {path}")
         if path is not None and Path(path).is_dir():
             raise UsageError(f"{flag} must name a file: {path} is a folder")
-    if png_path is not None:
-        if Path(png_path).suffix != ".png":
-            raise UsageError(f"--png must end in .png: got {png_path}")
+    if png is not None:
+        if Path(png).suffix != ".png":
+            raise UsageError(f"--png must end in .png: got {png}")
         require_package("matplotlib", "--png", "matplotlib")
+
+
+def write_outputs(
+    args: argparse.Namespace,
+    content: Mapping[str, object],
+    draw: Callable[[Figure], None] | None = None,
+    width: float = 7.0,
+    height: float = 4.5,
+) -> None:
+    """Write the JSON file, which says of what command it is, and the figure, as far as they are wanted."""
+    if args.json:
+        write_json(args.json, {"command": args.command, **content})
+    if draw and args.png:
+        write_png(args.png, draw, width, height)
 
 
 def require_package(module: str, what: str, install: str) -> None:
@@ -71,7 +87,7 @@ def write_json(path: str | Path, content: object, allow_nan: bool = False) -> No
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file at once or not at all."""
-    _replace(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+    replace_file(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
 
 
 def _plain(value: np.ndarray | np.generic) -> object:
@@ -85,10 +101,11 @@ def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, hei
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     draw(figure)
-    _replace(path, lambda name: figure.savefig(name, format="png"))
+    replace_file(path, lambda name: figure.savefig(name, format="png"))
 
 
-def _replace(path: str | Path, write: Callable[[str], object]) -> None:
+def replace_file(path: str | Path, write: Callable[[str], object]) -> None:
+    """Let ``write`` write a file of another name beside it, and then replace it, at once or not at all."""
     target = Path(path).resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
@@ -125,7 +142,13 @@ def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True, besid
     axes.grid(True, linewidth=0.4, alpha=0.6)
     axes.set_axisbelow(True)
     if legend:
+        drawn = axes.legend(frameon=False, loc="upper left" if beside else "best")
         if beside:
-            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        else:
-            axes.legend(frameon=False)
+            drawn.set_bbox_to_anchor((1.0, 1.0))
+
+
+def powers_of_two(*all_axes: Axes) -> None:
+    """Logarithmic x axes, whose marks are written out."""
+    for axes in all_axes:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

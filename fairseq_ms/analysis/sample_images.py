@@ -4,59 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import arguments
-from fairseq_ms.analysis.flags import add_counts
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_ms.analysis import arguments, checkpoints, report
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
-    from torch import Tensor
-
-    from fairseq_ms.analysis.checkpoints import Checkpoint
-
 
 SIDE = 32
 TOKENS = 3 * SIDE * SIDE
 """Red, green and blue of every pixel, row by row."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
-    parser.add_argument("data", help="fairseq's data folder, as fairseq-ms prepare images writes it")
-    parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
-    parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
-    parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: %(default)s)")
-    parser.add_argument(
-        "--complete", type=int, default=0, help="images of the split to complete, beside the originals (default: none)"
-    )
-    arguments.add_flag(
-        parser,
-        "--gen-subset",
-        "--split",
-        default="valid",
-        help="split of the data that images to complete come from (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--keep", type=float, default=0.5, help="share of an image's rows to be given (default: %(default)s)"
-    )
-    parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default: %(default)s)")
-    add_counts(
-        parser,
-        ("--columns", 8, "images in a row of the grid"),
-        ("--scale", 4, "pixels of the PNG, a side, for one of an image's"),
-        ("--batch-size", 32, "images to draw at a time"),
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")
-
-
 def run(args: argparse.Namespace) -> int:
     """Draw, complete, and write the grid."""
-    import torch
-
-    from fairseq_ms.analysis import checkpoints
-
     check(args)
     checkpoint = checkpoints.load(args.path, args.data, cpu=True)
     symbols_K = colour_symbols(checkpoint.dictionary)
@@ -90,8 +54,6 @@ def check(args: argparse.Namespace) -> None:
 
 def colour_symbols(dictionary: Dictionary) -> Tensor:
     """(256,) the dictionary's index of every colour value; ``UsageError`` for a dictionary of something else."""
-    import torch
-
     found = [dictionary.index(str(value)) for value in range(256)]
     if dictionary.unk() in found or len(dictionary) != 256 + dictionary.nspecial:
         raise UsageError(f"data must be images, with the 256 colour values for symbols: got {len(dictionary)} symbols")
@@ -100,10 +62,6 @@ def colour_symbols(dictionary: Dictionary) -> Tensor:
 
 def given_images(checkpoint: Checkpoint, split: str, count: int) -> Tensor:
     """(count, 3072) tokens of the first images of a split."""
-    import torch
-
-    from fairseq_ms.analysis import checkpoints
-
     checkpoint.task.args.sample_break_mode = "eos"
     # One more, so that a longer image is not cut to what is wanted.
     images = checkpoints.documents(checkpoint, split, limit=count * TOKENS + 1)
@@ -121,9 +79,6 @@ def drawn(
 
     All that is given is read in one pass, and one cached step is made for each token that is drawn.
     """
-    import torch
-    from tqdm import tqdm
-
     words, batches = checkpoint.dictionary, given_BT.split(batch_size)
     # What stands before the first colour of every image in training.
     start = torch.tensor([words.bos(), words.eos()] if checkpoint.adds_bos else [words.eos()])
@@ -144,8 +99,6 @@ def drawn(
 
 def colours(tokens_T: Tensor, symbols_K: Tensor) -> Tensor:
     """(3072,) tokens of one image to (32, 32, 3) bytes."""
-    import torch
-
     value_of = torch.zeros(int(symbols_K.max()) + 1, dtype=torch.uint8)
     value_of[symbols_K] = torch.arange(256, dtype=torch.uint8)
     return value_of[tokens_T].view(SIDE, SIDE, 3)
@@ -153,7 +106,6 @@ def colours(tokens_T: Tensor, symbols_K: Tensor) -> Tensor:
 
 def write_grid(pictures: list[Tensor], path: Path, columns: int, scale: int) -> None:
     """Write (32, 32, 3) images as one PNG, side by side with a white line between them."""
-    import torch
     from PIL import Image
 
     rows, cell = -(-len(pictures) // columns), SIDE + 1
@@ -164,6 +116,4 @@ def write_grid(pictures: list[Tensor], path: Path, columns: int, scale: int) -> 
     image = Image.fromarray(grid.numpy())
     image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    image.save(partial, format="PNG")
-    partial.replace(path)
+    report.replace_file(path, lambda name: image.save(name, format="PNG"))

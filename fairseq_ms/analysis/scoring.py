@@ -66,18 +66,6 @@ def _score(
     return values.view(*target.shape, *values.shape[2:]), extra.get("memory") if isinstance(extra, dict) else None
 
 
-def score_tokens(
-    checkpoint: Checkpoint,
-    tokens: Tensor,
-    window: int | None = None,
-    context: int | None = None,
-    max_tokens: int = 8192,
-    measure: Measure = nll,
-) -> np.ndarray:
-    """``score_documents`` of one sequence (n,)."""
-    return score_documents(checkpoint, [tokens], window, context, max_tokens, measure)
-
-
 def score_documents(
     checkpoint: Checkpoint,
     sequences: Sequence[Tensor],
@@ -140,10 +128,7 @@ def check_window(checkpoint: Checkpoint, window: int | None, context: int | None
     longest = checkpoint.longest
     if window is None:
         window = checkpoint.segment if longest is None else min(checkpoint.segment, longest)
-    if window < 1 or (longest is not None and window > longest):
-        raise UsageError(
-            f"--tokens-per-sample must lie between 1 and the {longest} positions of {checkpoint.label}: got {window}"
-        )
+    checkpoint.check_fits("--tokens-per-sample", window)
     if context is None:
         context = window // 2
     if not 0 <= context < window:

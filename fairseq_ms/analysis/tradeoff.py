@@ -9,43 +9,20 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import Any
 
-from fairseq_ms.analysis import arguments, report
+from fairseq.dataclass import FairseqDataclass
+
+from fairseq_ms.analysis import checkpoints, comparison, report, scoring, training_step, untrained
+from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from fairseq.dataclass import FairseqDataclass
-    from matplotlib.figure import Figure
-
-    from fairseq_ms.analysis.checkpoints import Checkpoint
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Runs, data, the cost to draw and outputs."""
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folder below which the runs' save directories lie")
-    parser.add_argument("--checkpoint", default="checkpoint_best.pt", help="its file (default: checkpoint_best.pt)")
-    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
-    parser.add_argument("--gen-subset", default="test", help="split of the data (default: test)")
-    parser.add_argument("--limit", type=arguments.positive, metavar="N", help="score only the first N tokens")
-    parser.add_argument(
-        "--batch-size", type=arguments.positive, default=1, metavar="N", help="samples of a training step (default: 1)"
-    )
-    parser.add_argument("--cost", choices=("memory", "time"), default="memory", help="of the figure (default: memory)")
-    parser.add_argument(
-        "--max-tokens", type=arguments.positive, default=8192, metavar="N", help="tokens in a batch (default: 8192)"
-    )
-    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
-    arguments.add_outputs(parser)
+from fairseq_ms.lm.scales import layer_scales
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row a run."""
-    from fairseq_ms.analysis import checkpoints
-
-    report.check_outputs(args.json, args.png)
-    arguments.quieten()
-    loaded: list[checkpoints.Checkpoint] = []
+    report.check_outputs(args)
+    loaded: list[Checkpoint] = []
     results = []
     for label, path in find_runs(args.runs, args.checkpoint):
         checkpoint = checkpoints.load(str(path), args.data, args.cpu)
@@ -55,33 +32,18 @@ def run(args: argparse.Namespace) -> int:
         results.append(measure(checkpoint, args.gen_subset, args.limit, args.batch_size, args.max_tokens))
     rows = []
     for run in results:
-        costs = memory_of(run) / 1e9, run["kept_bytes_per_target"] / 1e3, run["seconds_per_target"] * 1e6
+        costs = memory_of(run)[0], run["kept_bytes_per_target"] / 1e3, run["seconds_per_target"] * 1e6
         rows.append([run["label"], run["arch"], run["layers"], run["perplexity"], run["parameters"] / 1e6, *costs])
     header = ["run", "arch", "layers", "perplexity", "M parameters", "GB", "kB/target kept", "us/target"]
     print(f"training step of {args.batch_size} sample(s); perplexity on {args.gen_subset}")
     print(report.format_table(header, rows))
-    print(f"GB: {measure_of(results)}")
-    arguments.write_results(args, loaded, results)
-    if args.png:
-        report.write_png(args.png, lambda figure: draw(figure, results, args.cost))
+    print(f"GB: {memory_of(results[0])[1]}")
+    comparison.write(args, loaded, results, lambda figure: draw(figure, results, args.cost))
     return 0
 
 
-class Run(TypedDict):
-    """Perplexity of a run and what a training step of it costs; see ``measure``."""
-
-    label: str
-    arch: str
-    layers: str
-    nll: float
-    perplexity: float
-    parameters: int
-    kept_bytes: int
-    total_bytes: float
-    max_memory_allocated: int | None
-    kept_bytes_per_target: float
-    seconds_per_target: float
-    seconds: float
+Run = dict[str, Any]
+"""What ``measure`` finds of a run, by name."""
 
 
 def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
@@ -97,8 +59,6 @@ def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
 
 def layers_of(cfg: FairseqDataclass) -> str:
     """How many layers a model has, as the figure writes it beside a point: coarsest scale first."""
-    from fairseq_ms.lm.scales import layer_scales
-
     text = getattr(cfg, "scale_layers", None)
     if text is None:
         return str(getattr(cfg, "decoder_layers", ""))
@@ -112,11 +72,8 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     given per scored target, as seconds are, so that models which score other numbers of targets compare. On a GPU there
     is the paper's own measure, too: the peak of a step in mixed precision.
     """
-    from fairseq_ms.analysis import checkpoints, scoring, training_step, untrained
-
-    nll = scoring.score_documents(
-        checkpoint, checkpoints.documents(checkpoint, split, limit), max_tokens=max_tokens
-    ).mean()
+    texts = checkpoints.documents(checkpoint, split, limit)
+    nll = scoring.score_documents(checkpoint, texts, max_tokens=max_tokens).mean()
     model, tokens = checkpoint.model, checkpoint.segment
     kept = training_step.step_bytes(model, batch, tokens)
     total = kept + sum(training_step.weight_bytes(model).values())
@@ -141,25 +98,20 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     }
 
 
-def memory_of(run: Run) -> float:
-    """Bytes of a training step: the GPU's peak in mixed precision, or where there is none what is computed."""
-    return run["total_bytes"] if run["max_memory_allocated"] is None else run["max_memory_allocated"]
+def memory_of(run: Run) -> tuple[float, str]:
+    """GB of a training step, and what they are: the GPU's peak, or where there is none what is computed."""
+    if run["max_memory_allocated"] is None:
+        return run["total_bytes"] / 1e9, "kept for backward, weights, gradients and Adam"
+    return run["max_memory_allocated"] / 1e9, "max_memory_allocated of a step in mixed precision"
 
 
-def measure_of(runs: Sequence[Run]) -> str:
-    """What ``memory_of`` shows of these runs, all of which were measured on one device."""
-    if any(run["max_memory_allocated"] is None for run in runs):
-        return "kept for backward, weights, gradients and Adam"
-    return "max_memory_allocated of a step in mixed precision"
-
-
-def draw(figure: Figure, runs: Sequence[Run], cost: str) -> None:
+def draw(figure: report.Figure, runs: Sequence[Run], cost: str) -> None:
     """One line an architecture, its runs in order of cost, the number of layers beside each point."""
     axes = figure.add_subplot()
-    label = f"{measure_of(runs)} (GB)" if cost == "memory" else "forward and backward of a training step (s)"
+    label = f"{memory_of(runs[0])[1]} (GB)" if cost == "memory" else "forward and backward of a training step (s)"
 
     def cost_of(run: Run) -> float:
-        return memory_of(run) / 1e9 if cost == "memory" else run["seconds"]
+        return memory_of(run)[0] if cost == "memory" else run["seconds"]
 
     for index, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
         own = sorted((run for run in runs if run["arch"] == arch), key=cost_of)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypedDict
@@ -22,6 +22,14 @@ from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes_by_place
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
 from fairseq_ms.errors import UsageError
+
+Parts = Mapping[str, Mapping[str, float]]
+"""Bytes by part of a model and by purpose."""
+
+
+def total(parts: Parts) -> float:
+    """All bytes."""
+    return sum(sum(purposes.values()) for purposes in parts.values())
 
 
 class Sample(TypedDict):
@@ -56,7 +64,7 @@ def training_loss(model: FairseqLanguageModel, sample: Sample) -> Tensor:
     return kind(SimpleNamespace(target_dictionary=model.decoder.dictionary), False)(model, sample)[0]
 
 
-def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> dict[str, dict[str, float]]:
+def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> Parts:
     """Bytes that a training step on (B, T) tokens keeps for its backward pass, by part of the model and by purpose.
 
     Parts are what the model has at its top, one for each scale, and last "output, loss" with all else; purposes are
@@ -103,7 +111,7 @@ def _places(core: nn.Module) -> dict[nn.Module, tuple[str, str]]:
 
 def step_bytes(model: FairseqLanguageModel, batch: int, tokens: int) -> int:
     """Bytes that a training step on (B, T) tokens keeps for its backward pass: the sum of ``step_parts``."""
-    return int(sum(sum(purposes.values()) for purposes in step_parts(model, batch, tokens).values()))
+    return int(total(step_parts(model, batch, tokens)))
 
 
 class ShapesAlone(FakeTensorMode):

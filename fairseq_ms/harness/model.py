@@ -127,7 +127,7 @@ class FairseqMsLM(LM):
         if self.window is None:
             return scoring.score_streams(self.checkpoint, sequences) if sequences else []
         asked = (self.window, self.context, self.batch_size * self.window)
-        return [scoring.score_tokens(self.checkpoint, tokens, *asked) for tokens in sequences]
+        return [scoring.score_documents(self.checkpoint, [tokens], *asked) for tokens in sequences]
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability of each continuation behind its context, and whether greedy search would give it.

@@ -20,13 +20,20 @@ REGISTERING = ("criterions", "optim", "tasks", "models", "presets")
 def register_all() -> None:
     """Make fairseq importable, teach it, and import all that registers with it; once."""
     from fairseq_ms.host import compat
+    from fairseq_ms.lm import registry
 
     compat.prepare()
     teach()
     for room in REGISTERING:
-        package = importlib.import_module(f"{PACKAGE}.{room}")
-        for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-            importlib.import_module(f"{package.__name__}.{module}")
+        import_all(room)
+    registry.register_with_fairseq()
+
+
+def import_all(room: str) -> None:
+    """Import every module of a room; that of presets needs neither torch nor fairseq."""
+    package = importlib.import_module(f"{PACKAGE}.{room}")
+    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"{package.__name__}.{module}")
 
 
 @functools.cache

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model_architecture
 
 Values = Mapping[str, object]
 """Settings by their names, as yaml can hold them: flags of a model, with underscores, or a section of hydra's."""
@@ -61,22 +59,30 @@ CONFIGS: dict[str, Preset] = {}
 
 
 def register_presets(rows: Iterable[Preset]) -> None:
-    """Let ``--arch`` and ``fairseq-ms config`` name every row; a flag that the user gives wins over the preset's."""
+    """List rows that ``--arch`` and ``fairseq-ms config`` name; a flag that the user gives wins over the preset's."""
     rows = list(rows)
     register_configs(rows)
-    for row in rows:
-        assert row.name not in ARCH_MODEL_REGISTRY, row.name
-        PRESETS[row.name] = row
-        register_model_architecture(row.model, row.name)(_fill_in(row.values))
+    PRESETS.update({row.name: row for row in rows})
 
 
 def register_configs(rows: Iterable[Preset]) -> None:
-    """Let ``fairseq-ms config`` alone name every row."""
+    """List rows that ``fairseq-ms config`` alone names."""
     for row in rows:
-        unknown = row.values.keys() - {field.name for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[row.model])}
-        assert not unknown, (row.name, unknown)
         assert row.name not in CONFIGS, row.name
         CONFIGS[row.name] = row
+
+
+@functools.cache
+def register_with_fairseq() -> None:
+    """Let ``--arch`` name all presets that are listed, whose models must be registered."""
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model_architecture
+
+    for row in CONFIGS.values():
+        unknown = row.values.keys() - MODEL_DATACLASS_REGISTRY[row.model].__dataclass_fields__.keys()
+        assert not unknown, (row.name, unknown)
+    for row in PRESETS.values():
+        assert row.name not in ARCH_MODEL_REGISTRY, row.name
+        register_model_architecture(row.model, row.name)(_fill_in(row.values))
 
 
 def _fill_in(values: Values) -> Callable[[Namespace], None]:

@@ -44,13 +44,6 @@ def test_completions_are_the_best_words_after_the_last_k_gram(seed: int) -> None
     torch.testing.assert_close(torch.tensor(found["probabilities"]), probabilities[best], rtol=1e-4, atol=1e-6)
 
 
-def test_without_top_there_are_as_many_words_as_the_scale_has_tokens() -> None:
-    for seed in range(6):
-        case = random_case("coarse_lm", seed)
-        checkpoint = checkpoint_of(case)
-        assert len(complete(checkpoint, "w1 w2 w3")["words"]) == scale_of(checkpoint)
-
-
 @pytest.mark.parametrize(
     ("tokens", "scale", "positions", "expected"), [(1, 4, 64, 1), (4, 4, 64, 1), (5, 4, 64, 5), (99, 4, 64, 61)]
 )

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms.analysis.context_length.formula import by_formula, transformer_ql
-from fairseq_ms.analysis.context_length.measured import measured
+from fairseq_ms.analysis.context_length import by_formula, measured, transformer_ql
 from fairseq_ms.cli import main
 from tests.registry import build, dictionary
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_ms.analysis import training_step, untrained
-from fairseq_ms.analysis.memory import fit, paper, table
+from fairseq_ms.analysis import memory_fit, training_step, untrained
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.cli import main
 
@@ -20,64 +19,42 @@ MODELS = {
     "top-down": ([14.27, 2.529, 0.545, 0.121], 0.521, 17.98),
     "bottom-up": ([16.19, 2.76, 0.60], 0.427, 19.97),
 }
-# And its columns, as (scale, column, GB); in the top-down block those of FFN and LN have changed places.
+# And its columns by scale, in GB; in the top-down block those of FFN and LN have changed places.
 CELLS = {
-    "vanilla": [
-        (1, "Emb", 0.05),
-        (1, "Q,K,V", 1.81),
-        (1, "QK^T", 0.80531),
-        (1, "softmax V", 1.208),
-        (1, "FFN", 6.040),
-        (1, "LN/drop/res", 6.644),
-    ],
-    "top-down": [
-        (1, "Q,K,V", 1.06),
-        (1, "QK^T", 0.41),
-        (1, "softmax V", 0.7),
-        (1, "LN/drop/res", 3.87),
-        (1, "FFN", 3.52),
-        (1, "hierarchy", 0.308),
-        (4, "Q,K,V", 0.26),
-        (4, "QK^T", 0.025),
-        (4, "softmax V", 0.176),
-        (4, "LN/drop/res", 0.96),
-        (4, "FFN", 0.87),
-        (4, "hierarchy", 0.175),
-    ],
-    "bottom-up": [
-        (1, "Q,K,V", 1.21),
-        (1, "QK^T", 0.536),
-        (1, "softmax V", 0.805),
-        (1, "FFN", 4.02),
-        (1, "LN/drop/res", 4.42),
-        (1, "hierarchy", 0.686),
-        (4, "hierarchy", 0.013),
-        (16, "hierarchy", 0.003),
-        (4, "QK^T", 0.033),
-        (16, "FFN", 0.22),
-        (16, "LN/drop/res", 0.24),
-    ],
+    "vanilla": {
+        1: {"Emb": 0.05, "Q,K,V": 1.81, "QK^T": 0.80531, "softmax V": 1.208, "FFN": 6.040, "LN/drop/res": 6.644},
+    },
+    "top-down": {
+        1: {"Q,K,V": 1.06, "QK^T": 0.41, "softmax V": 0.7, "LN/drop/res": 3.87, "FFN": 3.52, "hierarchy": 0.308},
+        4: {"Q,K,V": 0.26, "QK^T": 0.025, "softmax V": 0.176, "LN/drop/res": 0.96, "FFN": 0.87, "hierarchy": 0.175},
+    },
+    "bottom-up": {
+        1: {"Q,K,V": 1.21, "QK^T": 0.536, "softmax V": 0.805, "FFN": 4.02, "LN/drop/res": 4.42, "hierarchy": 0.686},
+        4: {"QK^T": 0.033, "hierarchy": 0.013},
+        16: {"FFN": 0.22, "LN/drop/res": 0.24, "hierarchy": 0.003},
+    },
 }
 SIZES = ["--decoder-embed-dim", "48", "--decoder-ffn-embed-dim", "192", "--decoder-attention-heads", "6"]
 
 
 def test_a_layer_at_each_scale_takes_what_the_paper_says():
     for scale, printed in LAYERS.items():
-        purposes = paper.lone_layers(paper.Shape())[f"{scale}x"]
+        purposes = memory_fit.table_8()[0][1][f"{scale}x"]
         assert sum(purposes.values()) / 1e9 == pytest.approx(printed, abs=0.0005)  # it prints three decimals
 
 
 @pytest.mark.parametrize("block", range(1, 4))
 def test_totals_and_columns_of_the_papers_models_come_out_within_five_percent(block):
-    title, parts, weights = paper.table_8()[block]
+    title, parts, weights = memory_fit.table_8()[block]
     name = title.split(",")[0]
     totals, model, whole = MODELS[name]
     assert sum(parts["1x"].values()) / 1e9 == pytest.approx(totals[0], rel=0.05)
     assert weights / 1e9 == pytest.approx(model, rel=0.01)
-    assert (table.total(parts) + weights) / 1e9 == pytest.approx(whole, rel=0.05)
-    for scale, column, printed in CELLS[name]:
+    assert (training_step.total(parts) + weights) / 1e9 == pytest.approx(whole, rel=0.05)
+    for scale, columns in CELLS[name].items():
         # Half a unit of the last printed digit matters where a number has two digits.
-        assert parts[f"{scale}x"][column] / 1e9 == pytest.approx(printed, rel=0.05, abs=0.0005), (scale, column)
+        found = {column: parts[f"{scale}x"][column] / 1e9 for column in columns}
+        assert found == pytest.approx(columns, rel=0.05, abs=0.0005), scale
 
 
 PLAIN: dict[str, Any] = {}
@@ -138,12 +115,12 @@ def test_allocations_that_fit_are_those_of_trying_all_best_first():
     def footprint(layers):
         return 7 + 5 * layers[1] + 3 * layers[4] + layers[16]
 
-    found = fit.fit(footprint, [16, 4, 1], 40, most=5, count=1000)
+    found = memory_fit.fit(footprint, [16, 4, 1], 40, most=5, count=1000)
     every = [dict(zip((1, 4, 16), counts)) for counts in itertools.product(range(1, 6), repeat=3)]
     fitting = [layers for layers in every if footprint(layers) <= 40]
-    assert sorted(map(str, fitting)) == sorted(str(best.layers) for best in found)
-    assert all(best.bytes == footprint(best.layers) for best in found)
-    order = [(best.layers[1], best.layers[4], best.layers[16]) for best in found]
+    assert sorted(map(str, fitting)) == sorted(str(layers) for layers, _ in found)
+    assert all(size == footprint(layers) for layers, size in found)
+    order = [(layers[1], layers[4], layers[16]) for layers, _ in found]
     assert order == sorted(order, reverse=True)
 
 
@@ -159,8 +136,8 @@ def test_allocations_rank_as_the_perplexities_of_the_papers_table_4():
         (2, 4, 8, 12): 16.00,
         (1, 1, 12, 12): 15.95,
     }
-    found = fit.fit(lambda layers: 1.0, [1, 4, 16, 64], 2.0, most=16, count=16**4)
-    order = [tuple(best.layers[scale] for scale in (64, 16, 4, 1)) for best in found]
+    found = memory_fit.fit(lambda layers: 1.0, [1, 4, 16, 64], 2.0, most=16, count=16**4)
+    order = [tuple(layers[scale] for scale in (64, 16, 4, 1)) for layers, _ in found]
     ranked = sorted(perplexity, key=order.index, reverse=True)
     assert ranked[:-2] == sorted(perplexity, key=lambda counts: perplexity[counts], reverse=True)[:-2]
     assert ranked[-1] == (1, 1, 12, 12)
@@ -183,8 +160,8 @@ def test_fit_keeps_to_the_budget_with_weights_and_adam(tmp_path, capsys):
 
 def test_fit_in_the_papers_accounting_finds_the_papers_model():
     cfg = untrained.parse(["--arch", "multiscale_topdown_books_7_7_8_8", "--tokens-per-sample", "512"])
-    assert fit.scales_of(cfg) == [1, 4, 16, 64]
-    assert fit.paper_bytes(cfg, {1: 8, 4: 8, 16: 7, 64: 7}, 64, 31300) / 1e9 == pytest.approx(17.98, rel=0.05)
+    assert memory_fit.scales_of(cfg) == [1, 4, 16, 64]
+    assert memory_fit.paper_bytes(cfg, {1: 8, 4: 8, 16: 7, 64: 7}, 64, 31300) / 1e9 == pytest.approx(17.98, rel=0.05)
 
 
 def test_footprint_is_measured_or_follows_shapes_and_is_drawn(tmp_path, capsys):
@@ -207,19 +184,9 @@ def test_footprint_is_measured_or_follows_shapes_and_is_drawn(tmp_path, capsys):
 @pytest.mark.parametrize("half", ["--fp16", "--bf16"])
 def test_half_precision_halves_what_layers_keep(half, tmp_path):
     rows = []
+    flags = ["--arch", "vanilla_lm", "--decoder-layers", "1", *SIZES, "--tokens-per-sample", "64", "--vocabulary", "50"]
     for more in ([], [half], [half, "--no-measurement"]):
-        command = [
-            "memory",
-            "--arch",
-            "vanilla_lm",
-            "--decoder-layers",
-            "1",
-            *SIZES,
-            "--tokens-per-sample",
-            "64",
-            *more,
-        ]
-        assert main([*command, "--vocabulary", "50", "--json", str(tmp_path / "out.json")]) == 0
+        assert main(["memory", *flags, *more, "--json", str(tmp_path / "out.json")]) == 0
         rows.append({row["part"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]})
     assert rows[1]["stack"]["attention"] == rows[0]["stack"]["attention"] / 2
     assert rows[2] == rows[1]

@@ -85,7 +85,7 @@ def test_neighbors_answers_queries_by_position_and_by_text(models, tmp_path, cap
         (["haed/model.pt"], "haed is a haed, which does not"),
         (["retina/model.pt", "--scales", "8"], "--scales must be among those of retina, 1x, 4x: got 8x"),
         (["retina/model.pt", "--tokens-per-sample", "3"], "--tokens-per-sample must hold a block of 4 tokens: got 3"),
-        (["retina/model.pt", "--tokens-per-sample", "65"], "must be at most the 64 positions of retina: got 65"),
+        (["retina/model.pt", "--tokens-per-sample", "65"], "must lie between 1 and the 64 positions of retina: got 65"),
         (["retina/model.pt", "--tokens-per-sample", "18", "--position", "900"], "--position must lie in the 40 segm"),
         (["retina/model.pt", "--text", ""], "--text must have between 1 and 64 tokens: got 0"),
     ],

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints, scoring
+from fairseq_ms.analysis import recall as accuracy
+from fairseq_ms.analysis import recall_questions as questions
 from fairseq_ms.analysis.checkpoints import Checkpoint
-from fairseq_ms.analysis.context_length.formula import ContextLength
-from fairseq_ms.analysis.context_length.measured import measured
-from fairseq_ms.analysis.recall import accuracy, questions
-from fairseq_ms.analysis.recall.accuracy import reach
+from fairseq_ms.analysis.context_length import ContextLength, measured
+from fairseq_ms.analysis.recall import reach
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from fairseq_ms_pipeline.recall import Exercises, Recall
@@ -202,7 +202,7 @@ def test_streams_read_side_by_side_score_as_each_alone(models, arch):
     together = scoring.score_streams(checkpoint, pieces)
     for piece, scores in zip(pieces, together):
         # In float32, matrix products of another shape round differently.
-        np.testing.assert_allclose(scores, scoring.score_tokens(checkpoint, piece), atol=2e-5)
+        np.testing.assert_allclose(scores, scoring.score_documents(checkpoint, [piece]), atol=2e-5)
 
 
 MEMORIES = {

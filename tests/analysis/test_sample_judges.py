@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairseq_ms.analysis.sample_metrics import judges
-from fairseq_ms.analysis.sample_metrics.command import side_by_side
+from fairseq_ms.analysis import sample_judges as judges
+from fairseq_ms.analysis.sample_metrics import side_by_side
 from fairseq_ms.errors import UsageError
 
 ARPA = """\\data\\

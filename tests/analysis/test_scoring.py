@@ -44,7 +44,7 @@ def naive_nll(checkpoint: checkpoints.Checkpoint, tokens: torch.Tensor, window: 
 def test_every_token_is_scored_once_with_the_context_of_its_window(place, window, context, max_tokens):
     checkpoint = load(place)
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=101)
-    nll = scoring.score_tokens(checkpoint, tokens, window, context, max_tokens)
+    nll = scoring.score_documents(checkpoint, [tokens], window, context, max_tokens)
     assert nll.shape == (101,)
     # Batches of other shapes add up in another order; single precision has 7 digits.
     np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, window, context), atol=2e-5)
@@ -55,7 +55,7 @@ def test_an_extra_first_symbol_is_read_and_never_scored(place):
     path = write_checkpoint(place / "bos/model.pt", place / "bin", "vanilla_lm", *flags)
     checkpoint = checkpoints.load(str(path))
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=31)
-    nll = scoring.score_tokens(checkpoint, tokens, 26, 0)
+    nll = scoring.score_documents(checkpoint, [tokens], 26, 0)
     source = torch.tensor([[checkpoint.dictionary.bos(), checkpoint.dictionary.eos(), *tokens[:25].tolist()]])
     log_probs = checkpoint.model(source)[0][0, 1:].log_softmax(-1)
     expected = -log_probs[range(26), tokens[:26]]
@@ -69,7 +69,7 @@ def test_lines_of_any_length_are_read_on_their_own_where_training_broke_samples_
     lines = checkpoints.documents(checkpoint, "test")
     assert len(lines) == 11
     lines = [line[: 1 + index % 4 * 5] for index, line in enumerate(lines)]
-    expected = np.concatenate([scoring.score_tokens(checkpoint, line) for line in lines])
+    expected = np.concatenate([scoring.score_documents(checkpoint, [line]) for line in lines])
     for max_tokens in (20, 8192):
         found = scoring.score_documents(checkpoint, lines, max_tokens=max_tokens)
         np.testing.assert_allclose(found, expected, atol=2e-5)
@@ -91,12 +91,6 @@ def test_adaptive_softmax_gives_the_probabilities_of_the_whole_vocabulary(place)
 @pytest.mark.parametrize(
     ("spec", "data", "sentence"),
     [
-        (
-            "nowhere/model.pt",
-            None,
-            "CHECKPOINT must be a file that fairseq-train wrote: nowhere/model.pt does not exist",
-        ),
-        ("{place}", None, "is a folder without a checkpoint"),
         ("{place}/bin/dict.txt", None, "must be a file that fairseq-train wrote"),
         ("{place}/retina/model.pt", "{place}", "--data must be a folder that fairseq-preprocess wrote"),
     ],
@@ -111,7 +105,7 @@ def test_chunks_of_a_hierarchical_model_begin_anew_in_every_window(place, flags)
     path = write_checkpoint(place / "haed/model.pt", place / "bin", "haed", *flags, "--tokens-per-sample", "26")
     checkpoint = checkpoints.load(str(path))
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=31)
-    nll = scoring.score_tokens(checkpoint, tokens, 26, 13)
+    nll = scoring.score_documents(checkpoint, [tokens], 26, 13)
     np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, 26, 13), atol=2e-5)
 
 
@@ -120,16 +114,6 @@ def test_a_model_without_decoder_is_refused_with_its_criterion(place):
     path = write_checkpoint(place / "iem/model.pt", place / "bin", "haed", *flags)
     with pytest.raises(UsageError, match="--criterion in_batch_sampled_softmax and has no decoder"):
         checkpoints.load(str(path))
-
-
-def test_a_missing_split_and_an_impossible_window_are_refused(place):
-    checkpoint = load(place)
-    with pytest.raises(UsageError, match=r"--gen-subset must name a split of .*: there is no 'dev'"):
-        checkpoints.documents(checkpoint, "dev")
-    with pytest.raises(UsageError, match="must lie between 1 and the 26 positions of retina: got 27"):
-        scoring.check_window(checkpoint, 27, None)
-    with pytest.raises(UsageError, match="--context-window must be at least 0 and below the window of 26: got 26"):
-        scoring.check_window(checkpoint, 26, 26)
 
 
 def test_two_checkpoints_of_one_label_are_refused(place):

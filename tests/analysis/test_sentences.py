@@ -1,7 +1,6 @@
 """What commands tell newcomers: the help of every flag, and what a path or a model should have been."""
 
 import argparse
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,14 @@ from tests.helpers.cli import USER_DIR
 
 def flags() -> Iterator[tuple[str, argparse.Action]]:
     """Every flag of every command, with the command's name."""
-    for name, (path, _) in cli.COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=name, add_help=False)
-        importlib.import_module(path).add_arguments(parser)
+    for name in cli.COMMANDS:
+        parser = cli.parser_of(name)[0]
         parsers = [parser]
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
         for one in parsers:
-            yield from ((one.prog, action) for action in one._actions if action.option_strings)
+            yield from ((name, action) for action in one._actions if action.option_strings and action.dest != "help")
 
 
 def test_every_help_says_what_a_flag_does_and_then_its_default_once() -> None:

@@ -18,7 +18,7 @@ def test_a_stream_is_scored_once_with_all_the_memory_it_has(models, arch):
     assert checkpoint.streaming
     assert checkpoint.segment == 6
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=50)
-    nll = scoring.score_tokens(checkpoint, tokens)
+    nll = scoring.score_documents(checkpoint, [tokens])
     source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
     memory, expected = None, []
     for start in range(0, 50, 6):

@@ -22,14 +22,8 @@ def runs(tmp_path_factory):
     for layers in (1, 3):
         path = folder / f"runs/vanilla/{layers}/checkpoint_best.pt"
         write_checkpoint(path, data, "vanilla_lm", *size, "--decoder-layers", str(layers))
-    write_checkpoint(
-        folder / "runs/topdown/checkpoint_best.pt",
-        data,
-        "multiscale_topdown",
-        *size,
-        "--scale-layers",
-        "1x=1,16x=3,4x=2",
-    )
+    layers = ["--scale-layers", "1x=1,16x=3,4x=2"]
+    write_checkpoint(folder / "runs/topdown/checkpoint_best.pt", data, "multiscale_topdown", *size, *layers)
     return folder / "runs"
 
 
@@ -37,20 +31,14 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_step(r
     files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
     assert main(["tradeoff", str(runs), "--batch-size", "3", *files]) == 0
     results = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert [(run["label"], run["layers"]) for run in results] == [
-        ("topdown", "3,2,1"),
-        ("vanilla/1", "1"),
-        ("vanilla/3", "3"),
-    ]
+    assert {run["label"]: run["layers"] for run in results} == {"topdown": "3,2,1", "vanilla/1": "1", "vanilla/3": "3"}
     for run in results:
         checkpoint = checkpoints.load(str(runs / run["label"] / "checkpoint_best.pt"))
         nll = scoring.score_documents(checkpoint, checkpoints.documents(checkpoint, "test")).mean()
         assert run["perplexity"] == pytest.approx(math.exp(nll))
         model = checkpoint.model.train()
-        kept = saved_bytes(
-            partial(training_step.training_loss, model, training_step.training_sample(model, 3, 64)), model
-        )
-        assert run["kept_bytes"] == kept
+        sample = training_step.training_sample(model, 3, 64)
+        assert run["kept_bytes"] == saved_bytes(partial(training_step.training_loss, model, sample), model)
         parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
         assert run["total_bytes"] == run["kept_bytes"] + 16 * parameters
         assert run["kept_bytes_per_target"] == run["kept_bytes"] / (3 * 64)
@@ -66,9 +54,8 @@ def test_a_gpus_peak_in_mixed_precision_is_what_is_shown_where_there_is_one(runs
     monkeypatch.setattr(training_step, "mixed_precision_peak", lambda model, batch, tokens: 7_250_000_000)
     command = ["tradeoff", str(runs / "vanilla"), "--json", str(tmp_path / "out.json"), "--limit", "60"]
     assert main([*command, "--png", str(tmp_path / "out.png")]) == 0
-    assert all(
-        run["max_memory_allocated"] == 7.25e9 for run in json.loads((tmp_path / "out.json").read_text())["results"]
-    )
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [run["max_memory_allocated"] for run in results] == [7.25e9] * 2
     printed = capsys.readouterr().out
     assert "7.25" in printed
     assert "GB: max_memory_allocated of a step in mixed precision" in printed

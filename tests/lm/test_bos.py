@@ -16,7 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
 
 from fairseq_ms.analysis import checkpoints, coarse_completions, sample_images
-from fairseq_ms.analysis.sample_metrics import samples
+from fairseq_ms.analysis import sample_metrics as samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.helpers import trained

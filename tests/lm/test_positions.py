@@ -119,7 +119,7 @@ def test_evaluation_reads_windows_longer_than_those_of_training(data: Path, tmp_
     loaded.task.load_dataset("test")
     found = scored_log_probs(loaded.model, loaded.task, "test", 0, False)
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
-    scores = scoring.score_tokens(loaded, tokens, window=50, context=0)
+    scores = scoring.score_documents(loaded, [tokens], window=50, context=0)
     torch.testing.assert_close(torch.from_numpy(-scores).float(), expected, rtol=0.0, atol=1e-5)
 
 
@@ -127,7 +127,7 @@ def test_learned_positions_refuse_windows_longer_than_they_are(data: Path, tmp_p
     loaded = checkpoint_of(data, tmp_path)
     assert loaded.longest == TRAINED
     with pytest.raises(UsageError, match=f"between 1 and the {TRAINED} positions"):
-        scoring.score_tokens(loaded, torch.arange(4, 60) % 9 + 4, window=50)
+        scoring.score_documents(loaded, [torch.arange(4, 60) % 9 + 4], window=50)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """``fairseq-ms config``: what it writes for every preset of every paper, and the ready file of each."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from fairseq_ms import cli
-from fairseq_ms.analysis.config import config_text
+from fairseq_ms.analysis.config import SIZES, config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS, Preset
-from tests.helpers.cli import ROOT
+from tests.helpers.cli import ROOT, run_cli
 from tests.helpers.corpus import large_data
 from tests.helpers.hydra import OF_PAPERS, assert_the_file_carries_the_values_of, build_everything, composed
+from tests.presets import record
 
 READY = sorted((ROOT / "user_dir_examples").glob("*/config/*.yaml"))
 
@@ -72,18 +74,60 @@ def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
     assert capsys.readouterr().out == ""
 
 
-def test_list_prints_every_preset_below_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], dict[str, str]]:
+    """The rows of ``--list``, and its papers by number."""
     assert cli.main(["config", "--list"]) == 0
-    paper, found = "", {}
-    for line in capsys.readouterr().out.splitlines():
-        if not line.startswith(" "):
-            paper = line
-            continue
-        name, table = line.split(maxsplit=1)
-        found[name] = f"{table} of {paper}"
-    papers = {name: preset.recipe.source.split(" of ")[1] for name, preset in CONFIGS.items()}
-    assert found == {name: f"{preset.table} of {papers[name]}" for name, preset in CONFIGS.items()}
-    assert len(set(papers.values())) == 4
+    table, notes = capsys.readouterr().out.split("\n\n")
+    rows = [re.split(r" {2,}", line) for line in table.splitlines()[2:]]
+    return rows, dict(re.findall(r"^(\[\d\]) (.*)$", notes, re.MULTILINE))
+
+
+def test_list_prints_every_preset_with_its_sizes_and_its_table(listed: Any) -> None:
+    rows, papers = listed
+    of = {preset.name: preset.recipe.source.partition(" of ")[2] or preset.recipe.source for preset in CONFIGS.values()}
+    sizes = json.loads(SIZES.read_text())
+    for name, symbols, parameters, kept, where in rows:
+        number, table = where.split(" ", 1)
+        assert (table, papers[number]) == (CONFIGS[name].table, of[name])
+        assert int(symbols) == sizes[name][0]
+        assert float(parameters) == round(sizes[name][1] / 1e6, 1)
+        assert sizes[name][2] is None if kept == "-" else float(kept) == round(sizes[name][2] / 1e3, 1)
+    assert sorted(row[0] for row in rows) == sorted(CONFIGS)
+
+
+def test_list_has_the_models_in_the_order_of_the_readme(listed: Any) -> None:
+    first_column = re.findall(r"^\| (\[`.*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    order = [arch for cell in first_column for arch in re.findall(r"`(\w+)`", cell.partition("](")[0])]
+    assert list(dict.fromkeys(CONFIGS[row[0]].model for row in listed[0])) == order
+
+
+def test_the_stored_sizes_are_those_of_all_presets() -> None:
+    assert json.loads(SIZES.read_text()).keys() == CONFIGS.keys(), "run make sizes"
+
+
+@pytest.mark.parametrize(
+    "name", ["multiscale_topdown_books_2_4_8_12", "transformer_ql_simplebooks2", "haed_wt103_iem", "coarse_lm_wt103_4x"]
+)
+def test_the_stored_sizes_are_those_of_the_models(name: str) -> None:
+    assert json.loads(SIZES.read_text())[name] == list(record.sizes(name)), "run make sizes"
+
+
+def test_list_and_files_need_neither_torch_nor_fairseq() -> None:
+    program = (
+        "import sys; sys.argv = ['fairseq-ms']\n"
+        "from fairseq_ms.cli import main\n"
+        "assert main(['config', '--list']) == main(['config', 'haed_wt103']) == 0\n"
+        "print(sorted({'torch', 'fairseq', 'numpy'} & set(sys.modules)))"
+    )
+    assert run_cli("python", "-c", program).stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("given", [[], ["haed_wt103", "--list"]])
+def test_list_and_a_preset_are_one_or_the_other(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", *given]) == 2
+    got = given[0] if given else "neither"
+    assert capsys.readouterr().err == f"fairseq-ms: PRESET or --list must be given, and not both: got {got}\n"
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from fairseq_ms.analysis import report, untrained
-from fairseq_ms.analysis.context_length import formula
+from fairseq_ms.analysis import context_length, report, untrained
 from fairseq_ms.analysis.saved_bytes import saved_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fairseq_ms.errors import UsageError
 
 # Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
 MODELS: dict[str, list[str]] = {
@@ -26,21 +22,24 @@ MODELS: dict[str, list[str]] = {
 VOCABULARY = 1000
 
 
-@dataclass(frozen=True)
-class Point:
-    """A model at one window: segment and memory of ``segment`` tokens each.
+Point = dict[str, float]
+"""A model at one window, a stream: ``segment`` n_s, which is n_m, too; average ``context`` in tokens (Appendix B);
+``megabytes`` kept for the backward pass; median ``milliseconds`` of a step, forward and backward."""
 
-    Attributes:
-        segment: n_s, and n_m
-        context: average context length in tokens (Appendix B)
-        megabytes: kept for the backward pass of one segment of one stream
-        milliseconds: median time of a training step, forward and backward, a stream
-    """
 
-    segment: int
-    context: float
-    megabytes: float
-    milliseconds: float
+def run(args: argparse.Namespace) -> None:
+    """Print and draw what each model keeps and takes."""
+    dim, streams = args.decoder_embed_dim, args.batch_size
+    if any(segment % 4 for segment in args.segments):
+        raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
+    if dim % 2 or (dim > 64 and dim % 64):
+        raise UsageError(f"--decoder-embed-dim must be even, and a multiple of 64 above that: got {dim}")
+    curves = measure(sorted(set(args.segments)), dim, streams, args.rounds)
+    print(f"one segment of one stream, d = {dim}, {streams} streams a step, segment and memory equally long")
+    rows = [[name, *point.values()] for name, points in curves.items() for point in points]
+    print(report.format_table(["model", "segment", "average context", "MB kept", "ms a step"], rows))
+    found = {"dim": dim, "streams": streams, "rounds": args.rounds, "curves": curves}
+    report.write_outputs(args, found, lambda figure: draw(figure, curves), width=10)
 
 
 def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dict[str, list[Point]]:
@@ -58,7 +57,8 @@ def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dic
         for name, step in built.items():
             milliseconds = 1e3 * statistics.median(seconds[name]) / streams
             kept = step.kept() / streams / 1e6
-            curves[name].append(Point(segment, step.context, kept, milliseconds))
+            found = {"segment": segment, "context": step.context, "megabytes": kept, "milliseconds": milliseconds}
+            curves[name].append(found)
     return curves
 
 
@@ -80,7 +80,7 @@ class Step:
         task = ["--task", "streaming_language_modeling", "--share-decoder-input-output-embed"]
         model = untrained.build([*flags, *sizes, *lengths, *task], VOCABULARY)[0]
         self.model = model.to(device, dtype).train()
-        self.context = formula.by_formula(self.model.decoder.core).average
+        self.context = context_length.by_formula(self.model.decoder.core).average
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(4, VOCABULARY, (streams, segment), generator=generator).to(device)
         with torch.no_grad():
@@ -97,7 +97,7 @@ class Step:
         return saved_bytes(self.forward, self.model)
 
 
-def draw(figure: Figure, curves: dict[str, list[Point]]) -> None:
+def draw(figure: report.Figure, curves: dict[str, list[Point]]) -> None:
     """Two panels against context length: bytes and time; lines are told apart by marker and dash."""
     left, right = figure.subplots(1, 2)
     for axes, value, label in (
@@ -105,6 +105,6 @@ def draw(figure: Figure, curves: dict[str, list[Point]]) -> None:
         (right, "milliseconds", "training step, ms a stream"),
     ):
         for index, (name, points) in enumerate(curves.items()):
-            contexts = [point.context for point in points]
-            report.plot_line(axes, index, contexts, [getattr(p, value) for p in points], name)
+            contexts = [point["context"] for point in points]
+            report.plot_line(axes, index, contexts, [point[value] for point in points], name)
         report.finish_axes(axes, "average context, tokens", label, legend=axes is left)

@@ -1,31 +1,67 @@
-"""Accuracy of recall by distance, of models, of a perfect oracle and of guessing, and how far a model sees."""
+"""`fairseq-ms recall`: how far back a model can recall a symbol, beside how far it can see by formula."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ms.analysis import report
+from fairseq_ms.analysis import comparison, context_length, report, scoring
 from fairseq_ms.analysis.checkpoints import Checkpoint
-from fairseq_ms.analysis.context_length import formula
-from fairseq_ms.analysis.context_length.formula import ContextLength
-from fairseq_ms.analysis.recall.questions import Exercises, Questions
-from fairseq_ms.analysis.scoring import Measure, score_streams, score_tokens
+from fairseq_ms.analysis.context_length import ContextLength
+from fairseq_ms.analysis.recall_questions import Exercises, Questions, load_questions
 from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Streams that a model with a memory reads side by side.
 _STREAMS = 32
 # Right answers beyond the context are an accident up to so many standard deviations of guessing.
 _ACCIDENT = 4.5
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print accuracy by distance, and each model's context by formula and by recall."""
+    loaded = comparison.load(args)
+    comparison.check_window_is_used(args, loaded)
+    asked, exercises = load_questions(loaded[0], args.gen_subset, args.limit)
+    guesses = guessed_answers(asked, exercises, args.seed)
+    columns = {
+        "oracle": by_distance(asked.distances, oracle_answers(asked), args.bins),
+        "guessing": by_distance(asked.distances, guesses, args.bins),
+    }
+    results = []
+    for checkpoint in loaded:
+        window, context = checkpoint.segment, 0
+        if not checkpoint.streaming:
+            window, context = scoring.check_window(checkpoint, args.tokens_per_sample, args.context_window)
+        right = right_answers(checkpoint, asked, exercises, window, context, args.max_tokens)
+        results.append(summarise(checkpoint.label, reach(checkpoint, window, context), asked, right, args.bins))
+    curves = [*columns.values(), *(result.bins for result in results)]
+    rows: list[list[object]] = [
+        [f"{points[0].first}-{points[0].last}", points[0].asked, *(round(point.accuracy, 3) for point in points)]
+        for points in zip(*curves)
+    ]
+    means = (np.average([p.accuracy for p in points], weights=[p.asked for p in points]) for points in curves)
+    rows.append(["all", len(asked.answers), *(round(float(mean), 3) for mean in means)])
+    print(f"accuracy of recall by distance in tokens; chance is {asked.chance:.3f}")
+    print(report.format_table(["distance", "asked", *columns, *(result.label for result in results)], rows))
+    print("\ncontext in tokens by formula, what is recalled of it, and accuracy beyond its maximum")
+    rows = []
+    for result in results:
+        beyond = round(result.beyond.accuracy, 3) if result.beyond else None
+        rows.append([result.label, *vars(result.context).values(), round(result.recalled, 1), beyond])
+    print(report.format_table(["", "minimum", "maximum", "average", "recalled", "beyond"], rows))
+    for result in results:
+        if result.leaks:
+            print(f"{result.label} answers what it cannot see: the future leaks, or the formula is wrong")
+    found: dict[str, object] = {name: [asdict(point) for point in points] for name, points in columns.items()}
+    found |= {"chance": asked.chance, "models": [asdict(result) for result in results]}
+    comparison.write(args, loaded, found, lambda figure: draw(figure, results, asked.chance))
+    return 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +96,7 @@ class Result:
     leaks: bool
 
 
-def right_among(choices: Tensor) -> Measure:
+def right_among(choices: Tensor) -> scoring.Measure:
     """The measure that is 1 where the target is the most probable one of ``choices``, and 0 elsewhere."""
 
     def measure(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
@@ -81,9 +117,9 @@ def right_answers(
     measure, tokens = right_among(exercises.choices), questions.tokens
     if checkpoint.streaming:
         streams = at_lines(tokens, checkpoint.dictionary.eos(), _STREAMS)
-        scores = np.concatenate(score_streams(checkpoint, streams, measure))
+        scores = np.concatenate(scoring.score_streams(checkpoint, streams, measure))
     else:
-        scores = score_tokens(checkpoint, tokens, window, context, max_tokens, measure)
+        scores = scoring.score_documents(checkpoint, [tokens], window, context, max_tokens, measure)
     return scores[questions.answers].astype(bool)
 
 
@@ -101,7 +137,7 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
     """
     model = checkpoint.model.decoder.core
     if isinstance(model, TransformerQL):
-        return formula.by_formula(model)
+        return context_length.by_formula(model)
     if isinstance(model, TransformerXL):
         remembered, begin, oldest = model.mem_len, 0, 0
         if isinstance(model, CompressiveTransformer):
@@ -165,7 +201,7 @@ def summarise(label: str, context: ContextLength, questions: Questions, right: n
     return Result(label, context, points, recalled, beyond, beyond is not None and beyond.accuracy > accident)
 
 
-def draw(figure: Figure, results: Sequence[Result], chance: float) -> None:
+def draw(figure: report.Figure, results: Sequence[Result], chance: float) -> None:
     """Accuracy over distance, one line a model; a vertical line of the same colour is its context by formula.
 
     Where the context depends on the place in a segment or window, a band goes from the least to the greatest.

@@ -50,9 +50,7 @@ def parser_of(words: list[str]) -> argparse.ArgumentParser:
             with pytest.raises(Parsed) as caught:
                 importlib.import_module(f"fairseq_ms_pipeline.datasets.{words[1]}").main()
         return caught.value.args[0]
-    parser = argparse.ArgumentParser(prog=words[0], allow_abbrev=False)
-    importlib.import_module(cli.COMMANDS[words[0]][0]).add_arguments(parser)
-    return parser
+    return cli.parser_of(words[0])[0]
 
 
 def _hand_over(self: argparse.ArgumentParser, *args: object) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
+from fairseq_ms.analysis import report, untrained
 from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # A colour for each scale, from the finest; they differ in lightness too.
 COLOURS = ("#b5482a", "#3f7fbf", "#2f5d3a", "#8a6fb0", "#c9a227", "#5b5b5b")
@@ -36,6 +35,18 @@ class Pattern:
     title: str
     factor: int
     block: Tensor
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print what the last position sees, and draw what all see."""
+    # On the meta device: what is drawn depends on the layout alone, and presets are large.
+    model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
+    name, drawn, together = str(cfg.model._name), patterns(model, args.length), share_a_layer(model)
+    print(f"{name}: what the last of {args.length} positions sees")
+    print(report.format_table(["attention", "blocks", "tokens"], rows(drawn)))
+    panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
+    write = partial(draw, drawn=drawn, name=name, together=together)
+    report.write_outputs(args, {"arch": name, "panels": panels}, write, 3.2 * (len(drawn) + together), 3.5)
 
 
 def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
@@ -96,7 +107,7 @@ def rows(drawn: Sequence[Pattern]) -> list[list[object]]:
     return found
 
 
-def draw(figure: Figure, drawn: Sequence[Pattern], name: str, together: bool) -> None:
+def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: bool) -> None:
     """A panel for each pattern; with ``together``, one more first in which finer scales cover coarser ones."""
     coloured = [(pattern, COLOURS[index % len(COLOURS)]) for index, pattern in enumerate(drawn)]
     panels = [(pattern.title, [(pattern, colour)]) for pattern, colour in coloured]

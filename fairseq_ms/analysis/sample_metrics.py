@@ -1,12 +1,12 @@
-"""Samples of a model and what they are like: repetition, likeness to the truth, speed.
-
-Multi-scale Transformer LMs, Section 6.3, Table 5.
-"""
+"""`fairseq-ms sample-metrics`: what a model's samples are like (Multi-scale Transformer LMs, Section 6.3, Table 5)."""
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,90 @@ from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from fairseq_ms.analysis import report
+from fairseq_ms.analysis import checkpoints, comparison, report, sample_judges
 from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis.sample_judges import NGramModel, PretrainedModel, continuation
 from fairseq_ms.core.ops.device import wait_for
 from fairseq_ms.errors import UsageError
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one row a checkpoint."""
+    report.require_package("sacrebleu", "Ref-BLEU", "sacrebleu")
+    if not args.temperature > 0:
+        raise UsageError(f"--temperature must be above 0: got {args.temperature}")
+    if args.ngram_lm and args.estimate_ngram_lm:
+        raise UsageError("--ngram-lm and --estimate-ngram-lm must not be given together: got both")
+    loaded = comparison.load(args)
+    for checkpoint in loaded:
+        check_lengths(checkpoint, args.prefix_size, args.length)
+    judges = _judges(args, loaded[0])
+    results = [_measure(args, checkpoint, judges) for checkpoint in loaded]
+    columns = [name for name in results[0] if name not in ("label", "samples")]
+    print(
+        f"{len(results[0]['samples'])} prompts of {args.prefix_size} tokens, {args.completions} completions of "
+        f"{args.length}, top-{args.sampling_topk} at {args.temperature:g}"
+    )
+    rows = [[result[name] for name in ("label", *columns)] for result in results]
+    print(report.format_table(["", *columns], rows))
+    if not judges:
+        print("no perplexities: give --ngram-lm, --estimate-ngram-lm or --hf-lm")
+    if args.show:
+        print("\n".join(side_by_side(results, args.show)))
+    comparison.write(args, loaded, results)
+    return 0
+
+
+def side_by_side(results: list[dict[str, Any]], count: int) -> list[str]:
+    """Lines with a context and every model's first completion of it, as in Table 9, for the first prompts."""
+    lines = []
+    for number, shown in enumerate(results[0]["samples"][:count]):
+        lines += ["", f"prompt {number + 1}", continuation(shown["context"].split(), [])[0]]
+        for result in results:
+            sample = result["samples"][number]
+            _, after = continuation(sample["context"].split(), sample["completions"][0].split())
+            lines += ["", result["label"], after.lstrip(" ")]
+    return lines
+
+
+def _judges(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, NGramModel | PretrainedModel]:
+    """Who judges samples, by name."""
+    found: dict[str, NGramModel | PretrainedModel] = {}
+    if args.ngram_lm:
+        found["n-gram"] = NGramModel(args.ngram_lm)
+    if args.estimate_ngram_lm:
+        words = words_of(checkpoint, torch.cat(checkpoints.documents(checkpoint, "train")), args.remove_bpe)
+        with tempfile.TemporaryDirectory() as folder:
+            found["n-gram"] = NGramModel(sample_judges.estimate(sample_judges.sentences(words), 4, folder))
+    if args.hf_lm:
+        found["GPT-2"] = PretrainedModel(args.hf_lm, checkpoint.device)
+    return found
+
+
+def _measure(
+    args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str, NGramModel | PretrainedModel]
+) -> dict[str, Any]:
+    """A checkpoint's label, its numbers by the table's header, and a context with its completions for each prompt."""
+
+    def words(tokens_T: Tensor) -> str:
+        return " ".join(words_of(checkpoint, tokens_T, args.remove_bpe))
+
+    tokens = torch.cat(checkpoints.documents(checkpoint, args.gen_subset))
+    prompts, truths = cut_prompts(tokens, args.prefix_size, args.length, args.prompts)
+    sampler = Sampler(checkpoint, args.length, args.sampling_topk, args.temperature, args.completions)
+    batches = prompts.split(args.batch_size)
+    drawn_RCT = torch.cat([sampler.sample(batch, args.seed + index) for index, batch in enumerate(batches)])
+    contexts = [words(prompt) for prompt in prompts]
+    texts = [[words(sample) for sample in completions] for completions in drawn_RCT]
+    before = [context.split() for context in contexts for _ in range(args.completions)]
+    after = [text.split() for group in texts for text in group]
+    found: dict[str, Any] = {"label": checkpoint.label}
+    found |= {f"{name} PPL": judge.perplexity(before, after) for name, judge in judges.items()}
+    found["Ref-BLEU"] = reference_bleu([words(truth) for truth in truths], texts)
+    found |= repeats(drawn_RCT.flatten(0, 1).tolist())
+    single = Sampler(checkpoint, args.length, args.sampling_topk, args.temperature)
+    found["s/seq"] = seconds_a_sequence(single, prompts[: args.timed], args.seed)
+    return {**found, "samples": [{"context": one, "completions": group} for one, group in zip(contexts, texts)]}
 
 
 def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[Tensor, Tensor]:
@@ -73,20 +153,11 @@ class Sampler:
         total = prompts.size(1) + self.length
         self.generator.min_len = self.generator.max_len_b = total
         self.generator.max_len = total + 1
-        batch = {
-            "net_input": {
-                "src_tokens": prompts,
-                "src_lengths": prompts.new_full((prompts.size(0),), prompts.size(1)),
-            }
-        }
+        lengths = prompts.new_full((prompts.size(0),), prompts.size(1))
+        batch = {"net_input": {"src_tokens": prompts, "src_lengths": lengths}}
         torch.manual_seed(seed)
         found = self.generator.generate([self.checkpoint.model], batch, prefix_tokens=prompts, bos_token=begin)
-        return torch.stack(
-            [
-                torch.stack([hypothesis["tokens"][prompts.size(1) : total].cpu() for hypothesis in hypotheses])
-                for hypotheses in found
-            ]
-        )
+        return torch.stack([torch.stack([one["tokens"][-self.length - 1 : -1].cpu() for one in row]) for row in found])
 
 
 def check_lengths(checkpoint: Checkpoint, context: int, length: int) -> None:

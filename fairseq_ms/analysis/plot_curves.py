@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import math
 import re
@@ -9,14 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_ms.analysis import report
 from fairseq_ms.analysis.arguments import split_label
 from fairseq_ms.errors import UsageError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
 _TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"
@@ -52,6 +50,24 @@ class Curve:
     label: str
     points: list[Point]
 
+    @property
+    def size(self) -> float | None:
+        """The label as a number, None where it is none."""
+        try:
+            return float(self.label)
+        except ValueError:
+            return None
+
+    def end(self) -> tuple[int, float]:
+        """How many updates and hours the run came to."""
+        return int(self.points[-1].updates), round(self.points[-1].hours, 4)
+
+    def as_json(self, metric: str) -> dict[str, object]:
+        """Its points; JSON has no nan."""
+        values = [value if math.isfinite(value) else None for value in self.of(metric)]
+        columns = {name: self.of(name, metric) for name in ("updates", "hours")}
+        return {"label": self.label, **columns, metric: values}
+
     def best(self, metric: str) -> float:
         """The lowest value, nan where none is finite; UsageError where no point has the metric."""
         values = self.of(metric)
@@ -64,6 +80,22 @@ class Curve:
         """A metric, or the "updates" or "hours", of the points that have the metric."""
         found = [point for point in self.points if (metric or name) in point.values]
         return [getattr(point, name) if name in ("updates", "hours") else point.values[name] for point in found]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print how far each run came, and draw its losses."""
+    loaded, metric = [load(text, args.gen_subset) for text in args.logs], args.metric
+    if args.over == "label" and all(curve.size is None for curve in loaded):
+        raise UsageError("--over label needs labels that are numbers, as in 256=LOG")
+    rows = [[curve.label, *curve.end(), curve.best(metric), curve.points[-1].values.get(metric)] for curve in loaded]
+    print(f"{metric} on {args.gen_subset}")
+    print(report.format_table(["run", "updates", "hours", "best", "last"], rows))
+    name = f"{args.gen_subset} {metric}"
+    report.write_outputs(
+        args,
+        {"runs": [curve.as_json(metric) for curve in loaded]},
+        lambda figure: (draw_sizes if args.over == "label" else draw)(figure, loaded, args.over, metric, name),
+    )
 
 
 def read(path: Path, subset: str) -> list[Point]:
@@ -114,10 +146,8 @@ def _statistics(text: str, name: str) -> dict[str, float]:
         return {}
     values = {}
     for key, value in record.items():
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             values[key.removeprefix(f"{name}_")] = float(value)
-        except (TypeError, ValueError):
-            continue
     return values
 
 
@@ -135,42 +165,7 @@ def load(text: str, subset: str) -> Curve:
     return Curve(label, [replace(point, hours=before + point.hours) for point in points])
 
 
-def numbers(curves: Sequence[Curve]) -> list[float | None]:
-    """The labels as numbers, None where a label is none; UsageError where none is."""
-    found: list[float | None] = []
-    for curve in curves:
-        try:
-            found.append(float(curve.label))
-        except ValueError:
-            found.append(None)
-    if not any(number is not None for number in found):
-        raise UsageError("--over label needs labels that are numbers, as in 256=LOG")
-    return found
-
-
-def rows(curves: Sequence[Curve], metric: str) -> list[list[object]]:
-    """The table's rows: how far each run came, and its values."""
-    ends = [(curve, curve.points[-1]) for curve in curves]
-    return [
-        [curve.label, int(end.updates), round(end.hours, 4), curve.best(metric), end.values.get(metric)]
-        for curve, end in ends
-    ]
-
-
-def as_json(curves: Sequence[Curve], metric: str) -> list[dict[str, object]]:
-    """Every curve's points; JSON has no nan."""
-    return [
-        {
-            "label": curve.label,
-            "updates": curve.of("updates", metric),
-            "hours": curve.of("hours", metric),
-            metric: [value if math.isfinite(value) else None for value in curve.of(metric)],
-        }
-        for curve in curves
-    ]
-
-
-def draw(figure: Figure, curves: Sequence[Curve], over: str, metric: str, name: str) -> None:
+def draw(figure: report.Figure, curves: Sequence[Curve], over: str, metric: str, name: str) -> None:
     """A line a run, over "updates" or "hours"."""
     axes = figure.subplots()
     for index, curve in enumerate(curves):
@@ -181,12 +176,12 @@ def draw(figure: Figure, curves: Sequence[Curve], over: str, metric: str, name: 
     report.finish_axes(axes, {"updates": "updates", "hours": "hours of training"}[over], name)
 
 
-def draw_sizes(figure: Figure, curves: Sequence[Curve], sizes: Sequence[float | None], metric: str, name: str) -> None:
+def draw_sizes(figure: report.Figure, curves: Sequence[Curve], over: str, metric: str, name: str) -> None:
     """A line through the best of each run over the number that its label is, and a level for a label that is none."""
     axes = figure.subplots()
-    found = sorted((size, curve.best(metric)) for size, curve in zip(sizes, curves) if size is not None)
+    found = sorted((curve.size, curve.best(metric)) for curve in curves if curve.size is not None)
     report.plot_line(axes, 0, [size for size, _ in found], [value for _, value in found], "best of each run")
-    for index, curve in enumerate(curve for size, curve in zip(sizes, curves) if size is None):
+    for index, curve in enumerate(curve for curve in curves if curve.size is None):
         dashes = report.DASHES[(index + 1) % len(report.DASHES)]
         axes.axhline(curve.best(metric), label=curve.label, linestyle=dashes, linewidth=1.3, color="black")
-    report.finish_axes(axes, "label", name)
+    report.finish_axes(axes, over, name)

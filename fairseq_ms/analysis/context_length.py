@@ -1,0 +1,215 @@
+"""`fairseq-ms context-length`: how many tokens a streaming model looks back (Appendix B; n_c of Tables 1, 3, 5)."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from dataclasses import dataclass
+
+import torch
+from fairseq.models import BaseFairseqModel, FairseqLanguageModel
+from torch import Tensor
+
+from fairseq_ms.analysis import arguments, checkpoints, report, untrained
+from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
+from fairseq_ms.core.streaming import StreamingModel
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.streaming import StreamingLanguageModel, with_a_memory
+from fairseq_ms.lm.vocabulary import enough_symbols
+
+# What Transformer-QL's Tables 1, 3 and 5 print: a model, its n_s, n_m and n_cm, and the n_c beside it.
+PRINTED = (
+    ("Table 1", "transformer_xl", 4, 12, 0, 98),
+    ("Table 1", "compressive_transformer", 4, 6, 6, 146),
+    ("Table 1", "transformer_ql", 4, 12, 0, 138),
+    ("Table 1", "transformer_xl", 8, 24, 0, 196),
+    ("Table 1", "compressive_transformer", 8, 12, 12, 292),
+    ("Table 1", "transformer_ql", 8, 24, 0, 276),
+    ("Table 3", "transformer_xl", 8, 8, 0, 68),
+    ("Table 3", "transformer_ql", 8, 8, 0, 100),
+    ("Table 3", "transformer_xl", 16, 16, 0, 136),
+    ("Table 3", "transformer_ql", 16, 16, 0, 200),
+    ("Table 3", "transformer_xl", 2, 30, 0, 241),
+    ("Table 3", "transformer_ql", 2, 30, 0, 332),
+    ("Table 5", "transformer_ql", 16, 0, 0, 8),
+    ("Table 5", "transformer_ql", 32, 0, 0, 16),
+    ("Table 5", "transformer_ql", 64, 0, 0, 32),
+    ("Table 5", "transformer_ql", 128, 0, 0, 64),
+)
+LENGTHS = ("minimum", "maximum", "average")
+# Fewer dimensions than the paper's, which do not matter to what depends on what.
+NARROW = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2"]
+
+
+@dataclass(frozen=True)
+class ContextLength:
+    """Tokens before an output that it depends on: of a segment's first output, of its last, and the mean.
+
+    Attributes:
+        minimum: of the first output of a segment
+        maximum: of the segment's end: ``minimum`` plus the segment
+        average: the mean of both, the paper's n_c
+    """
+
+    minimum: int
+    maximum: int
+    average: float
+
+    @classmethod
+    def of(cls, minimum: int, segment: int) -> ContextLength:
+        """What the minimum and the length of a segment give."""
+        return cls(minimum, minimum + segment, minimum + segment / 2)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table."""
+    report.check_outputs(args)
+    arguments.quieten()
+    arguments.check_model(args)
+    if args.paper:
+        return _paper(args)
+    model, flag, arch = _model(args)
+    network = model.decoder.core
+    if not isinstance(network, StreamingModel):
+        *most, last = with_a_memory()
+        raise UsageError(f"{flag} must be a model with a memory, {', '.join(most)} or {last}: got {arch}")
+    found = {"formula": by_formula(network)}
+    if args.measure:
+        found["measured"] = measured(model)
+    print(f"tokens of context of an output, with segments of {network.segment_len} tokens")
+    print(report.format_table(["", *LENGTHS], [[name, *vars(context).values()] for name, context in found.items()]))
+    results = {name: vars(context) for name, context in found.items()}
+    report.write_outputs(args, {"segment": network.segment_len, "results": results})
+    return 0
+
+
+def _model(args: argparse.Namespace) -> tuple[FairseqLanguageModel, str, str]:
+    """The model, the flag that it comes from, and its architecture."""
+    if args.path:
+        loaded = checkpoints.load(args.path, cpu=True)
+        return loaded.model, "--path", untrained.architecture(loaded.cfg.model)
+    if not args.fairseq_flags:
+        raise UsageError("--arch, --path or --paper must be given: got none of them")
+    model, arch = _untrained(args.fairseq_flags, on_meta=not args.measure)
+    return model, "--arch", arch
+
+
+def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, str]:
+    """A model, and its architecture."""
+    cfg = untrained.parse(flags)
+    # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
+    model = untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta)
+    return model, untrained.architecture(cfg.model)
+
+
+def _paper(args: argparse.Namespace) -> int:
+    rows: list[list[object]] = []
+    for table, arch, segment, memory, compressed, printed in PRINTED:
+        # Eight layers each; Transformer-QL's are three at 1x, three at 2x and two for the output.
+        if arch == "transformer_ql":
+            context = transformer_ql(segment, memory, {1: 3, 2: 3}, 2)
+        else:
+            context = compressive_transformer(segment, memory, compressed, 2, 8)
+        sizes = f"{segment}/{memory or '-'}/{compressed or '-'}"
+        rows.append([table, arch, sizes, *vars(context).values(), printed])
+        if args.measure:
+            flags = ["--arch", arch, "--tokens-per-sample", str(segment), "--mem-len", str(memory), *NARROW]
+            flags += ["--compressed-mem-len", str(compressed)] if compressed else []
+            rows[-1].append(measured(_untrained(flags)[0]).average)
+    header = ["", "model", "n_s/n_m/n_cm", *LENGTHS, "printed", *(["measured"] if args.measure else [])]
+    print(report.format_table(header, rows))
+    report.write_outputs(args, {"paper": [dict(zip(header, row)) for row in rows]})
+    return 0
+
+
+def compressive_transformer(segment: int, memory: int, compressed: int, rate: int, layers: int) -> ContextLength:
+    """Every layer reaches a memory and ``rate`` times a compressed memory, if there is one, further back."""
+    return ContextLength.of(layers * (memory + rate * compressed), segment)
+
+
+def transformer_ql(segment: int, memory: int, scale_layers: dict[int, int], output_layers: int) -> ContextLength:
+    """Figure 4, with line 10 corrected to ``min_clen += min(cur_mlen, n_s) * n_s / cur_slen``.
+
+    As printed, that line adds a number of states, not of tokens, and misses Figure 5's 44 and Tables 1, 3 and 5.
+    ``scale_layers`` maps scales to numbers of layers. Without a memory nothing before the segment is seen.
+    """
+    if memory == 0:
+        return ContextLength.of(0, segment)
+    factors = list(scale_layers)
+    # n_s / cur_slen is what a state of the scale stands for.
+    minimum, states, per_state = 0, memory, 1
+    for level, factor in enumerate(factors):
+        minimum += scale_layers[factor] * states * per_state
+        if level + 1 < len(factors):
+            ratio = factors[level + 1] // factor
+            minimum += min(states, segment) * per_state
+            states = memory + segment - min((memory + segment) // ratio, segment)
+            per_state *= ratio
+    return ContextLength.of(minimum + output_layers * memory, segment)
+
+
+def by_formula(model: LanguageModel) -> ContextLength:
+    """The paper's context length of a model with a memory."""
+    if isinstance(model, TransformerQL):
+        layers = {scale.factor: scale.layers for scale in model.config.scales}
+        return transformer_ql(model.segment_len, model.mem_len, layers, model.config.output_layers)
+    assert isinstance(model, TransformerXL)
+    config, compressed, rate = model.config, 0, 1
+    if isinstance(config, CompressiveTransformerConfig):
+        compressed, rate = config.compressed_mem_len, config.compression_rate
+    return compressive_transformer(config.segment_len, config.mem_len, compressed, rate, config.layers)
+
+
+def measured(model: BaseFairseqModel, seed: int = 1) -> ContextLength:
+    """The context length of the model itself: the farthest token whose change changes an output.
+
+    Every token of a stream is changed in a row of its own, and whatever an output of the last segment moves with
+    is its context. Weights and inputs are random, of the model's own shape and in double precision; with the
+    trained ones a dependency could be too small to see.
+    """
+    if not isinstance(model, StreamingLanguageModel):
+        raise UsageError(f"--measure needs a model with a memory, not a {type(model).__name__}")
+    network = _randomised(model.decoder.core, seed)
+    segment = network.segment_len
+    length = (network.memory_reach() + 2) * segment
+    generator = torch.Generator().manual_seed(seed)
+    width = network.config.dim
+    stream = torch.randn(length, width, generator=generator, dtype=torch.float64)
+    farthest = [0] * segment
+    rows = max(1, 2**22 // (length * width))
+    for start in range(0, length, rows):
+        changed_at = torch.arange(start, min(start + rows, length))
+        inputs = stream.repeat(changed_at.numel(), 1, 1)
+        # Of the same shape, because matrix products of another shape round differently.
+        reference = _last_segment(network, inputs)
+        noise = torch.randn(changed_at.numel(), width, generator=generator, dtype=torch.float64)
+        inputs[torch.arange(changed_at.numel()), changed_at] = 3 * noise
+        moved = (_last_segment(network, inputs) - reference).abs().amax(-1) > 0
+        for offset in range(segment):
+            position = length - segment + offset
+            seen = changed_at[moved[:, offset]]
+            if seen.numel():
+                farthest[offset] = max(farthest[offset], position - int(seen.min()))
+    return ContextLength(farthest[0], max(farthest) + 1, (farthest[0] + max(farthest) + 1) / 2)
+
+
+def _randomised(network: StreamingModel, seed: int) -> StreamingModel:
+    """A copy on the CPU with weights large enough for every path to show."""
+    network = copy.deepcopy(network).cpu().double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.dim() > 1 and not name.startswith(("embed", "project", "adaptive")):
+                scale = parameter.size(-1) ** -0.5
+                parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return network
+
+
+@torch.no_grad()
+def _last_segment(network: StreamingModel, inputs_RTD: Tensor) -> Tensor:
+    """Outputs (R, n_s, D) of the last segment of embedded streams."""
+    mems = network.new_memory(inputs_RTD.size(0)).states
+    for segment_RTD in inputs_RTD.split(network.segment_len, dim=1):
+        outputs, moving = network.forward_segment(segment_RTD, mems, network.sinusoids())
+        mems, _ = network.remember(moving, mems)
+    return outputs

@@ -1,1 +1,0 @@
-"""How many tokens a streaming model looks back (Transformer-QL, Appendix B)."""

@@ -1,0 +1,223 @@
+"""`fairseq-ms memory`: where the memory of a training step goes (Table 8, Figure 2), and what fits into a budget."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import FairseqLanguageModel
+from omegaconf import DictConfig
+
+from fairseq_ms.analysis import arguments, checkpoints, memory_fit, report, training_step, untrained
+from fairseq_ms.analysis.flags import BOOKCORPUS
+from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.analysis.training_step import Parts, total
+from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.config import layer_settings
+from fairseq_ms.lm.vocabulary import enough_symbols
+
+GB = 1e9
+SCALES = (1, 4, 16, 64)
+"""Those of --sweep."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the footprint, or what was asked for in its place."""
+    report.check_outputs(args)
+    arguments.quieten()
+    arguments.check_model(args)
+    if args.paper:
+        return _paper(args)
+    if args.fit is not None and not 0 < args.fit < float("inf"):
+        raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
+    if args.fit is not None and args.sweep:
+        raise UsageError("--fit and --sweep must not be given together: got both")
+    if args.fit is not None and args.png:
+        raise UsageError("--png must not be given with --fit, which has no figure: got both")
+    if args.data and not args.path:
+        raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
+    return (_fit if args.fit is not None else _sweep if args.sweep else _footprint)(args, _asked(args))
+
+
+class _Asked(NamedTuple):
+    """Whose memory it is, and of which step: a model that is loaded, or None for one that is yet to be built."""
+
+    cfg: DictConfig
+    vocabulary: int
+    loaded: FairseqLanguageModel | None
+    batch: int
+    tokens: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def model(self) -> FairseqLanguageModel:
+        """The model, in the precision that it is trained in."""
+        if self.loaded is not None:
+            return self.loaded.to(self.dtype)
+        return untrained.build_model(self.cfg, self.vocabulary, device=self.device, dtype=self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.cfg.model._name}: {self.batch} x {self.tokens} tokens"
+
+
+def _asked(args: argparse.Namespace) -> _Asked:
+    loaded = None
+    if args.path:
+        checkpoint = checkpoints.load(args.path, args.data, args.cpu)
+        cfg, vocabulary = checkpoint.cfg, len(checkpoint.dictionary)
+        loaded = None if args.no_measurement else checkpoint.model
+    else:
+        cfg = untrained.parse(args.fairseq_flags)
+        vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
+        untrained.build_model(cfg, vocabulary, on_meta=True)
+    device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
+    dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
+    return _Asked(cfg, vocabulary, loaded, args.batch_size or 1, training_step.tokens_of(cfg), device, dtype)
+
+
+def _paper(args: argparse.Namespace) -> int:
+    blocks = memory_fit.table_8()
+    for title, parts, weights in blocks:
+        print(f"{title} (paper's way of counting, batch 64, half precision)")
+        print(format_parts(parts, {} if weights is None else {"model": weights}, with_total=weights is not None))
+    content = [{"title": title, "rows": as_json(parts), "weights": weights} for title, parts, weights in blocks]
+    bars = {f"{title.split(',')[0]} {part}": parts[part] for title, parts, _ in blocks[1:] for part in parts}
+    report.write_outputs(args, {"paper": content}, partial(draw, parts=bars), width=9)
+    return 0
+
+
+def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
+    batch, tokens = asked.batch, asked.tokens
+    print(f"{asked}, {asked.vocabulary} symbols, {asked.dtype.itemsize} bytes a number")
+    parts: Parts = {}
+    with training_step.ShapesAlone() if args.no_measurement else nullcontext():
+        model = asked.model()
+        try:
+            parts = training_step.step_parts(model, batch, tokens)
+        except UsageError as why:
+            print(f"no breakdown: {why}")
+        weights = training_step.weight_bytes(model)
+    kept = total(parts)
+    gradient = training_step.logits_gradient(model, batch, tokens)
+    print(format_parts(parts, {"gradient of logits": gradient, **weights}))
+    result: dict[str, object] = {"arch": str(asked.cfg.model._name), "batch": batch, "tokens": tokens}
+    result |= {"vocabulary": asked.vocabulary, "gradient_of_logits": gradient, "weights": weights}
+    if parts:
+        result |= {"rows": as_json(parts), "kept": kept}
+    if not args.no_measurement:
+        result |= {"measured": kept, "measured_per_target": kept / (batch * tokens)}
+        a_target = f"{kept / (batch * tokens) / 1e3:.1f} kB a scored target"
+        print(f"kept for backward, measured: {kept / GB:.4f} GB, {a_target}")
+        peak = training_step.cuda_peak(model, batch, tokens)
+        if peak is not None:
+            result["max_memory_allocated"] = peak
+            print(f"torch.cuda.max_memory_allocated: {peak / GB:.4f} GB")
+    if args.png and not parts:
+        raise UsageError(f"--png draws the breakdown, and there is none for {asked.cfg.model._name}")
+    report.write_outputs(args, result, partial(draw, parts=parts), width=9)
+    return 0
+
+
+def format_parts(parts: Parts, extra: Mapping[str, float], with_total: bool = True) -> str:
+    """A row for each part in GB (1e9 bytes), then further lines and the total."""
+    shown = _purposes(parts)
+    rows: list[list[object]] = [
+        [part, *(purposes.get(name, 0.0) / GB for name in shown), sum(purposes.values()) / GB]
+        for part, purposes in parts.items()
+    ]
+    further = {**extra, **({"total": total(parts) + sum(extra.values())} if with_total else {})}
+    rows += [[name, *[None] * len(shown), value / GB] for name, value in further.items()]
+    return report.format_table(["part", *shown, "total (GB)"], rows)
+
+
+def _purposes(parts: Parts) -> list[str]:
+    """The purposes for which any part has bytes."""
+    return list(dict.fromkeys(name for purposes in parts.values() for name, value in purposes.items() if value))
+
+
+def as_json(parts: Parts) -> list[dict[str, object]]:
+    """The rows in bytes."""
+    return [{"part": part, "total": sum(purposes.values()), **purposes} for part, purposes in parts.items()]
+
+
+def draw(figure: report.Figure, parts: Parts) -> None:
+    """One stacked bar for each part, purposes told apart by hatching."""
+    axes = figure.add_subplot()
+    bottoms = [0.0] * len(parts)
+    for index, name in enumerate(_purposes(parts)):
+        heights = [purposes.get(name, 0.0) / GB for purposes in parts.values()]
+        bars = axes.bar(range(len(parts)), heights, bottom=bottoms, label=name, edgecolor="black", linewidth=0.5)
+        for bar in bars:
+            bar.set(hatch=report.HATCHES[index % len(report.HATCHES)], alpha=0.75)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
+    axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts])
+    report.finish_axes(axes, "", "memory (GB)", beside=True)
+
+
+def _fit(args: argparse.Namespace, asked: _Asked) -> int:
+    def footprint(layers: memory_fit.Layers) -> float:
+        if args.accounting == "paper":
+            return memory_fit.paper_bytes(asked.cfg, layers, asked.batch, asked.vocabulary)
+        return memory_fit.step_bytes(asked.cfg, layers, asked.batch, asked.vocabulary, asked.device, asked.dtype)
+
+    scales = memory_fit.scales_of(asked.cfg)
+    found = memory_fit.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.top)
+    print(f"{asked}: allocations in {args.fit:g} GiB, best first")
+    rows = [[rank, memory_fit.written(layers), size / 2**30] for rank, (layers, size) in enumerate(found, 1)]
+    print(report.format_table(["rank", "layers", "GiB"], rows))
+    allocations = [{"layers": layers, "bytes": size} for layers, size in found]
+    report.write_outputs(args, {"budget_gib": args.fit, "allocations": allocations})
+    return 0
+
+
+Point = dict[str, float]
+"""One layer at a ``scale`` of a text of ``tokens``: ``measured`` bytes kept, and ``seconds`` of its forward pass."""
+
+
+def _sweep(args: argparse.Namespace, asked: _Asked) -> int:
+    full = ("vanilla_lm", "multiscale_topdown", "multiscale_bottomup")
+    if untrained.architecture(asked.cfg.model) not in full or getattr(asked.cfg.model, "scale_windows", None):
+        raise UsageError(f"--sweep needs layers of full attention, which {asked.cfg.model._name} does not have")
+    points = sweep(asked.cfg.model, asked.batch, args.sweep, asked.device)
+    rows = [[p["tokens"], f"{p['scale']}x", p["measured"] / 1e6, p["seconds"] * 1e3] for p in points]
+    print(f"one layer of {asked.cfg.model._name}, {asked.batch} samples")
+    print(report.format_table(["tokens", "scale", "kept (MB)", "forward (ms)"], rows))
+    report.write_outputs(args, {"batch": asked.batch, "sweep": points}, partial(draw_sweep, points=points), width=9)
+    return 0
+
+
+def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: torch.device) -> list[Point]:
+    """Bytes that one layer of full attention keeps and its forward time, by length and scale."""
+    settings = replace(LayerConfig(**layer_settings(cfg)), checkpoint=False)
+    layer = TransformerLayer(settings).train().to(device)
+    points: list[Point] = []
+    for length in lengths:
+        for scale in SCALES:
+            x = torch.randn(batch, max(1, length // scale), settings.dim, device=device, requires_grad=True)
+            forward = partial(layer, x)
+            kept = saved_bytes(forward, layer)
+            seconds = training_step.shortest(forward, device, repeats=5)
+            points.append({"tokens": length, "scale": scale, "measured": kept, "seconds": seconds})
+    return points
+
+
+def draw_sweep(figure: report.Figure, points: Sequence[Point]) -> None:
+    """Memory on the left, forward time on the right, one line a scale."""
+    memory, time = figure.subplots(1, 2)
+    for index, scale in enumerate(SCALES):
+        own = [point for point in points if point["scale"] == scale]
+        lengths = [point["tokens"] for point in own]
+        report.plot_line(memory, index, lengths, [point["measured"] / 1e6 for point in own], f"{scale}x")
+        report.plot_line(time, index, lengths, [point["seconds"] * 1e3 for point in own], f"{scale}x")
+    report.powers_of_two(memory, time)
+    for axes in (memory, time):
+        axes.set_yscale("log")
+    report.finish_axes(memory, "tokens", "kept for backward by one layer (MB)")
+    report.finish_axes(time, "tokens", "forward pass of one layer (ms)")

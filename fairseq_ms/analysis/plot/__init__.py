@@ -1,1 +1,0 @@
-"""Figures of measurements that stand by themselves."""

@@ -122,17 +122,17 @@ class HREDConfig(HAEDConfig):
 
 def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
     """The sizes that flags describe."""
-    sizes = {name: getattr(cfg, field_name) for field_name, (name, _) in _SIZES.items()}
-    given = {name: value for name, value in {**layer_settings(cfg), **sizes}.items() if value is not None}
+    sizes = {**layer_settings(cfg), **{name: getattr(cfg, own) for own, (name, _) in _SIZES.items()}}
+    settings: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
+    settings |= {name: str(getattr(cfg, name)) for name in ("segmentation", "encoder", "main", "decoder")}
+    settings |= {name: getattr(cfg, name) for name in ("max_segment_len", "decoder_units", "init_std")}
     return kind(
         vocab_size=len(dictionary),
         padding_idx=dictionary.pad(),
         max_positions=int(cfg.max_target_positions or 0),
         separators=separators(cfg, dictionary),
         token_dim=cfg.token_embed_dim,
-        **{name: str(getattr(cfg, name)) for name in ("segmentation", "encoder", "main", "decoder")},
-        **{name: getattr(cfg, name) for name in ("max_segment_len", "decoder_units", "init_std")},
-        **given,
+        **settings,
     )
 
 

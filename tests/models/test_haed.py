@@ -103,19 +103,6 @@ def test_equal_chunks_are_encoded_once() -> None:
     assert unique_chunks(chunks)[2].tolist() == [3, 2, 1]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 100, 60_000])
-@pytest.mark.parametrize("length", [1, 4, 12, 20])
-def test_unique_chunks_are_those_of_torch_unique_by_rows(vocabulary: int, length: int) -> None:
-    some = torch.randint(0, vocabulary, (50, length))
-    # Repetitions, and chunks that differ in their last token alone.
-    other = some.clone()
-    other[:, -1] = torch.randint(0, vocabulary, (50,))
-    tokens = torch.cat([some, some[torch.randint(0, 50, (70,))], other])
-    expected = torch.unique(tokens, dim=0, return_inverse=True, return_counts=True)
-    for ours, theirs in zip(unique_chunks(tokens), expected, strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_every_parameter_is_in_the_group_of_its_part() -> None:
     model, _ = small_model(0)
     for name, parameter in model.named_parameters():

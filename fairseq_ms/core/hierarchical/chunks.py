@@ -5,7 +5,6 @@ Where a chunk ends is a function of the tokens read so far and of nothing else.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -304,32 +303,4 @@ def unique_chunks(tokens_WL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     A chunk is encoded without its context, so equal chunks have equal encodings and one computation serves them all.
     The different chunks are in lexicographic order.
     """
-    _, which_W, counts_Y = torch.unique(_order_codes(tokens_WL), return_inverse=True, return_counts=True)
-    # Whichever of a chunk's places is written last holds the same tokens as the others.
-    place_Y = torch.empty_like(counts_Y).scatter_(0, which_W, torch.arange(which_W.numel(), device=which_W.device))
-    return tokens_WL[place_Y], which_W, counts_Y
-
-
-def _order_codes(tokens_WL: Tensor) -> Tensor:
-    """An integer (W,) for each chunk, equal for equal ones, and in lexicographic order.
-
-    Tokens are the digits of an integer; where not all of a chunk's fit into 63 bits, the codes of its parts are
-    replaced by their ranks. ``torch.unique`` by rows compares them token by token, and takes 20 times as long.
-    """
-    base = int(tokens_WL.max()) + 1 if tokens_WL.numel() else 1
-    digits = max(1, int(63 / math.log2(max(base, 2))))
-    codes_W: Tensor | None = None
-    for start in range(0, tokens_WL.shape[1], digits):
-        part_W = torch.zeros_like(tokens_WL[:, 0])
-        for column in range(start, min(start + digits, tokens_WL.shape[1])):
-            part_W = part_W * base + tokens_WL[:, column]
-        if codes_W is None:
-            codes_W = part_W
-        else:
-            codes_W = _ranks(codes_W) * part_W.numel() + _ranks(part_W)
-    assert codes_W is not None
-    return codes_W
-
-
-def _ranks(codes_W: Tensor) -> Tensor:
-    return torch.unique(codes_W, return_inverse=True)[1]
+    return torch.unique(tokens_WL, dim=0, return_inverse=True, return_counts=True)

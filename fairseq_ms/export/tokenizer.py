@@ -124,6 +124,7 @@ def _write_fast(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin:
         "eos_token": byte_bpe.NEWLINE,
         # What looks like a special symbol in a text is text, as in the data.
         "split_special_tokens": True,
+        "model_input_names": ["input_ids", "attention_mask"],
     }
 
 

@@ -52,6 +52,9 @@ setup(
         "analysis": ["matplotlib>=3.8", "sacrebleu>=2.3"],
         "export": ["safetensors>=0.4"],
         "ngram": ["kenlm>=0.3"],
+        # Parquet, and what `save_to_disk` of Hugging Face's datasets wrote.
+        "arrow": ["pyarrow>=15"],
+        "tokenizers": ["tokenizers>=0.20"],
         "preprocess": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "pillow>=10", "scikit-learn>=1.4"],
         "dev": ["pytest>=8", "pytest-xdist>=3.5", "ruff>=0.6", "mypy>=1.10"],
     },

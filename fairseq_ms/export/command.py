@@ -14,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     known = "(default: what manifest.json in or above --data says)"
-    add_flag(parser, "--level", "--symbols", metavar="KIND", help=f"symbols: word, bpe, char or byte {known}")
+    add_flag(parser, "--level", "--symbols", metavar="KIND", help=f"word, bpe, hf_byte_bpe, char or byte {known}")
     before = f"what comes before the symbols {known}"
     add_flag(parser, "--tokenise", "--tokenize", choices=("moses", "none"), help=before)
     parser.add_argument("--language", metavar="CODE", help="of Moses (default: the manifest's, or en)")
-    parser.add_argument("--bpe-codes", type=Path, metavar="FILE", help="BPE operations (default: codes.bpe beside it)")
+    parser.add_argument("--bpe-codes", type=Path, metavar="FILE", help="BPE operations (default: beside it)")
     of_model = "of the model, as the Hub names it (default: unknown)"
     of_data = "of the training data (default: unknown)"
     add_flag(parser, "--license", "--licence", default="unknown", metavar="ID", help=of_model)

@@ -16,7 +16,9 @@ from fairseq_ms.export import sources
 if TYPE_CHECKING:
     from fairseq_ms_pipeline.lines import Lines
 
-LEVELS = ("word", "bpe", "char", "byte")
+LEVELS = ("word", "bpe", "hf_byte_bpe", "char", "byte")
+# What BPE has learnt is in this file of a prepared folder; beside that of hf_byte_bpe is its vocab.json.
+CODES = {"bpe": "codes.bpe", "hf_byte_bpe": "merges.txt"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Pipeline:
         level: one of ``LEVELS``
         tokenise: ``moses`` or ``none``
         language: of Moses
-        codes: the BPE operations, with the level ``bpe``
+        codes: the BPE operations, with the levels ``bpe`` and ``hf_byte_bpe``
     """
 
     level: str
@@ -38,7 +40,8 @@ class Pipeline:
     @property
     def packages(self) -> list[str]:
         """What the tokenizer needs beside ``transformers``."""
-        return ["sacremoses"] * (self.tokenise == "moses") + ["subword-nmt"] * (self.level == "bpe")
+        of_level = {"bpe": ["subword-nmt"], "hf_byte_bpe": ["tokenizers"]}
+        return ["sacremoses"] * (self.tokenise == "moses") + of_level.get(self.level, [])
 
 
 def pipeline_of(
@@ -61,12 +64,14 @@ def pipeline_of(
         )
     tokenise = tokenise or known.get("tokenise", "none")
     codes = Path(bpe_codes) if bpe_codes is not None else None
-    if level != "bpe" and codes is not None:
+    if level not in CODES and codes is not None:
         raise UsageError(f"--bpe-codes has no effect with --level {level}: got {codes}")
-    if level == "bpe" and codes is None and manifest is not None:
-        codes = manifest.parent / "codes.bpe"
-    if level == "bpe" and (codes is None or not codes.is_file()):
-        raise UsageError(f"--bpe-codes must name the file of BPE operations with --level bpe: got {codes or 'none'}")
+    if level in CODES and codes is None and manifest is not None:
+        codes = manifest.parent / CODES[level]
+    if level in CODES and (codes is None or not codes.is_file()):
+        raise UsageError(
+            f"--bpe-codes must name the file of BPE operations with --level {level}: got {codes or 'none'}"
+        )
     if language is not None and tokenise != "moses":
         raise UsageError(f"--language has no effect without --tokenise moses: got {language}")
     return Pipeline(level, tokenise, language or known.get("language", "en"), codes)
@@ -75,7 +80,8 @@ def pipeline_of(
 def classes_of(pipeline: Pipeline, last: tuple[str, str]) -> list[tuple[str, str]]:
     """The modules and names of the classes that make up the pipeline, the first derived from first."""
     moses, subwords = ("fairseq_ms_pipeline.moses", "Moses"), ("fairseq_ms_pipeline.subwords", "Subwords")
-    return [moses] * (pipeline.tokenise == "moses") + [subwords] * (pipeline.level == "bpe") + [last]
+    levels = {"bpe": [subwords], "hf_byte_bpe": [("fairseq_ms_pipeline.byte_bpe", "ByteSubwords")]}
+    return [moses] * (pipeline.tokenise == "moses") + levels.get(pipeline.level, []) + [last]
 
 
 def lines_of(pipeline: Pipeline) -> Lines:
@@ -90,6 +96,40 @@ def lines_of(pipeline: Pipeline) -> Lines:
 
 def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, positions: int | None) -> None:
     """Write the tokenizer's files; a text begins with the symbol ``begin``."""
+    settings: dict[str, object] = {
+        "bos_token": begin,
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+    }
+    if positions is not None:
+        settings["model_max_length"] = positions
+    write_files = _write_fast if pipeline.level == "hf_byte_bpe" else _write_lines
+    settings |= write_files(folder, pipeline, symbols, begin)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_fast(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str) -> dict[str, object]:
+    """Write ``tokenizer.json``, which needs no Python of ours; a newline is the end of a line."""
+    report.require_package("tokenizers", "fairseq-ms export", "tokenizers")
+    from fairseq_ms_pipeline import byte_bpe
+
+    assert pipeline.codes is not None
+    byte_bpe.for_transformers(pipeline.codes.parent, symbols, begin).save(str(folder / "tokenizer.json"))
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": byte_bpe.spelled(begin),
+        "eos_token": byte_bpe.NEWLINE,
+        # What looks like a special symbol in a text is text, as in the data.
+        "split_special_tokens": True,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+
+
+def _write_lines(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str) -> dict[str, object]:
+    """Write the pipeline's classes and what they read."""
     classes = classes_of(pipeline, ("fairseq_ms.export.hf.tokenization", "LineTokenizer"))
     text = f'''class FairseqMsTokenizer({", ".join(name for _, name in classes)}):
     """The tokenizer of this folder\'s model."""
@@ -101,17 +141,8 @@ def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, 
     (folder / "vocab.json").write_text(vocabulary + "\n", encoding="utf-8")
     if pipeline.codes is not None:
         (folder / "codes.bpe").write_bytes(pipeline.codes.read_bytes())
-    settings: dict[str, object] = {
+    return {
         "tokenizer_class": "FairseqMsTokenizer",
         "auto_map": {"AutoTokenizer": ["tokenization_fairseq_ms.FairseqMsTokenizer", None]},
-        "bos_token": begin,
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "padding_side": "left",
-        "clean_up_tokenization_spaces": False,
         "language": pipeline.language,
     }
-    if positions is not None:
-        settings["model_max_length"] = positions
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

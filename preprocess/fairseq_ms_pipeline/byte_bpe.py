@@ -22,6 +22,8 @@ from fairseq_ms_pipeline.lines import Lines
 # Characters that are tokenised at a time, whole lines: enough to be fast, while tokens take a hundred times the room.
 CHUNK = 1 << 17
 END = -1
+# The byte of a newline, as byte-level tokens are spelled.
+NEWLINE = "\u010a"
 
 
 def _tokenizer(model: models.BPE) -> Tokenizer:
@@ -69,7 +71,7 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
             found.append(np.array(tokenizer.encode_batch_fast(["".join(lines)])[0].ids, dtype=np.int32))
     ids = np.concatenate(found)
     counts = np.bincount(ids)
-    newline = tokenizer.encode("\n").ids[0]
+    newline = tokenizer.token_to_id(NEWLINE)
     ids[ids == newline] = END
     counts[newline : newline + 1] = 0
     part = part_of(out)
@@ -102,7 +104,7 @@ class ByteSubwords(Lines):
 
 
 def for_transformers(folder: Path, dictionary: Sequence[str], begin: str) -> Tokenizer:
-    """The tokenizer whose numbers are those of a dictionary's symbols, and in which a newline is the end of a line.
+    """The tokenizer whose numbers are those of a dictionary's symbols, with that of `</s>` for a newline.
 
     Args:
         begin: the symbol that a text begins with
@@ -110,11 +112,11 @@ def for_transformers(folder: Path, dictionary: Sequence[str], begin: str) -> Tok
     learnt, merges = (folder / name for name in CODES["hf_byte_bpe"])
     index = {symbol: number for number, symbol in enumerate(dictionary)}
     vocabulary = {token: index[str(number)] for token, number in json.loads(learnt.read_text("utf-8")).items()}
-    own = {spelled(symbol): index[symbol] for symbol in dictionary[:4]}
+    # No line has a newline, whose own number stays free.
+    own = {spelled(symbol): index[symbol] for symbol in dictionary[:4]} | {"<newline>": vocabulary[NEWLINE]}
     pairs = [tuple(line.split(" ")) for line in merges.read_text("utf-8").split("\n")[1:] if line]
-    tokenizer = _tokenizer(models.BPE(vocab={**own, **vocabulary}, merges=pairs))
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in own if name != "\n"])
-    tokenizer.add_tokens([AddedToken("\n", normalized=False)])
+    tokenizer = _tokenizer(models.BPE(vocab={**vocabulary, **own}, merges=pairs))
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in ("<s>", "<pad>", "<unk>")])
     first = spelled(begin)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[first, "$A"], pair=[first, "$A", "$B"], special_tokens=[(first, index[begin])]
@@ -123,5 +125,5 @@ def for_transformers(folder: Path, dictionary: Sequence[str], begin: str) -> Tok
 
 
 def spelled(symbol: str) -> str:
-    """A symbol of fairseq's own in a text."""
-    return "\n" if symbol == "</s>" else symbol
+    """A symbol of fairseq's own as a token."""
+    return NEWLINE if symbol == "</s>" else symbol

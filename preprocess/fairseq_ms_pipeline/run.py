@@ -208,9 +208,9 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
         with progress.stage("learn BPE", dataset.bpe_merges, " merges") as bar:
             merges = dataset.bpe_merges
             if given:
-                for kind, file in zip(GIVEN, codes, strict=False):
-                    _copy(given[kind], file)
-            elif all(file.exists() for file in codes):
+                for kind, target in zip(GIVEN, codes, strict=False):
+                    _copy(given[kind], target)
+            elif all(target.exists() for target in codes):
                 pass
             elif dataset.level == "hf_byte_bpe":
                 byte_bpe.learn(sampled, merges, ready, job.workers)

@@ -193,7 +193,8 @@ def articles(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
     ValueError names a file that is damaged, and the fields of one whose articles have none of those asked for. An
     article without any of them is passed over.
     """
-    found, others = False, {}
+    found = False
+    others: Json = {}
     for article in _rows(file, fields) if matches(file.name, TABLES) else _json_articles(file):
         values = [article[name] for name in fields if name in article]
         found, others = found or bool(values), others or article

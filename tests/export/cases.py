@@ -22,6 +22,7 @@ CASES = {
     "vanilla": ["--arch", "vanilla_lm", *WIDE, *PLAIN],
     "window": ["--arch", "vanilla_lm", *WIDE, *PLAIN, *LOCAL],
     "retina": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16"],
+    "byte_bpe": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16"],
     "topdown": ["--arch", "multiscale_topdown", *WIDE, *SCALES],
     "parts": ["--arch", "retina_lm", *WIDE, *PLAIN, "--scale-windows", "1x=0:4,2x=4:16", *PARTS],
     "bottomup": ["--arch", "multiscale_bottomup", *WIDE, *SCALES],
@@ -33,6 +34,8 @@ CASES = {
 }
 STREAMING = ("transformer_xl", "compressive", "transformer_ql")
 PROMPTS = ["w0 w1 w2", "w5", "w1 w2 w3 w4 w5 w6 w0 w1"]
+ODD_PROMPTS = ["w0 w1 w2", "  東京\tw5", "😀 <s> "]
 MAX_LENGTH = 22
-LEVELS = ("bpe", "char", "byte", "word")
+LEVELS = ("bpe", "char", "byte", "word", "hf_byte_bpe")
+ODD = "  x\ty \u00a0z\u2028 \r\n\n\n 東京 😀 <s> </s> <unk> @@ Ċ  \n<pad>\n"
 TEXT = "He said: \"it's done\", didn't he?\nNaïve  word\n"

@@ -51,8 +51,9 @@ def text_and_back(folder: Path) -> dict:
     ids = tokenizer(expected["text"]).input_ids
     return {
         "it begins": ids[0] == tokenizer.bos_token_id,
-        "symbols are the pipeline's": tokenizer.convert_ids_to_tokens(ids[1:]) == expected["symbols"],
+        "symbols are the pipeline's": ids[1:] == expected["ids"],
         "text comes back": " ".join(tokenizer.decode(ids[1:]).split()) == " ".join(expected["plain"].split()),
+        "nothing is lost": folder.name != "hf_byte_bpe" or tokenizer.decode(ids[1:]) == expected["text"],
         "a copy is the same": again(expected["text"]).input_ids == ids,
     }
 

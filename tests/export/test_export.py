@@ -13,7 +13,6 @@ from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from tests.export.cases import CASES, LEVELS
-from tests.export.making import make
 from tests.helpers import trained
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT
@@ -33,6 +32,8 @@ def beside(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="module")
 def exported(beside, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of exported models, one of every case."""
+    from tests.export.making import make
+
     folder = tmp_path_factory.mktemp("exported")
     with torch.device("cpu"):
         make(folder)
@@ -69,6 +70,9 @@ def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
         *("tokenizer_config.json", "vocab.json"),
     }
     assert {"modeling_fairseq_ms.py", "core_haed.py", "hf_cache.py", "tokenization_fairseq_ms.py"} <= files
+    of_bytes = exported / "byte_bpe" / "byte_bpe"
+    assert (of_bytes / "tokenizer.json").is_file()
+    assert not [*of_bytes.glob("tokenization*"), *of_bytes.glob("vocab*")]
     # What another model or pipeline needs stays behind.
     assert not {"core_retina.py", "pipeline_moses.py", "pipeline_subwords.py"} & files
     origins = {(folder / name).read_text().split(" ", 2)[1] for name in files if name.endswith(".py")}
@@ -88,7 +92,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "--level must be one of word, bpe, char, byte where no manifest.json"),
+        ([], "--level must be one of word, bpe, hf_byte_bpe, char, byte where no manifest.json"),
         (["--level", "bpe"], "--bpe-codes must name the file of BPE operations"),
         (["--level", "word", "--bpe-codes", "codes"], "--bpe-codes has no effect with --level word"),
         (["--level", "word", "--language", "de"], "--language has no effect without --tokenise moses"),

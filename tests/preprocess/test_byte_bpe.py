@@ -117,7 +117,7 @@ def test_fairseq_s_commands_take_the_files_of_a_prepared_folder(prepared, tmp_pa
     )
     monkeypatch.setenv("PYTHONPATH", str(library("transformers-5", tmp_path)))
     (tmp_path / "in").write_text("w0 東京 w1\n")
-    flags = ["--user-dir", ROOT / "fairseq_ms", "--path", model, "--cpu", "--bpe", "hf_byte_bpe"]
+    flags: list[str | Path] = ["--user-dir", ROOT / "fairseq_ms", "--path", model, "--cpu", "--bpe", "hf_byte_bpe"]
     flags += ["--bpe-vocab", out / "vocab.json", "--bpe-merges", out / "merges.txt"]
     task = ["--task", "language_modeling", "--beam", "1", "--max-len-b", "60"]
     done = run_cli("fairseq-interactive", out / "bin", *flags, *task, "--input", tmp_path / "in")

@@ -95,10 +95,11 @@ test-portable: env
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
 # where rows of the first have failed. Tests come last: what they would show of numerics is checked before each table.
 GPU := $(RUN) -m fairseq_ms bench all --device cuda --rounds 3 --report docs/results_gpu.md
-ON_GPU := models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
-	models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
+ON_GPU := core/test_graphs.py models/test_invariants.py models/test_multiscale.py models/test_streaming.py \
+	models/test_haed.py models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
 	core/ops/test_attention.py core/ops/test_linear.py core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py \
-	core/ops/test_dropout_masks.py
+	core/ops/test_dropout_masks.py \
+	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches
 gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
 	@PYTHONPATH=$(VENV)/transformers-5 $(GPU); first=$$?; [ $$first -le 1 ] || exit $$first; \
 	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \

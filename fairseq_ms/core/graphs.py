@@ -91,6 +91,7 @@ class Steps:
     def batch_size(self) -> int:
         return self.tokens_B1.size(0)
 
+    @torch.no_grad()
     def begin(self, state: State) -> Steps:
         """Continue what another state knows, which stays as it is. Raises ValueError for one of another batch size."""
         check_batch(state.batch_size, self.tokens_B1)
@@ -98,6 +99,7 @@ class Steps:
         self.state.load(state)
         return self
 
+    @torch.no_grad()
     def __call__(self, tokens_B1: Tensor) -> Tensor:
         """Features (B, 1, D) of one more token of every row, in memory that the next step overwrites.
 

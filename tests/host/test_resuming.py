@@ -201,8 +201,17 @@ def test_batches_that_stay_on_their_rank_stay_there_after_a_resume(
     assert targets_of(batches, 1) == targets_of(batches, 2) == targets_of(batches, 3)
 
 
+def test_curriculum_ends_when_its_epochs_are_over(folders: list[Path]) -> None:
+    run = Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, "--curriculum", "1"))
+    ids: dict[int, list[list[int]]] = {1: [], 2: [], 3: []}
+    for epoch, batch, _ in run.batches():
+        ids[epoch].append(batch["id"].tolist())
+    assert ids[2] != ids[1], "the second epoch is in the order of the first"
+    assert ids[3] != ids[2]
+
+
 def test_the_order_of_an_uninterrupted_run_is_fairseqs_own(folders: list[Path]) -> None:
-    for flags in ((), ("--update-ordered-indices-seed",), ("--grouped-shuffling",), ("--curriculum", "1")):
+    for flags in ((), ("--update-ordered-indices-seed",), ("--grouped-shuffling",)):
         ours = [batch for _, batch, _ in Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS, *flags)).batches()]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Run, "get_train_iterator", FairseqTrainer.get_train_iterator)

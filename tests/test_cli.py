@@ -34,6 +34,8 @@ def test_user_dir_imports_neither_torch_nor_fairseq():
 def test_a_closed_pipe_ends_every_command_in_silence(arguments):
     command = [sys.executable, "-m", "fairseq_ms", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
     # A help longer than the pipe's buffer is given up by argparse itself, which is no error to it.

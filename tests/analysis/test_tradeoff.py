@@ -22,8 +22,8 @@ def runs(tmp_path_factory):
     for layers in (1, 3):
         path = folder / f"runs/vanilla/{layers}/checkpoint_best.pt"
         write_checkpoint(path, data, "vanilla_lm", *size, "--decoder-layers", str(layers))
-    layers = ["--scale-layers", "1x=1,16x=3,4x=2"]
-    write_checkpoint(folder / "runs/topdown/checkpoint_best.pt", data, "multiscale_topdown", *size, *layers)
+    scales = ["--scale-layers", "1x=1,16x=3,4x=2"]
+    write_checkpoint(folder / "runs/topdown/checkpoint_best.pt", data, "multiscale_topdown", *size, *scales)
     return folder / "runs"
 
 

@@ -15,6 +15,7 @@ its place is only another way of reading the same memory::
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import Norm
-from fairseq_ms.core.ops.recompute import autocast_dtype, autocast_to, drop
+from fairseq_ms.core.ops.recompute import drop
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -248,8 +249,9 @@ def segment_attention(
         q_BNTH = queries_of(states_BSD[:, states_BSD.size(1) - length :], qkv_OD, heads)
         return relative_attention(q_BNTH, *keys_and_values(states_BSD, qkv_OD, heads), r_PNH, u_NH, v_NH, dropout)
     device = x_BTD.device.type
-    dtype = autocast_dtype(device) or x_BTD.dtype
-    with autocast_to(device, None):
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),

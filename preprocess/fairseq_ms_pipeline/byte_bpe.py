@@ -48,11 +48,9 @@ def learn(shards: list[Path], merges: int, folder: Path, workers: int) -> None:
         [str(shard) for shard in shards],
         trainers.BpeTrainer(vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False),
     )
-    part = part_of(folder / "learnt")
-    part.mkdir(exist_ok=True)
-    for file in tokenizer.model.save(str(part)):
-        os.replace(file, folder / Path(file).name)
-    part.rmdir()
+    part = part_of(folder / "learnt").name
+    for file in tokenizer.model.save(str(folder), part):
+        os.replace(file, folder / Path(file).name.removeprefix(f"{part}-"))
 
 
 @lru_cache(maxsize=1)

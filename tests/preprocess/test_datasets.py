@@ -163,17 +163,6 @@ def test_cc_news_reads_articles_of_json_jsonl_and_text(tmp_path):
     assert sum(counts["lines"] for counts in splits.values()) == 60 * 3 + 30 * 2 + 2 * 2
 
 
-def test_articles_of_a_single_json_file_are_split_at_random(tmp_path):
-    articles = "".join(json.dumps({"text": f"article {index} ends"}) + "\n" for index in range(90))
-    (tmp_path / "mine.jsonl").write_text(articles)
-    out = tmp_path / "out"
-    fractions = ["--valid-fraction", "0.2", "--test-fraction", "0.2"]
-    prepare("text", "--input", tmp_path / "mine.jsonl", "--out", out, "--level", "word", *fractions)
-    splits = manifest_of(out)["splits"]
-    assert sum(counts["documents"] for counts in splits.values()) == 90
-    assert all(5 < splits[split]["documents"] < 40 for split in ("valid", "test"))
-
-
 def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_there(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / "mine" / split).mkdir(parents=True)

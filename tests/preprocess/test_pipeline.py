@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import options
-from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data import Dictionary, indexed_dataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
 from fairseq_ms_pipeline.cli import plan
@@ -228,13 +228,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     assert tree(tmp_path) == before
     job = job_of(source, tmp_path / "out", vocabulary_from=None)
     assert "valid 0.2, test 0.2 of documents (blank)" in plan(job)
-
-
-def test_the_dictionary_of_a_published_folder_is_read_by_fairseq(prepared):
-    _, out = prepared
-    dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
-    data = data_utils.load_indexed_dataset(str(out / "bin" / "train"), dictionary)
-    assert len(data) == json.loads((out / "manifest.json").read_text())["splits"]["train"]["lines"]
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):

@@ -78,6 +78,7 @@ class Steps:
         """Those that the model has kept, if they serve texts of this length, or new ones."""
         kept = model.steps
         # The model has none until its text is done, so that two texts at a time have a state each.
+        length = min(length, model.max_length() or length)
         model.steps, weights = None, [(weight.data_ptr(), weight.dtype) for weight in model.state_dict().values()]
         if kept is None or kept.batch_size != batch_size or kept.capacity < length or kept.weights != weights:
             room = max(_LEAST_ROOM, 1 << (length - 1).bit_length())

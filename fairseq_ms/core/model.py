@@ -199,7 +199,7 @@ class CausalModel(nn.Module, ABC):
         top_p: float = 1.0,
         state: State | None = None,
         generator: torch.Generator | None = None,
-        graphs: bool | None = None,
+        graphs: bool | None = False,
     ) -> Tensor:
         """The prompt (B, P) or (P,) and n tokens behind it, (B, P + n) or (P + n,).
 
@@ -211,7 +211,7 @@ class CausalModel(nn.Module, ABC):
             top_p: draw from the most probable tokens that together have this probability
             state: what comes before the prompt; it moves on to the last token but one
             generator: where random numbers come from
-            graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; by default, where it can
+            graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None for where it can be
 
         Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size, a
         text that would grow longer than ``max_length``, and graphs where there can be none.

@@ -8,6 +8,7 @@ whatever a caller shows next, exactly what is missing is computed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from weakref import finalize
 
@@ -134,7 +135,7 @@ class Decoding:
             known, self.steps = 0, None
         if known == 0:
             self.state = self.new_state(tokens_BT.size(0), 2 * tokens_BT.size(1))
-        elif one_more and self.begins_anew and self.steps is None and takes_graphs(self.model, None):
+        elif one_more and self.begins_anew and self.steps is None and takes_graphs(self.model, _graphs()):
             self.steps = Steps.of(self.model, tokens_BT.size(0), 2 * tokens_BT.size(1)).begin(self.state)
             # For the next batch, as soon as this one is done.
             finalize(self, setattr, self.model, "steps", self.steps)
@@ -142,6 +143,11 @@ class Decoding:
         if self.steps is not None:
             return self.steps(tokens_BT[:, known:])
         return self.model.features(tokens_BT[:, known:], self.state)
+
+
+def _graphs() -> bool | None:
+    """Where they can be, if the environment says so: they have not run on a GPU yet."""
+    return None if os.environ.get("FAIRSEQ_MS_GRAPHS") == "1" else False
 
 
 def _distinct(tokens_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -113,7 +113,9 @@ class AggregationAttention(nn.Module):
     def __init__(self, config: BottomUpConfig, heads: dict[int, int]) -> None:
         super().__init__()
         dim, total = config.dim, sum(heads.values())
-        assert dim % total == 0
+        if min(heads.values()) < 1 or dim % total:
+            found = ", ".join(str(count) for count in heads.values())
+            raise ValueError(f"heads of the coarse scales must be positive and together divide dim {dim}: got {found}")
         self.config = config
         self.heads = dict(heads)
         self.head_dim = dim // total

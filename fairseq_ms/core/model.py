@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
-from fairseq_ms.core.cache import State
+from fairseq_ms.core.cache import Reorderable, State
 from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
@@ -91,14 +91,19 @@ class ModelConfig(LayerConfig):
 
 
 class Unread(State):
-    """A text that was read without a state: continuing it reads it again."""
+    """A text that was read without a state: whoever continues it reads it again, once, into the state ``known``."""
 
     def __init__(self, tokens_BT: Tensor) -> None:
-        self.tokens_BT = tokens_BT
-        self.batch_size, self.length = tokens_BT.shape
+        self.tokens_BT, self.batch_size = tokens_BT, tokens_BT.size(0)
+        self.known: State | None = None
 
-    def parts(self) -> list:
-        return []
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        """Tokens of the text, and those behind it."""
+        return self.tokens_BT.size(1) if self.known is None else self.known.length
+
+    def parts(self) -> list[Reorderable]:
+        return [] if self.known is None else [self.known]
 
     def reorder(self, order: Tensor) -> None:
         super().reorder(order)
@@ -155,10 +160,16 @@ class CausalModel(nn.Module, ABC):
         check_batch(state.batch_size, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
         with torch.no_grad():
-            if isinstance(state, Unread):
-                read_BT, state = state.tokens_BT, self.new_state(tokens_BT.size(0), 2 * state.length)
-                self.features(read_BT, state)
-            return self.logits(self.features(tokens_BT, state)), state
+            return self.logits(self.features(tokens_BT, self._known(state))), state
+
+    def _known(self, state: State) -> State:
+        """A state that remembers what it has read."""
+        if not isinstance(state, Unread):
+            return state
+        if state.known is None:
+            state.known = self.new_state(state.batch_size, 2 * state.length)
+            self.features(state.tokens_BT, state.known)
+        return state.known
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Features (B, T, D) -> logits (B, T, V); log-probabilities with adaptive softmax."""
@@ -224,7 +235,7 @@ class CausalModel(nn.Module, ABC):
         if state is not None:
             check_batch(state.batch_size, texts[0])
         with inference(self):
-            state = state if state is not None else self.new_state(texts[0].size(0), length)
+            state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
             read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
             for _ in range(n):
                 x_B1D = read(texts[-1])[:, -1:]

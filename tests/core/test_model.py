@@ -115,6 +115,21 @@ def test_generation_continues_a_state_and_leaves_the_mode_of_the_model() -> None
     assert model.training
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "CoarseLM"])
+def test_the_state_of_a_text_read_without_one_moves_on_and_is_generated_from(name: str) -> None:
+    model, text = build(name).double(), torch.randint(11, (2, 30))
+    with torch.no_grad():
+        whole, (_, state) = model(text)[0], model(text[:, :12])
+        for begin, end in ((12, 13), (13, 20)):
+            torch.testing.assert_close(model(text[:, begin:end], state)[0], whole[:, begin:end])
+            assert state.length == end
+    drawn = model.generate(text[:, 20:], 5, temperature=0.0, state=state)
+    assert drawn.equal(model.generate(text, 5, temperature=0.0)[:, 20:])
+    assert state.length == 34
+    state.reorder(torch.tensor([1]))
+    assert model(text[:1, :1], state)[0].shape == (1, 1, 11)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_configuration_survives_json(name: str) -> None:
     config = build(name).config
@@ -127,6 +142,7 @@ def test_a_configuration_survives_json(name: str) -> None:
         (lambda m: build("Vanilla", heads=5), "heads must divide dim 24: got 5"),
         (lambda m: build("TopDown", scales=(core.Scale(1, 1), core.Scale(3, 1), core.Scale(4, 1))), "got 1x, 3x, 4x"),
         (lambda m: build("BottomUp", scales=(core.Scale(1, 1),)), "scales must have one beside 1x: got 1"),
+        (lambda m: build("BottomUp", scales=(core.Scale(1, 1), core.Scale(4, 1))), "heads of the coarse scales must"),
         (lambda m: build("Retina", heads=6), "the heads of all scales must add up to heads 6: got 4, 4, 4"),
         (lambda m: build("Retina", scales=(core.Scale(1, heads=12),)), "near must be below far at 1x: got 0 and 0"),
         (

@@ -1,7 +1,5 @@
 """Every script and configuration under user_dir_examples/, found by glob and read by the real commands."""
 
-import argparse
-import importlib
 import importlib.util
 import json
 import os
@@ -18,7 +16,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_ms.analysis import untrained
-from fairseq_ms.cli import COMMANDS, main
+from fairseq_ms.cli import main, parser_of
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data
 from tests.helpers.hydra import build_everything, composed
@@ -111,11 +109,8 @@ def parse(command: list[str]) -> None:
 
 
 def parse_ours(arguments: list[str]) -> None:
-    module = importlib.import_module(COMMANDS[arguments[0]][0])
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    module.add_arguments(parser)
-    _, unknown = parser.parse_known_args(arguments[1:])
-    if getattr(module, "TAKES_FAIRSEQ_FLAGS", False) and unknown:
+    known, unknown = parser_of(arguments[0])[0].parse_known_args(arguments[1:])
+    if hasattr(known, "fairseq_flags") and unknown:
         untrained.build(unknown, 100, on_meta=True)
     else:
         assert unknown == []

@@ -98,7 +98,7 @@ class Unread(State):
         self.known: State | None = None
 
     @property
-    def length(self) -> int:  # type: ignore[override]
+    def length(self) -> int:
         """Tokens of the text, and those behind it."""
         return self.tokens_BT.size(1) if self.known is None else self.known.length
 

@@ -70,9 +70,10 @@ class State(ABC):
     def fixed(self, capacity: int) -> State:
         """A state that takes one token a step into buffers of fixed shapes, with room for so many in all.
 
-        Of a state before its first token, which is not used any more.
+        Of a state before its first token, which is not used any more. Raises ValueError for a state that has no such
+        form.
         """
-        raise NotImplementedError
+        raise ValueError(f"a state must have buffers of fixed shapes: {type(self).__name__} has none")
 
     def load(self, state: State) -> None:
         """Take over, into buffers of fixed shapes, what another state of as many texts knows."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fairseq_ms.core.adaptive import AdaptiveInput
 from fairseq_ms.core.cache import State
+from fairseq_ms.core.ops.device import has_graphs
 from fairseq_ms.core.ops.recompute import autocast_dtype
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
 
     Raises ValueError where they are asked for and cannot be.
     """
-    device, why = next(model.parameters()).device.type, None
+    device, why = next(model.parameters()).device, None
     if not model.has_fixed_steps:
         why = f"with {type(model).__name__}, whose steps have no fixed shapes"
     elif any(isinstance(module, AdaptiveInput) for module in model.modules()):
         why = "with an adaptive input, which waits to know the bands of its tokens"
-    elif device != "cuda":
+    elif not has_graphs(device):
         why = f"on {device}, which has none"
-    elif autocast_dtype(device) is not None:
+    elif autocast_dtype(device.type) is not None:
         why = "under autocast, which casts weights anew"
     if graphs and why:
         raise ValueError(f"graphs must not be True {why}: got True")
@@ -117,7 +118,7 @@ class Steps:
 
     def run(self, kind: int) -> Tensor:
         """A step of a kind, from its graph if there is one."""
-        if self.tokens_B1.device.type != "cuda" or kind not in self.graphs:
+        if not has_graphs(self.tokens_B1.device) or kind not in self.graphs:
             self.graphs[kind] = None
             return self.step(kind)
         captured = self.graphs[kind]

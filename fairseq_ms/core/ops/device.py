@@ -14,6 +14,11 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Whether steps can be captured there and replayed, as CUDA graphs."""
+    return device.type == "cuda"
+
+
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
     """``torch.cuda.max_memory_allocated`` while ``run()`` works on a GPU; None, without running it, elsewhere."""
     if device.type != "cuda":

@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         type=Path,
         help="the folder bin/ that fairseq-ms prepare wrote: goes into the file, of a phase of HAED as its half of the "
-        "training data, with one epoch's number of updates where the paper trains for one",
+        "training data, with one epoch's number of updates where the paper trains for one; paths of the plugin and of "
+        "the checkpoints, below this folder, are then absolute",
     )
     arguments.add_flag(parser, "--max-update", "--updates", type=int, metavar="N", help="as many updates instead")
 
@@ -132,6 +133,9 @@ def settings(preset: Preset, data: Path | None = None, updates: int | None = Non
     if data is not None:
         folder = _half(data.absolute(), preset.recipe.half)
         sections["task"]["data"] = str(folder)
+        # fairseq-hydra-train changes the folder before it reads paths.
+        sections["common"]["user_dir"] = str(Path(fairseq_ms.__file__).parent)
+        sections["checkpoint"]["save_dir"] = str(Path("checkpoints", preset.name).absolute())
         if updates is None and sections["optimization"]["max_update"] == "???":
             updates = _one_epoch(folder, sections)
     if updates is not None:

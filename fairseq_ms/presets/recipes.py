@@ -1,6 +1,6 @@
-"""Presets of no paper: about 10 (`_small`) and 100 million parameters (`_base`), trained as in docs/recipes.md.
+"""Presets of no paper, trained as in docs/recipes.md: the models measured there (`_tiny`), 10 and 100 million parameters.
 
-Sizes are those with vocabularies of 8,000 and 32,000 symbols, and of characters for HAED.
+Sizes of `_small` are those with a vocabulary of 8,000 symbols, of `_base` with 32,000, and of HAED with characters.
 """
 
 from collections.abc import Iterator
@@ -39,6 +39,17 @@ class _Size:
 
 
 _SIZES = {
+    "tiny": _Size(
+        label="as measured",
+        dim=128,
+        heads=4,
+        layers=6,
+        scales=("64x=3,16x=3,4x=4,1x=4", "16x=3,4x=4,1x=4"),
+        retina="1x=2,4x=1,16x=1",
+        rows=4,
+        warmup=50,
+        half=False,
+    ),
     "small": _Size(
         label="small model",
         dim=256,
@@ -72,7 +83,8 @@ def _text(size: _Size) -> Recipe:
     width, rate, _ = _MEASURED
     notes = "The rate falls over one epoch: --data DATA writes as many updates as DATA has batches, and --max-update "
     notes += "another number; with text that is seen several times, raise model.dropout. "
-    notes += "Rates and warm-up are those of a model of 2 M parameters, and untested at this size."
+    if size.dim != width:
+        notes += "Rates and warm-up are those of a model of 2 M parameters, and untested at this size."
     notes += " Without a GPU add common.bf16=false." * size.half
     return Recipe(
         _SOURCE,
@@ -107,8 +119,9 @@ def _models(size: _Size) -> Iterator[tuple[str, Values, Recipe]]:
     yield "retina_lm", {**shared, **layers, "scale_heads": size.retina, "scale_windows": _WINDOWS}, _text(size)
     yield "multiscale_topdown", {**shared, "scale_layers": topdown}, _text(size)
     yield "multiscale_bottomup", {**shared, "scale_layers": bottomup, "aggregation_gate": True}, _text(size)
-    yield "transformer_ql", *_streams(size)
-    yield "haed", *_characters(size)
+    if size.dim != width:
+        yield "transformer_ql", *_streams(size)
+        yield "haed", *_characters(size)
 
 
 def _streams(size: _Size) -> tuple[Values, Recipe]:

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from fairseq_ms import cli
 from fairseq_ms.analysis.config import SIZES, config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS, Preset
-from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data
 from tests.helpers.hydra import OF_PAPERS, assert_the_file_carries_the_values_of, build_everything, composed
 from tests.presets import record
@@ -148,6 +148,8 @@ def test_with_data_a_run_takes_one_epoch_of_its_share(name: str, folder: str, up
     assert cli.main(["config", name, "--data", str(data), "--out", str(tmp_path / "c.yaml")]) == 0
     written = OmegaConf.load(tmp_path / "c.yaml")
     assert written.task.data == str(tmp_path / folder)
+    paths = (written.common.user_dir, written.checkpoint.save_dir)
+    assert paths == (str(USER_DIR), str(Path("checkpoints", name).absolute()))
     assert written.optimization.max_update == updates
     assert "task.data" not in OmegaConf.missing_keys(written)
 

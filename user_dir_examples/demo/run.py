@@ -25,7 +25,7 @@ import fairseq_ms
 from fairseq_ms.analysis.training_step import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT, UPDATES = 256, 600
+CONTEXT, UPDATES = 256, 500
 LENGTHS = (CONTEXT, 4 * CONTEXT, 16 * CONTEXT)
 SHARED = f"""
     --user-dir fairseq_ms --task language_modeling --criterion cross_entropy --tokens-per-sample {CONTEXT}

@@ -67,10 +67,8 @@ done
 fairseq-ms config "$name" --data "$(realpath -m "$data")" "${updates[@]}" --out "$PWD/checkpoints/$name.yaml"
 
 # Absolute, since hydra runs every job in a folder of its own.
-size+=("checkpoint.save_dir=$PWD/checkpoints/$name")
 if [[ $name == *_finetune ]]; then
     size+=("checkpoint.finetune_from_model=$PWD/checkpoints/${name%_finetune}_iem/checkpoint_last.pt")
 fi
 
-exec fairseq-hydra-train --config-dir "$PWD/checkpoints" --config-name "$name" \
-    "common.user_dir=$(fairseq-ms user-dir)" "${size[@]}" "$@"
+exec fairseq-hydra-train --config-dir "$PWD/checkpoints" --config-name "$name" "${size[@]}" "$@"

@@ -1,6 +1,7 @@
-"""Presets of no paper, trained as in docs/recipes.md: the models measured there (`_tiny`), 10 and 100 million parameters.
+"""Presets of no paper: the models that docs/recipes.md measures (`_tiny`), and others trained like them.
 
-Sizes of `_small` are those with a vocabulary of 8,000 symbols, of `_base` with 32,000, and of HAED with characters.
+Those have about 10 (`_small`) and 100 million parameters (`_base`), with vocabularies of 8,000 and 32,000 symbols, and of
+characters for HAED.
 """
 
 from collections.abc import Iterator

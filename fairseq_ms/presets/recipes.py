@@ -1,7 +1,7 @@
 """Presets of no paper: the models that docs/recipes.md measures (`_tiny`), and others trained like them.
 
-Those have about 10 (`_small`) and 100 million parameters (`_base`), with vocabularies of 8,000 and 32,000 symbols, and of
-characters for HAED.
+Those have about 10 (`_small`) and 100 million parameters (`_base`), with 8,000 and 32,000 symbols, and HAED with
+characters.
 """
 
 from collections.abc import Iterator

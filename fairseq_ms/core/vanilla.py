@@ -15,7 +15,6 @@ from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, stack_cache
 from fairseq_ms.core.fixed import FixedCache, Slots
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import LanguageModel, ModelConfig
-from fairseq_ms.core.ops.rotary import beginnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class Vanilla(LanguageModel):
     def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
         start = state.length if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
-        rotation_2TF = self.config.rotation(beginnings(start, tokens_BT.size(1)), x_BTD)
+        rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), x_BTD)
         x_BTD = self.stack(x_BTD, state.caches if state is not None else None, rotation_2TF)
         if state is not None:
             state.length += tokens_BT.size(1)

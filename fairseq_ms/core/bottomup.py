@@ -202,7 +202,8 @@ class BottomUpState(State):
     """
 
     def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
-        self.batch_size, like, aggregate = batch_size, model.embed.like(), model.aggregate.attention
+        super().__init__(model.config, batch_size)
+        like, aggregate = model.embed.like(), model.aggregate.attention
         self.fine_like, self.factors = like, [scale.factor for scale in model.coarse]
         rooms = [capacity // factor for factor in self.factors]
         self.unfinished: list[Any] = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]

@@ -197,8 +197,9 @@ class WindowCache:
 class RetinaState(State):
     """The windows of every layer; what has left them is forgotten, so the cost of a token does not grow."""
 
-    def __init__(self, batch_size: int, caches: list[WindowCache]) -> None:
-        self.batch_size, self.caches = batch_size, caches
+    def __init__(self, config: RetinaConfig, batch_size: int, caches: list[WindowCache]) -> None:
+        super().__init__(config, batch_size)
+        self.caches = caches
 
     def parts(self) -> Iterable[Reorderable]:
         return [part for cache in self.caches for part in cache.parts()]
@@ -276,4 +277,5 @@ class Retina(LanguageModel):
 
     def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:
         like = self.embed.like()
-        return RetinaState(batch_size, [WindowCache(layer.attention, batch_size, like) for layer in self.layers])
+        caches = [WindowCache(layer.attention, batch_size, like) for layer in self.layers]
+        return RetinaState(self.config, batch_size, caches)

@@ -31,8 +31,9 @@ class VanillaConfig(ModelConfig):
 class VanillaState(State):
     """Keys and values of every layer."""
 
-    def __init__(self, batch_size: int, caches: list[KeyValueCache]) -> None:
-        self.batch_size, self.caches = batch_size, caches
+    def __init__(self, config: VanillaConfig, batch_size: int, caches: list[KeyValueCache]) -> None:
+        super().__init__(config, batch_size)
+        self.caches = caches
 
     def parts(self) -> Iterable[Reorderable]:
         return self.caches
@@ -75,4 +76,4 @@ class Vanilla(LanguageModel):
 
     def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
         caches = stack_caches(self.stack, batch_size, self.room(capacity), self.embed.like())
-        return VanillaState(batch_size, caches)
+        return VanillaState(self.config, batch_size, caches)

@@ -136,6 +136,9 @@ class FairseqMuon(FairseqOptimizer):
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for parameter in params:
             groups[not isinstance(getattr(parameter, "param_group", None), tuple)].append(parameter)
+        if not groups[0]:
+            others = f"{len(groups[1])} other parameters"
+            raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {others}")
         muon = torch.optim.Muon(
             groups[0],
             lr=_rate(cfg),

@@ -22,7 +22,6 @@ from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
-from fairseq_ms.core.ops.rotary import beginnings
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.core.pooling import normalised
 from fairseq_ms.core.scales import Scale, check_scales
@@ -87,11 +86,8 @@ class BottomUpScale(nn.Module):
         if finished_BCD.size(1) == 0:
             return finished_BCD
         out_BCD = normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute)
-        return self.stack(
-            out_BCD,
-            caches,
-            self.config.rotation(beginnings(start, out_BCD.size(1) * self.factor, self.factor), out_BCD),
-        )
+        rotation_2CF = self.config.rotation_behind(start, out_BCD.size(1) * self.factor, out_BCD, self.factor)
+        return self.stack(out_BCD, caches, rotation_2CF)
 
 
 class AggregationAttention(nn.Module):
@@ -150,15 +146,15 @@ class AggregationAttention(nn.Module):
     def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""
         factor, heads = list(self.heads.items())[level]
-        positions = beginnings(start, blocks_BCD.size(1) * factor, factor)
-        rotation_2CF = self.config.rotation(positions, blocks_BCD, self.head_dim)
+        count = blocks_BCD.size(1) * factor
+        rotation_2CF = self.config.rotation_behind(start, count, blocks_BCD, factor, self.head_dim)
         pair = self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF)
         k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
     def _queries(self, x_BTD: Tensor, start: int | Tensor) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
-        rotation_2TF = self.config.rotation(beginnings(start, x_BTD.size(1)), x_BTD, self.head_dim)
+        rotation_2TF = self.config.rotation_behind(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
         queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
         # (B, T, N * H) -> (B, N, T, H)
@@ -206,7 +202,8 @@ class BottomUpState(State):
     """
 
     def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
-        self.batch_size, like, aggregate = batch_size, model.embed.like(), model.aggregate.attention
+        super().__init__(model.config, batch_size)
+        like, aggregate = model.embed.like(), model.aggregate.attention
         self.fine_like, self.factors = like, [scale.factor for scale in model.coarse]
         rooms = [capacity // factor for factor in self.factors]
         self.unfinished: list[Any] = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]
@@ -279,7 +276,7 @@ class BottomUp(LanguageModel):
             out_BCD = scale(out_BCD, *past)
             representations[scale.factor] = out_BCD
         out_BTD = self.aggregate(x_BTD, list(representations.values()), state)
-        rotation_2TF = self.config.rotation(beginnings(start, tokens_BT.size(1)), out_BTD)
+        rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), out_BTD)
         out_BTD = self.stack(out_BTD, state.fine if state is not None else None, rotation_2TF)
         if state is not None:
             state.length += tokens_BT.size(1)

@@ -32,17 +32,23 @@ class State(ABC):
 
     A model's forward pass reads a state and moves it on, without gradients.
 
+    Args:
+        config: that of its model
+        batch_size: B
+
     Attributes:
         length: an integer, and a tensor (1,) from when on the buffers are of fixed shapes
-        batch_size: B
         places: where a step writes; none unless the buffers are of fixed shapes
         phase: where in its blocks the token of such a step is, as a position
     """
 
     length: Any = 0
-    batch_size: int
+    config: Any = None
     places: Sequence[Place] = ()
     phase: int = -1
+
+    def __init__(self, config: Any, batch_size: int) -> None:
+        self.config, self.batch_size = config, batch_size
 
     @property
     def at(self) -> int:

@@ -193,9 +193,12 @@ class TransformerDecoder(nn.Module):
 class HAEDState(State):
     """What main model and chunk decoder know of every row, and the chunk that it is in."""
 
-    def __init__(self, main: RowCaches | LSTMState, decoder: LSTMState | ChunkCaches, unfinished: Unfinished) -> None:
-        self.main, self.decoder, self.unfinished = main, decoder, unfinished
-        self.batch_size = unfinished.place_B.numel()
+    def __init__(self, model: HAED, batch_size: int, chunks: int) -> None:
+        super().__init__(model.config, batch_size)
+        length, pad = model.segmentation.max_length, model.segmentation.pad
+        self.main = model.main.new_state(batch_size, chunks)
+        self.decoder = model.chunk_decoder.new_state(batch_size)
+        self.unfinished = Unfinished(batch_size, length, pad, model.project.weight.device)
 
     def parts(self) -> Iterable[Reorderable]:
         return self.main, self.decoder, self.unfinished
@@ -254,6 +257,7 @@ class HAED(CausalModel):
 
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
         """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""
+        tokens_BT = tokens_BT.long()
         if state is not None and state.length and tokens_BT.size(1) > 1:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
         chunks = self.segmentation(tokens_BT, state and state.unfinished)
@@ -270,11 +274,10 @@ class HAED(CausalModel):
         return self.config.max_positions if self.config.positions == "learned" else None
 
     def new_state(self, batch_size: int, capacity: int = 0) -> HAEDState:
-        length, pad = self.segmentation.max_length, self.segmentation.pad
+        length = self.segmentation.max_length
         # A word has about five characters; caches of rows with more chunks grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
-        unfinished = Unfinished(batch_size, length, pad, self.project.weight.device)
-        return HAEDState(self.main.new_state(batch_size, chunks), self.chunk_decoder.new_state(batch_size), unfinished)
+        return HAEDState(self, batch_size, chunks)
 
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """``loss`` from features (B, T, D)."""

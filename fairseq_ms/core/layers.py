@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fairseq_ms.core.ops.attention import self_attention_linear
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed, recomputed
-from fairseq_ms.core.ops.rotary import rotate, rotation
+from fairseq_ms.core.ops.rotary import beginnings, rotate, rotation
 
 POSITIONS = ("learned", "rotary", "none")
 DOWNSAMPLERS = ("avg", "max", "conv")
@@ -123,6 +123,14 @@ class LayerConfig:
         if self.positions != "rotary":
             return None
         return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
+
+    def rotation_behind(
+        self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
+    ) -> Tensor | None:
+        """The ``rotation`` of the blocks of k tokens that ``count`` tokens behind ``start`` finish."""
+        if self.positions != "rotary":
+            return None
+        return self.rotation(beginnings(start, count, factor), like, head_dim)
 
 
 def check_probability(name: str, value: float) -> None:

@@ -109,6 +109,7 @@ class StreamState(State):
     """
 
     def __init__(self, model: StreamingModel, start: Memory) -> None:
+        super().__init__(model.config, start.batch_size)
         self.model = model
         self.caches: dict[str, SegmentCache] = {}
         self.restart(start, 0)
@@ -122,7 +123,7 @@ class StreamState(State):
 
     def restart(self, start: Memory, length: int) -> None:
         """Continue a memory, which is that after ``length`` tokens."""
-        self.start, self.first, self.length, self.batch_size = start, length, length, start.batch_size
+        self.start, self.first, self.length = start, length, length
         self.mems = self.before = start.states
         self.moving: Mems = {}
         self.waiting_BT, self.tokens_BT = start.pending_BT, start.pending_BT[:, :0]
@@ -244,7 +245,8 @@ class FixedStream(State):
     """
 
     def __init__(self, model: StreamingModel, batch_size: int) -> None:
-        self.model, self.batch_size, self.done = model, batch_size, 0
+        super().__init__(model.config, batch_size)
+        self.model, self.done = model, 0
         self.past = model.window - model.segment_len
         self.length = torch.full((1,), self.past, device=model.u.device)
         self.places = [slots := SegmentSlots(self.length, model.window, model.u)]

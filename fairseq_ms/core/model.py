@@ -93,8 +93,9 @@ class ModelConfig(LayerConfig):
 class Unread(State):
     """A text that was read without a state: whoever continues it reads it again, once, into the state ``known``."""
 
-    def __init__(self, tokens_BT: Tensor) -> None:
-        self.tokens_BT, self.batch_size = tokens_BT, tokens_BT.size(0)
+    def __init__(self, config: Any, tokens_BT: Tensor) -> None:
+        super().__init__(config, tokens_BT.size(0))
+        self.tokens_BT = tokens_BT
         self.known: State | None = None
 
     @property
@@ -150,14 +151,14 @@ class CausalModel(nn.Module, ABC):
 
         Only whole texts have gradients: with a state, which this call moves on, there are none. Without one, texts
         begin, and the state that comes back reads them again when it is used; one from ``new_state`` remembers them.
-        Raises ValueError for tokens of another shape, a state of another batch size, and a text longer than
-        ``max_length``.
+        Raises ValueError for tokens of another shape, a state of another batch size or of a model with another
+        configuration, and a text longer than ``max_length``.
         """
         check_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
-            return self.logits(self.features(tokens_BT)), Unread(tokens_BT)
-        check_batch(state.batch_size, tokens_BT)
+            return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT)
+        self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
         with torch.no_grad():
             return self.logits(self.features(tokens_BT, self._known(state))), state
@@ -224,8 +225,9 @@ class CausalModel(nn.Module, ABC):
             generator: where random numbers come from
             graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None for where it can be
 
-        Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size, a
-        text that would grow longer than ``max_length``, and graphs where there can be none.
+        Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
+        a model with another configuration, a text that would grow longer than ``max_length``, and graphs where there
+        can be none.
         """
         check_sampling(prompt, n, temperature, top_k, top_p)
         texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
@@ -233,7 +235,7 @@ class CausalModel(nn.Module, ABC):
         self.check_length(length - 1 + (state.length if state is not None else 0))
         with_graphs, steps, own = takes_graphs(self, graphs) and n > 1, None, state is None
         if state is not None:
-            check_batch(state.batch_size, texts[0])
+            self.check_state(state, texts[0])
         with inference(self):
             state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
             read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
@@ -247,6 +249,13 @@ class CausalModel(nn.Module, ABC):
                 self.features(torch.cat(texts[1:-1], dim=1), state)
         whole = torch.cat(texts, dim=1)
         return whole[0] if prompt.dim() == 1 else whole
+
+    def check_state(self, state: State, tokens_BT: Tensor) -> None:
+        """Raise ValueError unless a state is of such a model, and of as many rows as there are of tokens."""
+        if state.config is not None and state.config != self.config:
+            other = type(state.config).__name__
+            raise ValueError(f"state must be of a model with this configuration: got one of a different {other}")
+        check_batch(state.batch_size, tokens_BT)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError for a text longer than ``max_length``."""
@@ -320,9 +329,9 @@ def start_residuals(module: nn.Module) -> None:
 
 
 def check_tokens(tokens_BT: Tensor, targets_BT: Tensor | None = None) -> None:
-    """Raise ValueError unless tokens are (B, T), and targets too."""
-    if tokens_BT.dim() != 2:
-        raise ValueError(f"tokens must be (B, T): got shape {tuple(tokens_BT.shape)}")
+    """Raise ValueError unless tokens are (B, T), at least one of them, and targets too."""
+    if tokens_BT.dim() != 2 or not tokens_BT.numel():
+        raise ValueError(f"tokens must be (B, T) with at least one token: got shape {tuple(tokens_BT.shape)}")
     if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
         raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
 

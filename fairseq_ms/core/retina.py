@@ -18,7 +18,6 @@ from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLa
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
-from fairseq_ms.core.ops.rotary import beginnings
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
 from fairseq_ms.core.scales import Scale, check_scales
 
@@ -198,8 +197,9 @@ class WindowCache:
 class RetinaState(State):
     """The windows of every layer; what has left them is forgotten, so the cost of a token does not grow."""
 
-    def __init__(self, batch_size: int, caches: list[WindowCache]) -> None:
-        self.batch_size, self.caches = batch_size, caches
+    def __init__(self, config: RetinaConfig, batch_size: int, caches: list[WindowCache]) -> None:
+        super().__init__(config, batch_size)
+        self.caches = caches
 
     def parts(self) -> Iterable[Reorderable]:
         return [part for cache in self.caches for part in cache.parts()]
@@ -260,8 +260,8 @@ class Retina(LanguageModel):
 
     def _rotations(self, start: int | Tensor, x_BTD: Tensor) -> list[Tensor | None]:
         """By scale, the rotation of where the blocks begin that the T tokens behind ``start`` others finish."""
-        positions = [beginnings(start, x_BTD.size(1), group.factor) for group in self.groups]
-        return [self.config.rotation(own, x_BTD, self.head_dim) for own in positions]
+        of_scale, count = self.config.rotation_behind, x_BTD.size(1)
+        return [of_scale(start, count, x_BTD, group.factor, self.head_dim) for group in self.groups]
 
     def _masks(self, tokens_BT: Tensor) -> Layouts:
         return Layouts(self.groups, tokens_BT.size(1), tokens_BT.device)
@@ -277,4 +277,5 @@ class Retina(LanguageModel):
 
     def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:
         like = self.embed.like()
-        return RetinaState(batch_size, [WindowCache(layer.attention, batch_size, like) for layer in self.layers])
+        caches = [WindowCache(layer.attention, batch_size, like) for layer in self.layers]
+        return RetinaState(self.config, batch_size, caches)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 def check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p: float) -> None:
     """Raise ValueError for a prompt without tokens and for numbers outside their ranges."""
-    if prompt.dim() not in (1, 2) or prompt.size(-1) == 0:
+    if prompt.dim() not in (1, 2) or not prompt.numel():
         raise ValueError(f"prompt must be (T,) or (B, T) with at least one token: got shape {tuple(prompt.shape)}")
     if n < 1:
         raise ValueError(f"n must be at least 1: got {n}")

@@ -288,7 +288,7 @@ class StreamingModel(LanguageModel):
 
         The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go back to
         the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of
-        another shape and a state of another batch size.
+        another shape and a state of another batch size or of a model with another configuration.
         """
         check_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0))
@@ -338,8 +338,8 @@ class StreamingModel(LanguageModel):
 
     def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
         """Features (B, T, D), and the memory's loss (B,) or None."""
-        if state is not None and state.batch_size != tokens_BT.size(0):
-            raise ValueError(f"state: must be of {tokens_BT.size(0)} streams, got {state.batch_size}")
+        if state is not None:
+            self.check_state(state, tokens_BT)
         if state is not None and not torch.is_grad_enabled():
             return self.drop(state.advance(tokens_BT)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)

@@ -148,7 +148,8 @@ class TopDownState(State):
     """
 
     def __init__(self, scales: Sequence[TopDownScale], batch_size: int, capacity: int, like: Tensor) -> None:
-        self.batch_size, coarsest = batch_size, scales[0]
+        coarsest = scales[0]
+        super().__init__(coarsest.config, batch_size)
         shape = batch_size, coarsest.factor - 1, like.size(-1)
         self.before = Rows(like.new_full(shape, coarsest.pool.padding))
         self.caches: dict[int, Sequence[KeyValueCache]] = {

@@ -15,7 +15,6 @@ from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, stack_cache
 from fairseq_ms.core.fixed import FixedCache, Slots
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import LanguageModel, ModelConfig
-from fairseq_ms.core.ops.rotary import beginnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,9 @@ class VanillaConfig(ModelConfig):
 class VanillaState(State):
     """Keys and values of every layer."""
 
-    def __init__(self, batch_size: int, caches: list[KeyValueCache]) -> None:
-        self.batch_size, self.caches = batch_size, caches
+    def __init__(self, config: VanillaConfig, batch_size: int, caches: list[KeyValueCache]) -> None:
+        super().__init__(config, batch_size)
+        self.caches = caches
 
     def parts(self) -> Iterable[Reorderable]:
         return self.caches
@@ -64,7 +64,7 @@ class Vanilla(LanguageModel):
     def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
         start = state.length if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
-        rotation_2TF = self.config.rotation(beginnings(start, tokens_BT.size(1)), x_BTD)
+        rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), x_BTD)
         x_BTD = self.stack(x_BTD, state.caches if state is not None else None, rotation_2TF)
         if state is not None:
             state.length += tokens_BT.size(1)
@@ -76,4 +76,4 @@ class Vanilla(LanguageModel):
 
     def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
         caches = stack_caches(self.stack, batch_size, self.room(capacity), self.embed.like())
-        return VanillaState(batch_size, caches)
+        return VanillaState(self.config, batch_size, caches)

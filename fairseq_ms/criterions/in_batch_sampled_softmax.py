@@ -1,7 +1,7 @@
 """The criterion of the first phase: which chunk comes next, among those of this batch and of some more."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.choices import option
 
 Sample = dict[str, Any]
 """A batch as fairseq collates it, or what is logged of one."""
@@ -32,20 +33,12 @@ _NEGATIVES, _COUNTING = 1, 2
 class InBatchSampledSoftmaxConfig(FairseqDataclass):
     """Flags of ``--criterion in_batch_sampled_softmax``."""
 
-    negative_batches: int = field(
-        default=3,
-        metadata={"help": "random batches whose chunks are candidates too; they are only encoded"},
+    negative_batches: int = option(3, "random batches whose chunks are candidates too; they are only encoded")
+    log_q_correction: ChoiceEnum(["none", "unigram"]) = option(  # type: ignore[valid-type]
+        "none", "subtract from every score the log of its chunk's frequency among candidates (unigram)"
     )
-    log_q_correction: ChoiceEnum(["none", "unigram"]) = field(  # type: ignore[valid-type]
-        default="none",
-        metadata={"help": "subtract from every score the log of its chunk's frequency among candidates (unigram)"},
-    )
-    log_q_blocks: int = field(
-        default=1000, metadata={"help": "random blocks of training data in which --log-q-correction counts chunks"}
-    )
-    gather_negatives: bool = field(
-        default=False, metadata={"help": "let every process score against the candidates of all processes"}
-    )
+    log_q_blocks: int = option(1000, "random blocks of training data in which --log-q-correction counts chunks")
+    gather_negatives: bool = option(False, "let every process score against the candidates of all processes")
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
 

@@ -22,7 +22,7 @@ class LinearCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
     """Flags of ``linear_cross_entropy``: those of ``label_smoothed_cross_entropy``."""
 
     find_unused_parameters: bool = II("distributed_training.find_unused_parameters")
-    ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")  # noqa: RUF009
+    ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")
 
 
 @register_criterion("linear_cross_entropy", dataclass=LinearCrossEntropyConfig)

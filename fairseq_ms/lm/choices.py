@@ -1,6 +1,7 @@
-"""Flags that take one word of a few, as the types of fields in the configurations of models."""
+"""Fields of configurations: a default with its help, and the types of flags that take one word of a few."""
 
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
 from fairseq.dataclass import ChoiceEnum
 
@@ -34,3 +35,8 @@ else:
     ResidualStart = ChoiceEnum(list(RESIDUAL_STARTS))
     Segmentation = ChoiceEnum(["words", "fixed"])
     WindowOverlap = ChoiceEnum(["forbid", "allow"])
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a configuration, with the help of its flag."""
+    return field(default=default, metadata={"help": help})

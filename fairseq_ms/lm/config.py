@@ -1,7 +1,7 @@
 """The flags that every language model has, and what must hold between them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -9,7 +9,7 @@ from omegaconf import II
 
 from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart
+from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart, option
 from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
@@ -17,35 +17,26 @@ from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 class TransformerFlags(FairseqDataclass):
     """Flags of every model; names and meanings are fairseq's where fairseq has them."""
 
-    activation_fn: Activation = field(
-        default="gelu",
-        metadata={
-            "help": "activation function of the feed-forward blocks; swiglu's have two thirds of their width, to the "
-            "nearest multiple of 8, since it reads two numbers where others read one: as many parameters"
-        },
+    activation_fn: Activation = option(
+        "gelu",
+        "activation function of the feed-forward blocks; swiglu's have two thirds of their width, to the "
+        "nearest multiple of 8, since it reads two numbers where others read one: as many parameters",
     )
-    activation_dropout: float = field(default=0.0, metadata={"help": "dropout probability after activation in FFN"})
-    norm: Norm = field(default="layer", metadata={"help": "layer norm, or RMS norm without mean and shift"})
-    no_bias: bool = field(
-        default=False, metadata={"help": "no biases in the projections of attention and feed-forward blocks"}
+    activation_dropout: float = option(0.0, "dropout probability after activation in FFN")
+    norm: Norm = option("layer", "layer norm, or RMS norm without mean and shift")
+    no_bias: bool = option(False, "no biases in the projections of attention and feed-forward blocks")
+    init_residual: ResidualStart = option(
+        "normal",
+        "what projections into a residual stream of L layers start from: --init-std (normal), "
+        "--init-std / sqrt(2 L) (scaled), or zero",
     )
-    init_residual: ResidualStart = field(
-        default="normal",
-        metadata={
-            "help": "what projections into a residual stream of L layers start from: --init-std (normal), "
-            "--init-std / sqrt(2 L) (scaled), or zero"
-        },
+    checkpoint_activations: bool = option(
+        False, "keep only the input of every transformer layer, and run the layer again in backward"
     )
-    checkpoint_activations: bool = field(
-        default=False,
-        metadata={"help": "keep only the input of every transformer layer, and run the layer again in backward"},
-    )
-    recompute: Recompute = field(
-        default="pointwise",
-        metadata={
-            "help": "what to compute again in backward instead of keeping it: layer norm, activation, "
-            "dropout masks and scores of attention with dropout (pointwise), or nothing (none)"
-        },
+    recompute: Recompute = option(
+        "pointwise",
+        "what to compute again in backward instead of keeping it: layer norm, activation, "
+        "dropout masks and scores of attention with dropout (pointwise), or nothing (none)",
     )
     add_bos_token: bool = II("task.add_bos_token")
     # The streaming task leaves it to the model where it is not given.
@@ -57,42 +48,27 @@ class TransformerFlags(FairseqDataclass):
 class LanguageModelConfig(TransformerFlags):
     """Flags of every model but the hierarchical ones."""
 
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(default=0.1, metadata={"help": "dropout probability for attention weights"})
-    decoder_embed_dim: int = field(default=768, metadata={"help": "model dimension"})
-    decoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward blocks"})
-    decoder_attention_heads: int = field(default=12, metadata={"help": "number of attention heads"})
-    share_decoder_input_output_embed: bool = field(
-        default=False, metadata={"help": "share decoder input and output embeddings"}
+    dropout: float = option(0.1, "dropout probability")
+    attention_dropout: float = option(0.1, "dropout probability for attention weights")
+    decoder_embed_dim: int = option(768, "model dimension")
+    decoder_ffn_embed_dim: int = option(3072, "width of the feed-forward blocks")
+    decoder_attention_heads: int = option(12, "number of attention heads")
+    share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
+    adaptive_input: bool = option(False, "if set, uses adaptive input")
+    adaptive_input_factor: float = option(4, "adaptive input factor")
+    adaptive_input_cutoff: Optional[str] = option(None, "comma separated list of adaptive input cutoff points")
+    adaptive_softmax_cutoff: Optional[str] = option(
+        None, "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
     )
-    adaptive_input: bool = field(default=False, metadata={"help": "if set, uses adaptive input"})
-    adaptive_input_factor: float = field(default=4, metadata={"help": "adaptive input factor"})
-    adaptive_input_cutoff: Optional[str] = field(
-        default=None, metadata={"help": "comma separated list of adaptive input cutoff points"}
+    adaptive_softmax_dropout: float = option(0, "sets adaptive softmax dropout for the tail projections")
+    adaptive_softmax_factor: float = option(4, "adaptive softmax factor")
+    tie_adaptive_weights: bool = option(False, "if set, ties the weights of adaptive softmax and adaptive input")
+    tie_adaptive_proj: bool = option(
+        False, "if set, ties the projection weights of adaptive softmax and adaptive input"
     )
-    adaptive_softmax_cutoff: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
-        },
-    )
-    adaptive_softmax_dropout: float = field(
-        default=0, metadata={"help": "sets adaptive softmax dropout for the tail projections"}
-    )
-    adaptive_softmax_factor: float = field(default=4, metadata={"help": "adaptive softmax factor"})
-    tie_adaptive_weights: bool = field(
-        default=False, metadata={"help": "if set, ties the weights of adaptive softmax and adaptive input"}
-    )
-    tie_adaptive_proj: bool = field(
-        default=False,
-        metadata={"help": "if set, ties the projection weights of adaptive softmax and adaptive input"},
-    )
-    init_std: float = field(
-        default=0.02, metadata={"help": "standard deviation of the normal distribution weights start from"}
-    )
-    embedding_init_std: Optional[float] = field(
-        default=None,
-        metadata={"help": "standard deviation that word and position embeddings start from (default: --init-std)"},
+    init_std: float = option(0.02, "standard deviation of the normal distribution weights start from")
+    embedding_init_std: Optional[float] = option(
+        None, "standard deviation that word and position embeddings start from (default: --init-std)"
     )
 
 
@@ -100,33 +76,25 @@ class LanguageModelConfig(TransformerFlags):
 class PositionFlags(TransformerFlags):
     """Flags of models without a memory: how they tell positions apart, and what their attention is made of."""
 
-    positions: Positions = field(
-        default="learned",
-        metadata={
-            "help": "learned: added to the tokens, --max-target-positions of them; rotary: queries and keys are turned "
-            "by them; none: order comes from the causal mask and blocks alone; without learned ones any length works"
-        },
+    positions: Positions = option(
+        "learned",
+        "learned: added to the tokens, --max-target-positions of them; rotary: queries and keys are turned "
+        "by them; none: order comes from the causal mask and blocks alone; without learned ones any length works",
     )
-    rotary_base: float = field(
-        default=10000.0,
-        metadata={"help": "base of --positions rotary: the slowest channels turn by about 1 / base a token"},
+    rotary_base: float = option(
+        10000.0, "base of --positions rotary: the slowest channels turn by about 1 / base a token"
     )
-    decoder_normalize_after: bool = field(
-        default=False,
-        metadata={"help": "norms behind the residual connections (post-LN) instead of in front of each decoder block"},
+    decoder_normalize_after: bool = option(
+        False, "norms behind the residual connections (post-LN) instead of in front of each decoder block"
     )
-    qk_norm: bool = field(
-        default=False, metadata={"help": "RMS norm of every head's queries and keys, before --positions rotary"}
-    )
+    qk_norm: bool = option(False, "RMS norm of every head's queries and keys, before --positions rotary")
 
 
 @dataclass
 class PositionedConfig(LanguageModelConfig, PositionFlags):
     """Flags of models without a memory but the hierarchical ones."""
 
-    scale_embedding: bool = field(
-        default=False, metadata={"help": "multiply embedded words by the square root of --decoder-embed-dim"}
-    )
+    scale_embedding: bool = option(False, "multiply embedded words by the square root of --decoder-embed-dim")
 
 
 def require(condition: bool, message: str) -> None:

@@ -1,6 +1,6 @@
 """The flags that models with a memory share, and fairseq's decoder over such a model of the core."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models import MODEL_REGISTRY
@@ -8,7 +8,7 @@ from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.choices import Activation
+from fairseq_ms.lm.choices import Activation, option
 from fairseq_ms.lm.config import LanguageModelConfig, model_settings, refuse_given, require
 
 
@@ -16,23 +16,14 @@ from fairseq_ms.lm.config import LanguageModelConfig, model_settings, refuse_giv
 class StreamingConfig(LanguageModelConfig):
     """Flags of every streaming model."""
 
-    activation_fn: Activation = field(
-        default="relu", metadata={"help": "activation function of the feed-forward blocks"}
+    activation_fn: Activation = option("relu", "activation function of the feed-forward blocks")
+    decoder_normalize_before: bool = option(False, "apply layernorm before each decoder block")
+    attention_head_dim: Optional[int] = option(
+        None, "width of an attention head (default: --decoder-embed-dim / heads)"
     )
-    decoder_normalize_before: bool = field(
-        default=False, metadata={"help": "apply layernorm before each decoder block"}
-    )
-    attention_head_dim: Optional[int] = field(
-        default=None, metadata={"help": "width of an attention head (default: --decoder-embed-dim / heads)"}
-    )
-    mem_len: int = field(
-        default=16, metadata={"help": "number of states before the segment that every layer remembers"}
-    )
-    proj_init_std: float = field(
-        default=0.01,
-        metadata={
-            "help": "standard deviation of the normal distribution projections of adaptive input and softmax start from"
-        },
+    mem_len: int = option(16, "number of states before the segment that every layer remembers")
+    proj_init_std: float = option(
+        0.01, "standard deviation of the normal distribution projections of adaptive input and softmax start from"
     )
 
 

@@ -1,13 +1,13 @@
 """``multiscale_bottomup``: from fine to coarse, then one aggregation layer (``core/bottomup.py``)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.choices import Downsampler
+from fairseq_ms.lm.choices import Downsampler, option
 from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import Scales, aggregated_scales
 
@@ -16,18 +16,15 @@ from fairseq_ms.lm.scales import Scales, aggregated_scales
 class BottomUpConfig(PositionedConfig):
     """Flags of ``multiscale_bottomup``."""
 
-    scale_layers: str = field(
-        default="16x=8,4x=9,1x=9",
-        metadata={"help": "number of layers at each scale as SCALEx=LAYERS, beside the aggregation layer"},
+    scale_layers: str = option(
+        "16x=8,4x=9,1x=9", "number of layers at each scale as SCALEx=LAYERS, beside the aggregation layer"
     )
-    scale_heads: Optional[str] = field(
-        default=None,
-        metadata={"help": "heads of the aggregation layer for each coarse scale as SCALEx=HEADS (default: evenly)"},
+    scale_heads: Optional[str] = option(
+        None, "heads of the aggregation layer for each coarse scale as SCALEx=HEADS (default: evenly)"
     )
-    downsampler: Downsampler = field(default="avg", metadata={"help": "how positions are pooled into blocks"})
-    aggregation_gate: bool = field(
-        default=False,
-        metadata={"help": "multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on"},
+    downsampler: Downsampler = option("avg", "how positions are pooled into blocks")
+    aggregation_gate: bool = option(
+        False, "multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on"
     )
 
 

@@ -1,6 +1,6 @@
 """``coarse_lm``: a language model over k-grams that predicts the next one's bag of words (``core/coarse.py``)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model
@@ -9,7 +9,7 @@ from torch import Tensor
 from fairseq_ms import core
 from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.choices import Downsampler
+from fairseq_ms.lm.choices import Downsampler, option
 from fairseq_ms.lm.config import PositionedConfig, model_settings
 from fairseq_ms.lm.scales import single_scale
 
@@ -18,10 +18,8 @@ from fairseq_ms.lm.scales import single_scale
 class CoarseConfig(PositionedConfig):
     """Flags of ``coarse_lm``."""
 
-    scale_layers: str = field(
-        default="4x=12", metadata={"help": "the scale and its number of layers as SCALEx=LAYERS, such as 4x=12"}
-    )
-    downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
+    scale_layers: str = option("4x=12", "the scale and its number of layers as SCALEx=LAYERS, such as 4x=12")
+    downsampler: Downsampler = option("avg", "how tokens are pooled into blocks")
 
 
 @register_model("coarse_lm", dataclass=CoarseConfig)

@@ -1,11 +1,12 @@
 """``compressive_transformer``: Transformer-XL whose oldest memories are kept in compressed form (Rae et al., 2020)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model
 
 from fairseq_ms import core
+from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import streaming_settings
 from fairseq_ms.models.transformer_xl import TransformerXLConfig, TransformerXLLanguageModel
@@ -15,15 +16,11 @@ from fairseq_ms.models.transformer_xl import TransformerXLConfig, TransformerXLL
 class CompressiveTransformerConfig(TransformerXLConfig):
     """Flags of ``compressive_transformer``."""
 
-    mem_len: int = field(
-        default=12, metadata={"help": "number of states before the segment that every layer remembers"}
-    )
-    compressed_mem_len: int = field(
-        default=12, metadata={"help": "number of compressed states before those that every layer remembers"}
-    )
-    compression_rate: int = field(default=2, metadata={"help": "how many states are compressed into one"})
-    reconstruction_loss_weight: float = field(
-        default=0.01, metadata={"help": "weight of the attention-reconstruction loss, which trains the compression"}
+    mem_len: int = option(12, "number of states before the segment that every layer remembers")
+    compressed_mem_len: int = option(12, "number of compressed states before those that every layer remembers")
+    compression_rate: int = option(2, "how many states are compressed into one")
+    reconstruction_loss_weight: float = option(
+        0.01, "weight of the attention-reconstruction loss, which trains the compression"
     )
 
 

@@ -5,7 +5,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from fairseq.data import Dictionary
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import NO_LIMIT, LanguageModel
-from fairseq_ms.lm.choices import ChunkEncoder, Part, Query, Segmentation
+from fairseq_ms.lm.choices import ChunkEncoder, Part, Query, Segmentation, option
 from fairseq_ms.lm.config import (
     PositionFlags,
     criterion_of,
@@ -55,69 +55,63 @@ _OF_TRANSFORMERS = (
 )
 
 
-def _optional(help: str) -> Any:
-    return field(default=None, metadata={"help": help})
-
-
 @dataclass
 class HAEDConfig(PositionFlags):
     """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
 
-    segmentation: Segmentation = field(
-        default="words",
-        metadata={"help": "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"},
+    segmentation: Segmentation = option(
+        "words", "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"
     )
-    max_segment_len: int = field(default=12, metadata={"help": "greatest number of tokens in a chunk"})
-    separators: Optional[str] = _optional(
+    max_segment_len: int = option(12, "greatest number of tokens in a chunk")
+    separators: Optional[str] = option(
+        None,
         "symbols that end a word, separated by spaces, with --segmentation words "
-        f"(default: {SPACE}, if the dictionary has it, and the end of a line)"
+        f"(default: {SPACE}, if the dictionary has it, and the end of a line)",
     )
-    encoder: ChunkEncoder = field(default="mlp", metadata={"help": "how a chunk is encoded"})
-    main: Part = field(default="transformer", metadata={"help": "the model over chunks"})
-    decoder: Part = field(default="lstm", metadata={"help": "the model over the tokens of one chunk"})
-    token_embed_dim: int = field(default=10, metadata={"help": "width of the token embeddings"})
-    encoder_units: Optional[int] = _optional("units of the encoder (default: 256 for mlp, 1024 for lstm)")
-    decoder_embed_dim: int = field(
-        default=356, metadata={"help": "width of the main model: chunk encoding plus position embedding"}
-    )
-    position_embed_dim: Optional[int] = _optional(
+    encoder: ChunkEncoder = option("mlp", "how a chunk is encoded")
+    main: Part = option("transformer", "the model over chunks")
+    decoder: Part = option("lstm", "the model over the tokens of one chunk")
+    token_embed_dim: int = option(10, "width of the token embeddings")
+    encoder_units: Optional[int] = option(None, "units of the encoder (default: 256 for mlp, 1024 for lstm)")
+    decoder_embed_dim: int = option(356, "width of the main model: chunk encoding plus position embedding")
+    position_embed_dim: Optional[int] = option(
+        None,
         "width of the position embedding beside the encoding (default: 100 for a transformer main with --positions "
-        "learned, else 0)"
+        "learned, else 0)",
     )
-    decoder_layers: Optional[int] = _optional("layers of a transformer main (default: 6)")
-    decoder_ffn_embed_dim: Optional[int] = _optional("feed-forward width of a transformer main (default: 1424)")
-    decoder_attention_heads: Optional[int] = _optional("attention heads of a transformer main (default: 8)")
-    attention_head_dim: Optional[int] = _optional("width of such a head (default: 32)")
-    main_units: Optional[int] = _optional("units of an lstm main (default: 1500)")
-    decoder_units: int = field(default=1024, metadata={"help": "units of the decoder: hidden units, or its width"})
-    local_layers: Optional[int] = _optional("layers of a transformer decoder (default: 2)")
-    local_attention_heads: Optional[int] = _optional("attention heads of a transformer decoder (default: 8)")
-    local_ffn_embed_dim: Optional[int] = _optional(
-        "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
+    decoder_layers: Optional[int] = option(None, "layers of a transformer main (default: 6)")
+    decoder_ffn_embed_dim: Optional[int] = option(None, "feed-forward width of a transformer main (default: 1424)")
+    decoder_attention_heads: Optional[int] = option(None, "attention heads of a transformer main (default: 8)")
+    attention_head_dim: Optional[int] = option(None, "width of such a head (default: 32)")
+    main_units: Optional[int] = option(None, "units of an lstm main (default: 1500)")
+    decoder_units: int = option(1024, "units of the decoder: hidden units, or its width")
+    local_layers: Optional[int] = option(None, "layers of a transformer decoder (default: 2)")
+    local_attention_heads: Optional[int] = option(None, "attention heads of a transformer decoder (default: 8)")
+    local_ffn_embed_dim: Optional[int] = option(
+        None, "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
-    query: Query = field(
-        default="none",
-        metadata={
-            "help": "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
-            "are wide (none), or behind a learned projection that the second phase drops (linear)"
-        },
+    query: Query = option(
+        "none",
+        "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
+        "are wide (none), or behind a learned projection that the second phase drops (linear)",
     )
-    dropout: float = field(default=0.0, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
-    init_std: Optional[float] = _optional(
+    dropout: float = option(0.0, "dropout probability")
+    attention_dropout: float = option(0.0, "dropout probability for attention weights")
+    init_std: Optional[float] = option(
+        None,
         "standard deviation of the normal distribution all weights start from (default: 0.02 in transformers, "
-        "elsewhere torch's own start)"
+        "elsewhere torch's own start)",
     )
     # Decides the phase: the implicit embedding matrix is trained without a decoder.
-    criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
+    criterion: Any = II("criterion._name")
 
 
 @dataclass
 class HREDConfig(HAEDConfig):
     """Flags of the hierarchical recurrent encoder-decoder: ``haed`` with LSTMs for encoder and main."""
 
-    encoder: ChunkEncoder = field(default="lstm", metadata={"help": "how a chunk is encoded"})
-    main: Part = field(default="lstm", metadata={"help": "the model over chunks"})
+    encoder: ChunkEncoder = option("lstm", "how a chunk is encoded")
+    main: Part = option("lstm", "the model over chunks")
 
 
 def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:

@@ -1,13 +1,13 @@
 """``retina_lm``: near tokens fine and far tokens coarse (``core/retina.py``)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.choices import Downsampler, WindowOverlap
+from fairseq_ms.lm.choices import Downsampler, WindowOverlap, option
 from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import Scales, retina_scales
 
@@ -16,20 +16,15 @@ from fairseq_ms.lm.scales import Scales, retina_scales
 class RetinaConfig(PositionedConfig):
     """Flags of ``retina_lm``."""
 
-    decoder_layers: int = field(default=12, metadata={"help": "number of layers"})
-    scale_windows: str = field(
-        default="1x=0:8,4x=8:256,16x=256:512",
-        metadata={"help": "attention window of each scale k as kx=near:far in tokens, near at least k - 1"},
+    decoder_layers: int = option(12, "number of layers")
+    scale_windows: str = option(
+        "1x=0:8,4x=8:256,16x=256:512", "attention window of each scale k as kx=near:far in tokens, near at least k - 1"
     )
-    scale_heads: Optional[str] = field(
-        default=None,
-        metadata={"help": "attention heads of each scale as SCALEx=HEADS (default: split evenly)"},
+    scale_heads: Optional[str] = option(None, "attention heads of each scale as SCALEx=HEADS (default: split evenly)")
+    window_overlap: WindowOverlap = option(
+        "forbid", "whether a window may begin before the finer one ends (last row of the paper's Table 4)"
     )
-    window_overlap: WindowOverlap = field(
-        default="forbid",
-        metadata={"help": "whether a window may begin before the finer one ends (last row of the paper's Table 4)"},
-    )
-    downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
+    downsampler: Downsampler = option("avg", "how tokens are pooled into blocks")
 
 
 def scales_of(cfg: Any) -> Scales:

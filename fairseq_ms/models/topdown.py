@@ -1,6 +1,6 @@
 """``multiscale_topdown``: from coarse to fine (``core/topdown.py``)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
-from fairseq_ms.lm.choices import Downsampler
+from fairseq_ms.lm.choices import Downsampler, option
 from fairseq_ms.lm.config import PositionedConfig, criterion_of, model_settings, require
 from fairseq_ms.lm.scales import layer_scales
 
@@ -18,15 +18,12 @@ from fairseq_ms.lm.scales import layer_scales
 class TopDownConfig(PositionedConfig):
     """Flags of ``multiscale_topdown``."""
 
-    scale_layers: str = field(
-        default="64x=7,16x=7,4x=8,1x=8", metadata={"help": "number of layers at each scale as SCALEx=LAYERS"}
+    scale_layers: str = option("64x=7,16x=7,4x=8,1x=8", "number of layers at each scale as SCALEx=LAYERS")
+    downsampler: Downsampler = option("avg", "how tokens are pooled into blocks")
+    bag_of_words_weight: float = option(
+        0.0, "weight of predicting the next bag of words at all coarse scales (--criterion bag_of_words)"
     )
-    downsampler: Downsampler = field(default="avg", metadata={"help": "how tokens are pooled into blocks"})
-    bag_of_words_weight: float = field(
-        default=0.0,
-        metadata={"help": "weight of predicting the next bag of words at all coarse scales (--criterion bag_of_words)"},
-    )
-    criterion: Any = II("criterion._name")  # noqa: RUF009 (fairseq spells defaults taken from elsewhere so)
+    criterion: Any = II("criterion._name")
 
 
 @register_model("multiscale_topdown", dataclass=TopDownConfig)

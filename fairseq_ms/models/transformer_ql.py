@@ -1,13 +1,13 @@
 """``transformer_ql``: Transformer-XL at several scales, for a quadratically long context (Transformer-QL, Figure 2)."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model
 
 from fairseq_ms import core
-from fairseq_ms.lm.choices import Compression
+from fairseq_ms.lm.choices import Compression, option
 from fairseq_ms.lm.config import refuse_given, require
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
@@ -19,14 +19,10 @@ logger = logging.getLogger(__name__)
 class TransformerQLConfig(StreamingConfig):
     """Flags of ``transformer_ql``; with ``--mem-len 0`` it is the paper's Multi-scale Transformer."""
 
-    scale_layers: str = field(default="1x=3,2x=3", metadata={"help": "number of layers at each scale as SCALEx=LAYERS"})
-    output_layers: int = field(default=2, metadata={"help": "number of layers after the scales are combined"})
-    droppath: float = field(
-        default=0.0, metadata={"help": "probability of training on the coarser scales' outputs alone"}
-    )
-    compression: Compression = field(
-        default="max", metadata={"help": "how states are pooled into those of the next scale"}
-    )
+    scale_layers: str = option("1x=3,2x=3", "number of layers at each scale as SCALEx=LAYERS")
+    output_layers: int = option(2, "number of layers after the scales are combined")
+    droppath: float = option(0.0, "probability of training on the coarser scales' outputs alone")
+    compression: Compression = option("max", "how states are pooled into those of the next scale")
 
 
 @register_model("transformer_ql", dataclass=TransformerQLConfig)

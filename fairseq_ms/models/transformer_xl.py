@@ -1,11 +1,12 @@
 """``transformer_xl``: segments that see the states of the segments before them (Transformer-QL, Figure 3)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model
 
 from fairseq_ms import core
+from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
 
@@ -14,7 +15,7 @@ from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, str
 class TransformerXLConfig(StreamingConfig):
     """Flags of ``transformer_xl``."""
 
-    decoder_layers: int = field(default=8, metadata={"help": "number of layers"})
+    decoder_layers: int = option(8, "number of layers")
 
 
 @register_model("transformer_xl", dataclass=TransformerXLConfig)

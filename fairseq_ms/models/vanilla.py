@@ -1,12 +1,13 @@
 """``vanilla_lm``: the papers' baseline, one stack of layers that see all tokens before them, or those in a window."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.config import PositionedConfig, model_settings, require
 from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.models.retina import scales_of
@@ -16,10 +17,9 @@ from fairseq_ms.models.retina import scales_of
 class VanillaConfig(PositionedConfig):
     """Flags of ``vanilla_lm``."""
 
-    decoder_layers: int = field(default=12, metadata={"help": "number of layers"})
-    scale_windows: Optional[str] = field(
-        default=None,
-        metadata={"help": "attention window as 1x=near:far in tokens, such as 1x=0:64 (default: all tokens)"},
+    decoder_layers: int = option(12, "number of layers")
+    scale_windows: Optional[str] = option(
+        None, "attention window as 1x=near:far in tokens, such as 1x=0:64 (default: all tokens)"
     )
 
 

@@ -16,15 +16,16 @@ from torch import nn
 from fairseq_ms.core.groups import rows_of_projections
 from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.choices import option
 
 
 @dataclass
 class AdamWConfig(FairseqDataclass):
     """Flags of `--optimizer adamw`; they are those of fairseq's adam."""
 
-    adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of AdamW"})
-    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of AdamW"})
-    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay, times the learning rate"})
+    adam_betas: Any = option((0.9, 0.999), "betas of AdamW")
+    adam_eps: float = option(1e-8, "epsilon of AdamW")
+    weight_decay: float = option(0.0, "decoupled weight decay, times the learning rate")
     lr: List[float] = field(default=II("optimization.lr"))  # noqa: UP006
 
 
@@ -32,21 +33,17 @@ class AdamWConfig(FairseqDataclass):
 class MuonConfig(AdamWConfig):
     """Flags of `--optimizer muon`."""
 
-    adam_lr: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "learning rate of AdamW, which trains all but the layers' matrices; it follows the schedule of "
-            "--lr, Muon's, in proportion (required)"
-        },
+    adam_lr: Optional[float] = option(
+        None,
+        "learning rate of AdamW, which trains all but the layers' matrices; it follows the schedule of "
+        "--lr, Muon's, in proportion (required)",
     )
-    muon_momentum: float = field(default=0.95, metadata={"help": "momentum of Muon"})
-    no_nesterov: bool = field(default=False, metadata={"help": "plain momentum in place of Nesterov's for Muon"})
-    adjust_lr_fn: ChoiceEnum(["original", "match_rms_adamw"]) = field(  # type: ignore[valid-type]
-        default="original",
-        metadata={
-            "help": "how Muon's rate depends on a matrix (O, I): times sqrt(max(1, O / I)), or 0.2 sqrt(max(O, I)), "
-            "with which a rate for AdamW suits it"
-        },
+    muon_momentum: float = option(0.95, "momentum of Muon")
+    no_nesterov: bool = option(False, "plain momentum in place of Nesterov's for Muon")
+    adjust_lr_fn: ChoiceEnum(["original", "match_rms_adamw"]) = option(  # type: ignore[valid-type]
+        "original",
+        "how Muon's rate depends on a matrix (O, I): times sqrt(max(1, O / I)), or 0.2 sqrt(max(O, I)), "
+        "with which a rate for AdamW suits it",
     )
 
 
@@ -136,6 +133,9 @@ class FairseqMuon(FairseqOptimizer):
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for parameter in params:
             groups[not isinstance(getattr(parameter, "param_group", None), tuple)].append(parameter)
+        if not groups[0]:
+            others = f"{len(groups[1])} other parameters"
+            raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {others}")
         muon = torch.optim.Muon(
             groups[0],
             lr=_rate(cfg),

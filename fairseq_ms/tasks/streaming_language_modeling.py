@@ -2,7 +2,7 @@
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.streaming import StreamingLanguageModel, with_a_memory
 
 logger = logging.getLogger(__name__)
@@ -33,31 +34,23 @@ _ROW_TOKENS = 512
 class StreamingLanguageModelingConfig(FairseqDataclass):
     """Flags of the task."""
 
-    data: Optional[str] = field(default=None, metadata={"help": "path to data directory"})
-    tokens_per_sample: Optional[int] = field(
-        default=None,
-        metadata={"help": "segment length; a trained model is used with its own unless another is given"},
+    data: Optional[str] = option(None, "path to data directory")
+    tokens_per_sample: Optional[int] = option(
+        None, "segment length; a trained model is used with its own unless another is given"
     )
-    sample_break_mode: ChoiceEnum(["none", "eos"]) = field(  # type: ignore[valid-type]
-        default="none",
-        metadata={
-            "help": "none reads the corpus as streams that carry a memory; eos makes every line a sample of "
-            "its own that begins without one"
-        },
+    sample_break_mode: ChoiceEnum(["none", "eos"]) = option(  # type: ignore[valid-type]
+        "none",
+        "none reads the corpus as streams that carry a memory; eos makes every line a sample of "
+        "its own that begins without one",
     )
-    reset_memory: ChoiceEnum(["corpus", "document"]) = field(  # type: ignore[valid-type]
-        default="corpus",
-        metadata={"help": "where memories are emptied: at the beginning of the corpus, or also after every empty line"},
+    reset_memory: ChoiceEnum(["corpus", "document"]) = option(  # type: ignore[valid-type]
+        "corpus", "where memories are emptied: at the beginning of the corpus, or also after every empty line"
     )
-    add_bos_token: bool = field(
-        default=False, metadata={"help": "refused by this task: a stream begins with the end-of-sentence symbol"}
-    )
-    max_target_positions: Optional[int] = field(
-        default=None, metadata={"help": "refused by this task: a stream has no last position"}
-    )
+    add_bos_token: bool = option(False, "refused by this task: a stream begins with the end-of-sentence symbol")
+    max_target_positions: Optional[int] = option(None, "refused by this task: a stream has no last position")
     # What a validation in between will be given, to refuse it before training starts.
     max_tokens_valid: Optional[int] = II("dataset.max_tokens_valid")
-    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]  # noqa: RUF009
+    dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]
 
 
 @register_task("streaming_language_modeling", dataclass=StreamingLanguageModelingConfig)

@@ -131,6 +131,42 @@ def test_the_state_of_a_text_read_without_one_moves_on_and_is_generated_from(nam
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_state_of_another_model_is_refused(name: str) -> None:
+    model, tokens = build(name), torch.randint(11, (2, 4))
+    sizes = {"token_dim": 6} if name in ("HAED", "HRED") else {"ffn_dim": 40}
+    for other in (build(name, **sizes), build("TransformerXL" if name == "Vanilla" else "Vanilla")):
+        for state in (other.new_state(2), other(tokens)[1]):
+            refused = f"state must be of a model with this configuration: got one of a different {type(other).__name__}"
+            with pytest.raises(ValueError, match=refused):
+                model(tokens, state)
+            with pytest.raises(ValueError, match=refused):
+                model.generate(tokens, 3, state=state)
+    model.generate(tokens, 3, state=build(name).new_state(2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_32_bits_are_those_of_64(name: str) -> None:
+    model, tokens = build(name), torch.randint(11, (2, 9))
+    with torch.no_grad():
+        for state in (lambda: None, lambda: model.new_state(2)):
+            assert model(tokens.int(), state())[0].equal(model(tokens, state())[0])
+        assert model.loss(tokens.int(), tokens.int()).equal(model.loss(tokens, tokens))
+    assert model.generate(tokens.int(), 9, temperature=0.0).equal(model.generate(tokens, 9, temperature=0.0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
+def test_texts_without_tokens_are_refused(name: str, shape: tuple[int, int]) -> None:
+    model, tokens = build(name), torch.zeros(shape, dtype=torch.long)
+    refused = re.escape(f" with at least one token: got shape {shape}")
+    for call in (model, lambda t: model(t, model.new_state(2)), lambda t: model.loss(t, t)):
+        with pytest.raises(ValueError, match=rf"tokens must be \(B, T\){refused}"):
+            call(tokens)
+    with pytest.raises(ValueError, match=rf"prompt must be \(T,\) or \(B, T\){refused}"):
+        model.generate(tokens, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_configuration_survives_json(name: str) -> None:
     config = build(name).config
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -155,8 +191,8 @@ def test_a_configuration_survives_json(name: str) -> None:
         (lambda m: build("Vanilla", activation="silu"), "activation must be one of relu, relu_squared, gelu, "),
         (lambda m: build("Vanilla", dropout=1.5), "dropout must be at least 0 and below 1: got 1.5"),
         (lambda m: build("HAED", attention_dropout=-0.1), "attention_dropout must be at least 0 and below 1: got -0.1"),
-        (lambda m: m(torch.zeros(9, dtype=torch.long)), "tokens must be (B, T): got shape (9,)"),
-        (lambda m: m.loss(*torch.zeros(2, 9, dtype=torch.long)), "tokens must be (B, T): got shape (9,)"),
+        (lambda m: m(torch.zeros(9, dtype=torch.long)), "tokens must be (B, T) with at least one token: got"),
+        (lambda m: m.loss(*torch.zeros(2, 9, dtype=torch.long)), "tokens must be (B, T) with at least one token: got"),
         (
             lambda m: m.loss(torch.zeros(1, 9, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)),
             "targets must have the shape of tokens (1, 9): got (1, 8)",

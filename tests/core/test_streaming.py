@@ -196,7 +196,7 @@ def test_a_memory_of_an_older_checkpoint_has_its_compressed_part_beside_it() -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_does_not_fit_is_refused_in_one_sentence(name: str) -> None:
     model = model_of(name, 0)
-    with pytest.raises(ValueError, match="state: must be of 3 streams, got 2"):
+    with pytest.raises(ValueError, match="state must be of the batch size of the tokens 3: got 2"):
         model(tokens_of(3, 2), model.new_state(2))
     with pytest.raises(ValueError, match="memory: must hold"):
         model.new_state(3, memory=model.new_memory(2))

@@ -86,9 +86,8 @@ def test_differences_too_large_for_half_precision_when_squared_make_a_finite_los
     "arch", [arch for arch in ARCHITECTURES if "share_decoder_input_output_embed" in random_flags(arch)]
 )
 def test_an_adaptive_input_trains_under_autocast(arch: str) -> None:
-    flags = {**random_flags(arch), **ADAPTIVE, "dropout": 0.0, "attention_dropout": 0.0}
     words = dictionary(9)
-    model = build(arch, flags, words).train()
+    model = build(arch, {**random_flags(arch), **ADAPTIVE}, words).train()
     tokens = torch.randint(4, len(words), (3, 12))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(tokens)[0].sum().backward()

@@ -244,6 +244,13 @@ def test_settings_that_muon_cannot_have_are_one_sentence(changes: dict[str, Any]
         of_torch.prepare_muon(cfg, MODEL)
 
 
+def test_muon_without_a_matrix_is_one_sentence() -> None:
+    cfg = settings().optimizer
+    sentence = "--optimizer muon must be left out where there are no matrices of layers: got 2 other parameters"
+    with pytest.raises(UsageError, match=sentence):
+        of_torch.FairseqMuon(cfg, torch.nn.Linear(2, 2).parameters())
+
+
 def test_muon_is_for_models_of_this_package_and_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UsageError, match="--optimizer muon knows the matrices of fairseq_ms's models alone: got Linear"

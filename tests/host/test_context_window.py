@@ -15,7 +15,7 @@ from fairseq.tasks import language_modeling
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.context_window import ContextWindowDataset
 from tests.helpers import trained
-from tests.naive.windows import block_lengths, naive_log_probs, scored_log_probs
+from tests.helpers.windows import block_lengths, naive_log_probs, scored_log_probs
 from tests.registry import build, dictionary
 
 WORDS = dictionary(50)

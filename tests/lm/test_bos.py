@@ -21,7 +21,7 @@ from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.helpers import trained
 from tests.helpers.corpus import model_flags, random_flags
-from tests.naive.windows import block_lengths, naive_log_probs, scored_log_probs
+from tests.helpers.windows import block_lengths, naive_log_probs, scored_log_probs
 from tests.registry import ARCHITECTURES, GENERATORS, POSITIONS, build, dictionary, setting
 
 PLAIN = [arch for arch in ARCHITECTURES if setting(arch, "TASK", "language_modeling") == "language_modeling"]

@@ -11,7 +11,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_ms.analysis import scoring
 from fairseq_ms.errors import UsageError
 from tests.helpers import trained
-from tests.naive.windows import naive_log_probs, scored_log_probs
+from tests.helpers.windows import naive_log_probs, scored_log_probs
 from tests.registry import ARCHITECTURES, build, dictionary
 
 SIZES: dict[str, Any] = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_attention_heads": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -118,3 +118,12 @@ def exact_case(arch: str, seed: int) -> Case:
     case = random_case(arch, seed)
     case.model.double()
     return case
+
+
+def trained_case(arch: str, seed: int) -> Case:
+    """A random case in training mode, with dropout wherever it has a flag."""
+    case, config = random_case(arch, seed), MODEL_DATACLASS_REGISTRY[arch]
+    dropped = [flag for flag in ("dropout", "attention_dropout", "activation_dropout") if hasattr(config, flag)]
+    torch.manual_seed(seed)
+    model = build(arch, {"init_std": 0.4, **case.flags, **dict.fromkeys(dropped, 0.1)}, case.dictionary)
+    return replace(case, model=model.train())

@@ -77,6 +77,16 @@ class Case:
         """Random tokens (rows, length), without padding."""
         return torch.randint(self.dictionary.nspecial, len(self.dictionary), (rows, length))
 
+    def with_another_future(self, rows: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Two random batches that are the same up to a position, which is the third result."""
+        length = max(2, self.lengths())
+        tokens, changed, at = self.tokens(rows, length), self.tokens(rows, length), self.rng.randrange(1, length)
+        changed[:, :at] = tokens[:, :at]
+        # Another token, never the same one: a step of 1 .. n - 1 within the n ordinary symbols.
+        first, ordinary = self.dictionary.nspecial, len(self.dictionary) - self.dictionary.nspecial
+        changed[:, at] = (tokens[:, at] - first + self.rng.randrange(1, ordinary)) % ordinary + first
+        return tokens, changed, at
+
 
 def build(
     arch: str, flags: dict[str, Any], words: Dictionary, positions: int = POSITIONS, from_checkpoint: bool = False

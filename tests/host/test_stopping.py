@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import fairseq_cli.train
 import pytest
 import torch
 from fairseq.trainer import Trainer
@@ -154,16 +155,22 @@ def test_the_parent_of_the_ranks_hands_the_signal_on_and_ends_as_they_do(folders
     torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
 
 
+def look_afterwards(rank: int) -> None:
+    """Who gets SIGTERM when training is over."""
+    command = fairseq_cli.train.cli_main
+
+    def then() -> None:
+        command()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        print("as before")
+
+    fairseq_cli.train.cli_main = then
+
+
 def test_signals_are_the_users_again_when_training_is_over(folders: list[Path], tmp_path: Path) -> None:
-    program = (
-        "import signal, sys; from fairseq_cli.train import cli_main; cli_main(); "
-        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL; print('as before')"
-    )
-    arguments = tiny_training(folders, tmp_path / "run", *FLAGS, "--max-update", "1")[1:]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines()[-1] == "as before", done.stderr
+    command = tiny_training(folders, tmp_path / "run", *FLAGS, "--max-update", "1")
+    assert run(command, tmp_path / "log", fault=look_afterwards) == [0]
+    assert "as before" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("signum", commands.SIGNALS, ids=lambda signum: signum.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -77,6 +77,16 @@ class Case:
         """Random tokens (rows, length), without padding."""
         return torch.randint(self.dictionary.nspecial, len(self.dictionary), (rows, length))
 
+    def with_another_future(self, rows: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Two random batches that are the same up to a position, which is the third result."""
+        length = max(2, self.lengths())
+        tokens, changed, at = self.tokens(rows, length), self.tokens(rows, length), self.rng.randrange(1, length)
+        changed[:, :at] = tokens[:, :at]
+        # Another token, never the same one: a step of 1 .. n - 1 within the n ordinary symbols.
+        first, ordinary = self.dictionary.nspecial, len(self.dictionary) - self.dictionary.nspecial
+        changed[:, at] = (tokens[:, at] - first + self.rng.randrange(1, ordinary)) % ordinary + first
+        return tokens, changed, at
+
 
 def build(
     arch: str, flags: dict[str, Any], words: Dictionary, positions: int = POSITIONS, from_checkpoint: bool = False
@@ -118,3 +128,12 @@ def exact_case(arch: str, seed: int) -> Case:
     case = random_case(arch, seed)
     case.model.double()
     return case
+
+
+def trained_case(arch: str, seed: int) -> Case:
+    """A random case in training mode, with dropout wherever it has a flag."""
+    case, config = random_case(arch, seed), MODEL_DATACLASS_REGISTRY[arch]
+    dropped = [flag for flag in ("dropout", "attention_dropout", "activation_dropout") if hasattr(config, flag)]
+    torch.manual_seed(seed)
+    model = build(arch, {"init_std": 0.4, **case.flags, **dict.fromkeys(dropped, 0.1)}, case.dictionary)
+    return replace(case, model=model.train())

@@ -37,3 +37,23 @@ def random_parts(rng: random.Random) -> dict:
         "qk_norm": rng.random() < 0.5,
         "scale_embedding": rng.random() < 0.3,
     }
+
+
+def wide_flags(rng: random.Random, heads: int) -> dict:
+    """Sizes of stacks of layers; layer norm over two or three numbers is nearly a step, which blows rounding up."""
+    return {
+        "decoder_embed_dim": 8 * heads,
+        "init_std": 0.9 / (8 * heads) ** 0.5,
+        "decoder_ffn_embed_dim": rng.choice([5, 12]),
+        "decoder_attention_heads": heads,
+        "share_decoder_input_output_embed": rng.random() < 0.5,
+    }
+
+
+def pooled_parts(rng: random.Random) -> dict:
+    """How scales are pooled, and what their layers are made of."""
+    return {
+        "downsampler": rng.choice(["avg", "max", "conv"]),
+        "recompute": rng.choice(["pointwise", "none"]),
+        **random_parts(rng),
+    }

@@ -1,7 +1,7 @@
 import math
 import random
 
-from tests.configs import random_parts
+from tests.configs import pooled_parts, wide_flags
 
 CRITERION = "bag_of_words"
 # The words of a bag score the same in any order, so beams tie.
@@ -9,18 +9,10 @@ BEAM = 1
 
 
 def random_flags(rng: random.Random) -> dict:
-    heads = rng.choice([1, 2, 3])
     return {
-        # Layer norm over two or three numbers is nearly a step, which blows rounding errors up: not fewer than 8.
-        "decoder_embed_dim": 8 * heads,
-        "init_std": 0.9 / (8 * heads) ** 0.5,
-        "decoder_ffn_embed_dim": rng.choice([5, 12]),
-        "decoder_attention_heads": heads,
-        "share_decoder_input_output_embed": rng.random() < 0.5,
+        **wide_flags(rng, rng.choice([1, 2, 3])),
         "scale_layers": f"{rng.choice([1, 2, 3, 4, 8])}x={rng.choice([1, 2])}",
-        "downsampler": rng.choice(["avg", "max", "conv"]),
-        "recompute": rng.choice(["pointwise", "none"]),
-        **random_parts(rng),
+        **pooled_parts(rng),
     }
 
 

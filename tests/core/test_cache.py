@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.core.cache import KeyValueCache, UnfinishedBlock
+from tests.helpers.operations import Operations
 from tests.registry import GENERATORS, random_case
 
 
@@ -44,18 +44,6 @@ def test_growing_doubles_so_that_n_steps_copy_a_few_n_positions() -> None:
         cache.append(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
         sizes.add(cache.buffer.size(3))
     assert len(sizes) == 11
-
-
-class Operations(TorchDispatchMode):
-    """The names of the operations that run meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket._qualified_op_name)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("arch", GENERATORS)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fairseq_ms.core import HAED, HRED, HAEDConfig, HREDConfig
 
@@ -46,16 +45,6 @@ def test_a_text_in_parts_is_the_text_at_once_under_reorders(parts: tuple[str, ..
         rest = model.features(tokens[order, 21:], state)
     torch.testing.assert_close(rest, whole[order, 21:], rtol=0.0, atol=1e-11)
     assert state.length == 30
-
-
-def test_the_loss_is_cross_entropy_of_logits_with_their_bias() -> None:
-    model, tokens = small(), torch.randint(0, 9, (2, 13))
-    target = tokens[:, 1:].clone()
-    target[0, 5:] = -100
-    torch.nn.init.normal_(model.project.bias)
-    logits, _ = model(tokens[:, :-1])
-    expected = F.cross_entropy(logits.flatten(0, 1), target.flatten())
-    torch.testing.assert_close(model.loss(tokens[:, :-1], target), expected, rtol=1e-12, atol=0.0)
 
 
 def test_without_a_padding_symbol_every_symbol_is_a_token() -> None:

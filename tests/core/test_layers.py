@@ -1,6 +1,5 @@
 """What layers may be made of: the same properties with rotary positions and none, at any length, and with any part."""
 
-import json
 import re
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ms import core
+from tests.core.test_model import in_pieces
 
 MODELS = ["Vanilla", "TopDown", "BottomUp", "CoarseLM", "Retina"]
 WITH_A_MEMORY = ["TransformerXL", "CompressiveTransformer", "TransformerQL"]
@@ -56,11 +56,7 @@ def test_a_text_far_longer_than_max_positions_has_the_same_logits_in_any_pieces(
     with torch.no_grad():
         whole, _ = model(tokens)
         for pieces in ([1] * 83, [7, 1, 20, 55], [82, 1]):
-            state, parts = model.new_state(2), []
-            for piece in tokens.split(pieces, dim=1):
-                logits, state = model(piece, state)
-                parts.append(logits)
-            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+            torch.testing.assert_close(in_pieces(model, tokens, pieces), whole, rtol=0.0, atol=1e-9)
 
 
 @either
@@ -129,12 +125,8 @@ def test_a_text_in_pieces_has_the_logits_of_the_whole_with_every_part(name: str,
     plain = build(name)
     with torch.no_grad():
         whole, _ = model(tokens)
-        state, parts = model.new_state(2), []
-        for piece in tokens.split([7, 1, 20, 1, 12], dim=1):
-            logits, state = model(piece, state)
-            parts.append(logits)
         assert (whole - plain(tokens)[0]).abs().max() > 1e-3
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+        torch.testing.assert_close(in_pieces(model, tokens, [7, 1, 20, 1, 12]), whole, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -192,11 +184,7 @@ def test_the_gate_of_the_aggregation_starts_closed_and_opens() -> None:
         torch.nn.init.constant_(gate, opening)
         with torch.no_grad():
             said.append(gated(tokens)[0])
-            state, parts = gated.new_state(2), []
-            for piece in tokens.split([7, 1, 20, 13], dim=1):
-                logits, state = gated(piece, state)
-                parts.append(logits)
-        torch.testing.assert_close(torch.cat(parts, dim=1), said[-1], rtol=0.0, atol=1e-9)
+            torch.testing.assert_close(in_pieces(gated, tokens, [7, 1, 20, 13]), said[-1], rtol=0.0, atol=1e-9)
     assert (said[0] - said[1]).abs().max() > 1e-3
     torch.nn.init.zeros_(gate)
     gated.loss(tokens, tokens.roll(-1, 1)).backward()
@@ -211,14 +199,6 @@ def test_words_are_scaled_and_positions_are_not() -> None:
     plain, scaled = (build("Vanilla", "learned", scale_embedding=scale).embed for scale in (False, True))
     tokens = torch.randint(11, (1, 9))
     torch.testing.assert_close(scaled(tokens) - plain(tokens), plain.words(tokens) * (24**0.5 - 1.0))
-
-
-@every_model
-def test_the_fields_survive_json(name: str) -> None:
-    config = build(name, rotary_base=77.0, **PARTS["all"]).config
-    again = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
-    assert again == config
-    assert (again.positions, again.rotary_base) == ("rotary", 77.0)
 
 
 @pytest.mark.parametrize(

@@ -26,18 +26,23 @@ def build(name: str, **changes: Any) -> core.LanguageModel:
     return getattr(core, name)(config).eval()
 
 
+def in_pieces(model: core.LanguageModel, tokens_BT: torch.Tensor, pieces: list[int]) -> torch.Tensor:
+    """The logits of a text that is read in pieces of these lengths."""
+    state, parts = None, []
+    for piece in tokens_BT.split(pieces, dim=1):
+        logits, state = model(piece, state)
+        parts.append(logits)
+    return torch.cat(parts, dim=1)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_in_any_pieces_has_the_logits_of_the_whole(name: str) -> None:
     model, tokens = build(name).double(), torch.randint(11, (3, 41))
     with torch.no_grad():
         whole, _ = model(tokens)
         for pieces in ([1] * 41, [7, 1, 20, 13], [40, 1]):
-            state, parts = None, []
-            for piece in tokens.split(pieces, dim=1):
-                logits, state = model(piece, state)
-                parts.append(logits)
             # float64: sums in another order.
-            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0.0, atol=1e-9)
+            torch.testing.assert_close(in_pieces(model, tokens, pieces), whole, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)

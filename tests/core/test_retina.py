@@ -3,12 +3,10 @@
 import itertools
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
 
-from fairseq_ms.core import Retina, RetinaConfig, Scale
 from fairseq_ms.core.cache import SlidingCache
 from fairseq_ms.core.layers import LayerConfig
 from fairseq_ms.core.ops import window_attention
@@ -162,38 +160,3 @@ def test_a_sliding_cache_holds_the_last_positions() -> None:
             order = torch.tensor([rng.randrange(2), rng.randrange(2)])
             cache.reorder(order)
             everything = everything[:, order]
-
-
-def retina(dtype: torch.dtype) -> Retina:
-    scales = Scale(1, near=0, far=3, heads=1), Scale(2, near=3, far=11, heads=1), Scale(4, near=11, far=24, heads=1)
-    sizes: dict[str, Any] = {"vocab_size": 9, "max_positions": 200, "dim": 12, "ffn_dim": 20, "heads": 3, "layers": 2}
-    return Retina(RetinaConfig(scales=scales, init_std=0.3, **sizes)).to(dtype).eval()
-
-
-def test_the_cache_costs_the_same_after_ten_times_more_tokens() -> None:
-    model = retina(torch.float32)
-    state = model.new_state(2)
-
-    def held() -> int:
-        tensors = [window.buffer for cache in state.caches for window in cache.windows]
-        tensors += [block.x for cache in state.caches for block in cache.unfinished]
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-    with torch.no_grad():
-        model.features(torch.randint(9, (2, 10)), state)
-        at_ten = held()
-        for _ in range(100):
-            model.features(torch.randint(9, (2, 1)), state)
-    assert state.length == 110
-    # Ten and 110 tokens leave equally many in unfinished blocks.
-    assert held() == at_ten
-
-
-@pytest.mark.parametrize("pieces", [[1] * 53, [3] + [1] * 50, [17, 36], [40, 1, 2, 10]])
-def test_a_text_in_pieces_gives_what_the_whole_text_gives(pieces: list[int]) -> None:
-    model = retina(torch.float64)
-    state, tokens = model.new_state(2), torch.randint(9, (2, 53))
-    with torch.no_grad():
-        parts = [model.features(piece, state) for piece in tokens.split(pieces, dim=1)]
-        # float64, the same products.
-        torch.testing.assert_close(torch.cat(parts, dim=1), model.features(tokens), rtol=0.0, atol=1e-12)

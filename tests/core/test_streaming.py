@@ -176,16 +176,6 @@ def test_a_plain_loop_over_segments_learns_what_only_the_memory_can_tell(name: s
     assert state.length == 640
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_generation_behind_a_state_is_that_behind_the_whole_prompt(name: str) -> None:
-    model = model_of(name, 2).eval()
-    prompt = tokens_of(2, 23)
-    whole = model.generate(prompt, 12, temperature=0.0)
-    _, state = model(prompt[:, :14])
-    assert torch.equal(model.generate(prompt[:, 14:], 12, temperature=0.0, state=state), whole[:, 14:])
-    assert state.length == 23 + 11
-
-
 def test_a_memory_of_an_older_checkpoint_has_its_compressed_part_beside_it() -> None:
     states = {"layer0": torch.full((1, 3, 2), 1.0), "compressed0": torch.full((1, 2, 2), 2.0)}
     memory = core.Memory.from_state_dict({"states": states, "pending": torch.zeros(1, 0, dtype=torch.long)})

@@ -1,14 +1,15 @@
-"""Bags of words as an auxiliary loss at all scales of the top-down model (Multi-scale Transformer LMs, Section 6.2)."""
+"""Bags of words: a coarse model's loss, and an auxiliary one at all scales of the top-down model (Section 6.2)."""
 
 from argparse import Namespace
 from typing import Any
 
 import pytest
 import torch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.models import BaseFairseqModel
 
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
-from tests.registry import build, dictionary
+from tests.registry import build, dictionary, random_case
 
 SYMBOLS = 7
 # fairseq takes the softmax in float32: sums of about 100 terms of order 1, each rounded to 1e-7 of itself.
@@ -82,6 +83,18 @@ def test_what_is_logged_as_the_loss_is_the_language_models_alone_and_so_is_valid
     for mode in (model.train(), model.eval()):
         torch.testing.assert_close(criterion(mode, given)[2]["loss"], plain.detach().float(), rtol=0, atol=SINGLE)
     torch.testing.assert_close(criterion(model.eval(), given)[0], plain.float(), rtol=0, atol=SINGLE)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_loss_of_a_coarse_model_is_that_of_cross_entropy_token_by_token(seed: int) -> None:
+    case = random_case("coarse_lm", seed)
+    tokens, targets = case.tokens(3, 17), case.tokens(3, 17)
+    targets[2, 9:] = case.dictionary.pad()
+    given = {"net_input": {"src_tokens": tokens}, "target": targets, "ntokens": 43}
+    plain = CrossEntropyCriterion(Namespace(target_dictionary=case.dictionary), sentence_avg=False)
+    for reduce in (True, False):
+        got, expected = (kind(case.model, given, reduce=reduce)[0] for kind in (criterion_of(case.dictionary), plain))
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_features_do_not_depend_on_the_auxiliary_loss() -> None:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 from fairseq_cli.train import main
 
 import fairseq_ms  # noqa: F401  (registers everything)
-from tests.helpers.trained import write_corpus
+from tests.helpers.trained import configuration, write_corpus
 
 UPDATES = 20
 KEPT = Path(__file__).with_name("curves.json")
@@ -100,8 +98,7 @@ def train(run: str, data: Path) -> dict[str, list[float]]:
     arguments += ["--batch-size", "4", "--optimizer", "adam", "--lr", "0.003", "--clip-norm", "1.0", "--seed", "3"]
     arguments += ["--max-update", str(UPDATES), "--cpu", "--num-workers", "0", "--log-format", "none"]
     arguments += ["--disable-validation", "--no-save", "--save-dir", str(data / "none")]
-    parser = options.get_training_parser(default_task=flags["task"])
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    cfg = configuration(flags["task"], arguments)
 
     curve: dict[str, list[float]] = {"loss": [], "gnorm": []}
     step = Trainer.train_step

@@ -55,9 +55,6 @@ CASES = {
     "retina": Case(
         ("text", *_KEPT, "--bpe-merges", "30"), _flags("retina"), {"tokens_per_sample": 32, "context_window": 13}
     ),
-    "topdown": Case(
-        ("text", *_KEPT, "--level", "word"), _flags("topdown"), {"tokens_per_sample": 40, "context_window": 0}
-    ),
     "transformer_ql": Case(("text", *_KEPT, "--bpe-merges", "30"), _flags("transformer_ql"), task=_STREAMS),
     # Characters by a symbol that ends words; the default window.
     "haed": Case(("chars",), [*_flags("haed"), "--separators", "▁ </s>"]),

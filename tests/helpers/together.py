@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.optim import FairseqOptimizer
@@ -22,12 +20,6 @@ from tests.helpers.forked import context, ended, print_to, rank_log
 
 Curve = list[dict[str, float]]
 """Of every update its loss, its gradient's norm and the like; of every validation the sum of losses, and of what."""
-
-
-def configuration(task: str, arguments: Sequence[Any]) -> DictConfig:
-    """What ``fairseq-train`` makes of its arguments, which takes it longer than a tiny training."""
-    parser = options.get_training_parser(default_task=task)
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(part) for part in arguments]))
 
 
 def curves(configurations: Sequence[DictConfig], settings: Sequence[dict], ranks: int, log: Path) -> list[Curve]:

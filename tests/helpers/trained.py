@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils, options, tasks
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import make_builder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_ms.analysis import checkpoints
 
@@ -46,6 +46,12 @@ def random_lines(seed: int, lines: int, words: int = 23, length: int = 17) -> li
     return [" ".join(f"w{int(word)}" for word in row) for row in drawn]
 
 
+def configuration(task: str, arguments: Sequence[Any]) -> DictConfig:
+    """What ``fairseq-train`` makes of its arguments, which takes it longer than a tiny training."""
+    parser = options.get_training_parser(default_task=task)
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(part) for part in arguments]))
+
+
 def write_checkpoint(
     path: Path,
     data: Path,
@@ -55,9 +61,7 @@ def write_checkpoint(
     change: Callable[[Any], None] | None = None,
 ) -> Path:
     """Write a checkpoint of a randomly initialised model as fairseq-train would; ``change`` may edit the model."""
-    parser = options.get_training_parser(default_task=task)
-    arguments = [str(data), "--task", task, "--arch", arch, *flags]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    cfg = configuration(task, [data, "--task", task, "--arch", arch, *flags])
     model = tasks.setup_task(cfg.task).build_model(cfg.model)
     if change is not None:
         with torch.no_grad():

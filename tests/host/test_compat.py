@@ -38,10 +38,6 @@ def write_package(folder: Path, name: str, files: dict[str, str]) -> None:
         target.write_text(source, encoding="utf-8")
 
 
-def test_the_name_that_fairseq_uses_is_back_under_this_numpy():
-    assert np.dtype(vars(np)["compat"].long) == np.dtype(int)
-
-
 def test_numpy_without_compat_gets_it_and_numpy_with_it_keeps_its_own(monkeypatch):
     monkeypatch.delattr(np, "compat")
     compat.restore_numpy_names()

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairseq import options
 from fairseq.data import LMContextWindowDataset, MonolingualDataset, TokenBlockDataset, data_utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import language_modeling
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host.context_window import ContextWindowDataset
 from tests.helpers import trained
-from tests.naive.windows import block_lengths, naive_log_probs, scored_log_probs
+from tests.helpers.windows import block_lengths, naive_log_probs, scored_log_probs
 from tests.registry import build, dictionary
 
 WORDS = dictionary(50)
@@ -64,9 +62,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task_of(data: Path, stride: int, break_mode: str) -> Any:
-    parser = options.get_training_parser(default_task="language_modeling")
-    flags = ["--arch", "vanilla_lm", "--tokens-per-sample", str(stride), "--sample-break-mode", break_mode]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(data), *flags]))
+    flags = ["--arch", "vanilla_lm", "--tokens-per-sample", stride, "--sample-break-mode", break_mode]
+    cfg = trained.configuration("language_modeling", [data, *flags])
     task = language_modeling.LanguageModelingTask.setup_task(cfg.task)
     task.load_dataset("test")
     return task

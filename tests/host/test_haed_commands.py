@@ -10,8 +10,9 @@ import torch
 
 from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
-from tests.helpers.cli import USER_DIR, run_cli
+from tests.helpers.cli import USER_DIR
 from tests.helpers.corpus import write_corpus
+from tests.helpers.forked import train
 from tests.registry import build, dictionary
 
 SMALL = {
@@ -36,7 +37,7 @@ def hydra_train(config: str, data: Path, save: Path, *overrides: str) -> dict[in
     """Train a small model with one of the paper's runs; what was logged, by update."""
     assert cli.main(["config", config, "--out", str(save / "configs" / f"{config}.yaml")]) == 0
     small = [f"++model.{name}={value}" for name, value in SMALL.items()]
-    done = run_cli(
+    command = (
         *("fairseq-hydra-train", "--config-dir", save / "configs", "--config-name", config),
         *small,
         *overrides,
@@ -44,8 +45,8 @@ def hydra_train(config: str, data: Path, save: Path, *overrides: str) -> dict[in
         *("common.log_format=json", "common.log_interval=1", "dataset.batch_size=4", "dataset.num_workers=0"),
         *(f"checkpoint.save_dir={save}", f"hydra.run.dir={save}/hydra"),
     )
-    log = done.stdout + done.stderr
-    (save / "log.txt").write_text(log)
+    train(command, save / "log.txt")
+    log = (save / "log.txt").read_text()
     records = [json.loads(line) for line in re.findall(r"\[train_inner\]\[INFO\] - (\{.*\})", log)]
     return {int(record["num_updates"]): record for record in records}
 

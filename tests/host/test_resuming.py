@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import MonolingualDataset
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer as FairseqTrainer
 
@@ -28,6 +27,7 @@ from tests.helpers.resumed import (
     tiny_training,
     write_parts,
 )
+from tests.helpers.trained import configuration
 
 EPOCHS = 3
 IN_PROCESS = ("--num-workers", "0")
@@ -49,9 +49,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @functools.cache
 def config(data: str, flags: tuple[str, ...]) -> Any:
     """fairseq's configuration of a training command."""
-    parser = options.get_training_parser(default_task="language_modeling")
     arguments = [data, "--arch", "transformer_lm", "--batch-size", "2", "--required-batch-size-multiple", "1", *flags]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    return configuration("language_modeling", arguments)
 
 
 class Run(Trainer):

@@ -13,8 +13,8 @@ from fairseq_ms.lm.streaming import StreamingLanguageModel
 from tests.curves.runs import RUNS, flags_of
 from tests.helpers.forked import rank_log, run
 from tests.helpers.resumed import TRANSFORMER_XL, tiny_training, write_parts
-from tests.helpers.together import Curve, configuration, curves
-from tests.helpers.trained import random_lines, write_corpus
+from tests.helpers.together import Curve, curves
+from tests.helpers.trained import configuration, random_lines, write_corpus
 
 # All architectures, and the first phase of those that have one; a window differs in numerics, not in batches.
 CASES = [name for name in RUNS if name != "vanilla_lm, window"]

@@ -1,9 +1,6 @@
 """The demo of haed's two phases, for a few seconds a model."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,9 +52,7 @@ KNOWN_RUNS = "--runs must be some of hred,hred_transformer,haed,haed_iem, and --
     ],
 )
 def test_the_demo_refuses_what_it_does_not_know(flags: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(DEMO), *flags, "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_cli("python", DEMO, *flags, "--out", tmp_path / "out", check=False)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not (tmp_path / "out").exists()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
@@ -21,7 +20,7 @@ from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
 from tests.helpers import trained
 from tests.helpers.corpus import model_flags, random_flags
-from tests.naive.windows import block_lengths, naive_log_probs, scored_log_probs
+from tests.helpers.windows import block_lengths, naive_log_probs, scored_log_probs
 from tests.registry import ARCHITECTURES, GENERATORS, POSITIONS, build, dictionary, setting
 
 PLAIN = [arch for arch in ARCHITECTURES if setting(arch, "TASK", "language_modeling") == "language_modeling"]
@@ -36,10 +35,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def setup(arch: str, data: Path, *flags: str) -> tuple[Any, Any, Any]:
     """Task, model and criterion as ``fairseq-train`` makes them."""
-    parser = options.get_training_parser(default_task="language_modeling")
     given = [str(data), *model_flags(arch), "--tokens-per-sample", str(WINDOW), "--add-bos-token", *flags]
     given += ["--criterion", setting(arch, "CRITERION", "cross_entropy")] if "--criterion" not in flags else []
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
+    cfg = trained.configuration("language_modeling", given)
     task = tasks.setup_task(cfg.task)
     torch.manual_seed(1)
     return task, task.build_model(cfg.model), task.build_criterion(cfg.criterion)

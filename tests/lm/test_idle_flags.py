@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import checkpoint_utils, tasks
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.host.trainer import check_criterion
 from tests.helpers.corpus import train_command
-from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
+from tests.helpers.operations import Operations
+from tests.helpers.trained import TINY, configuration, random_lines, write_checkpoint, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary
 
 STREAMING = ["transformer_xl", "compressive_transformer", "transformer_ql"]
@@ -102,18 +101,7 @@ def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, mo
         tasks.setup_task(cfg.task).build_model(cfg.model)
 
 
-class _Backward(TorchDispatchMode):
-    """Counts the layer norms and the random draws of what runs within."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("native_layer_norm", "random_", "bernoulli_", "native_dropout", "_softmax"):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
+COUNTED = {f"aten::{name}" for name in ("native_layer_norm", "random_", "bernoulli_", "native_dropout", "_softmax")}
 
 
 @pytest.mark.parametrize("normalize_before", [True, False])
@@ -125,19 +113,18 @@ def test_without_recomputation_backward_normalises_and_draws_nothing(arch: str, 
         flags = {**NARROW, **dropouts, "decoder_normalize_before": normalize_before, "recompute": recompute}
         model = build(arch, flags, dictionary(9)).train()
         loss = model(torch.randint(4, 13, (2, 20)))[0].sum()
-        with _Backward() as mode:
+        with Operations() as ran:
             loss.backward()
-        found[recompute] = mode.found
-    assert found["none"] == []
-    assert {"random_", "native_layer_norm"} >= set(found["pointwise"]) >= {"random_"}
+        found[recompute] = COUNTED & {*ran.names}
+    assert found["none"] == set()
+    assert {"aten::random_", "aten::native_layer_norm"} >= found["pointwise"] >= {"aten::random_"}
 
 
 def training(arch: str, data: Path, *flags: str) -> Any:
     """The configuration of a ``fairseq-train``."""
     command = train_command(arch, data, data / "save")[1:]
     without = [part for part in command if part not in ("--share-decoder-input-output-embed", "--cpu")]
-    parser = options.get_training_parser()
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*without, *flags]))
+    return configuration("language_modeling", [*without, *flags])
 
 
 CUTOFF = ("--adaptive-softmax-cutoff", "5,9")

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.analysis import scoring
 from fairseq_ms.errors import UsageError
 from tests.helpers import trained
-from tests.naive.windows import naive_log_probs, scored_log_probs
+from tests.helpers.windows import naive_log_probs, scored_log_probs
 from tests.registry import ARCHITECTURES, build, dictionary
 
 SIZES: dict[str, Any] = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_attention_heads": 4}
@@ -71,27 +70,6 @@ def test_the_main_model_of_haed_reads_texts_of_any_length(positions: str) -> Non
 def test_what_breaks_a_rule_of_haed_is_one_sentence(flags: dict, sentence: str) -> None:
     with pytest.raises(UsageError, match=f"^{sentence}"):
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
-
-
-@either
-@every_model
-def test_the_generator_writes_far_beyond_the_length_of_training(arch: str, own: dict, positions: str) -> None:
-    model = model_of(arch, own, positions=positions)
-    words, prompts = model.decoder.dictionary, torch.tensor([[2, 5, 6, 7, 8], [2, 9, 10, 4, 4]])
-    # A fixed length, because beams end where the symbol of an end comes.
-    settings = {"beam_size": 1, "max_len_a": 0, "max_len_b": 70, "min_len": 70}
-    generator = SequenceGenerator([model], words, **settings)
-    sample = {"net_input": {"src_tokens": prompts, "src_lengths": torch.full((2,), 5)}}
-    with torch.no_grad():
-        found = generator.generate([model], sample, prefix_tokens=prompts[:, 1:])
-        for row, (best,) in enumerate(found):
-            text = best["tokens"]
-            assert len(text) == 71
-            assert text[:4].equal(prompts[row, 1:])
-            source = torch.cat([prompts[row, :1], text[:-1]])[None]
-            log_probs = model.get_normalized_probs(model(source), log_probs=True)[0]
-            scores = log_probs.gather(1, text[:, None])[:, 0]
-            torch.testing.assert_close(best["positional_scores"], scores, rtol=0.0, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

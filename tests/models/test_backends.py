@@ -1,15 +1,14 @@
 """The invariants over all kernels of attention, and in the backward pass, whatever is recomputed."""
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.registry import GENERATORS, Case, build, exact_case, random_case, seeds, setting
+from tests.helpers.operations import Operations
+from tests.registry import GENERATORS, build, exact_case, random_case, seeds, setting
 
 # What a kernel does not do (masks, a precision) torch's plain products do.
 BACKENDS = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
@@ -24,38 +23,14 @@ def preferring(backend: SDPBackend) -> AbstractContextManager[None]:
     return kernels
 
 
-class Kernels(TorchDispatchMode):
-    """Writes down the operations of attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "attention" in func.name():
-            self.seen.add(func.name().split("::")[1])
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.cpu
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], ids=lambda backend: backend.name)
 def test_attention_takes_the_kernel_that_is_preferred(backend: SDPBackend) -> None:
     case = random_case("vanilla_lm", 1)
-    with torch.no_grad(), preferring(backend), Kernels() as kernels:
+    with torch.no_grad(), preferring(backend), Operations() as ran:
         case.model(case.tokens(2, case.lengths()))
-    wanted = {"_scaled_dot_product_flash_attention_for_cpu"} if backend == SDPBackend.FLASH_ATTENTION else set()
-    assert {name for name in kernels.seen if "flash" in name} == wanted
-
-
-def with_another_future(case: Case, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Two batches that are the same up to a position, which is the third result."""
-    tokens, changed_at = case.tokens(rows, length), case.rng.randrange(1, length)
-    changed = tokens.clone()
-    changed[:, changed_at:] = case.tokens(rows, length - changed_at)
-    changed[:, changed_at] = tokens[:, changed_at] - 1
-    below = changed[:, changed_at] < case.dictionary.nspecial
-    changed[below, changed_at] = len(case.dictionary) - 1
-    return tokens, changed, changed_at
+    wanted = {"aten::_scaled_dot_product_flash_attention_for_cpu"} if backend == SDPBackend.FLASH_ATTENTION else set()
+    assert {name for name in ran.names if "flash" in name} == wanted
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -67,7 +42,7 @@ def test_future_tokens_do_not_change_past_logits(
 ) -> None:
     case = random_case(arch, seed)
     case.model.to(precision)
-    tokens, changed, changed_at = with_another_future(case, 3, max(2, case.lengths()))
+    tokens, changed, changed_at = case.with_another_future(3)
     with torch.no_grad(), preferring(backend):
         before, after = case.model(tokens)[0], case.model(changed)[0]
     difference = (before - after).abs().amax((0, 2))
@@ -117,7 +92,7 @@ def test_future_tokens_do_not_change_gradients_of_the_past(arch: str, recompute:
     model.load_state_dict(case.model.state_dict())
     # Without dropout, but with all that training keeps and recomputes.
     model.double().eval()
-    tokens, changed, changed_at = with_another_future(case, 3, max(2, case.lengths()))
+    tokens, changed, changed_at = case.with_another_future(3)
     before, after = (past_gradients(model, each, changed_at) for each in (tokens, changed))
     for one, other in zip(before, after, strict=True):
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)

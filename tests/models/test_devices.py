@@ -5,27 +5,24 @@ passes on tensors without data that say they are on a GPU as well, so that what 
 backward passes would want a driver.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
-from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_ms.core.ops import recompute
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.models import transformer_ql
-from tests.registry import ARCHITECTURES, GENERATORS, Case, build, random_case, setting
+from tests.registry import ARCHITECTURES, GENERATORS, random_case, setting, trained_case
 
 DEVICES = ["meta", "cuda"] if torch.version.cuda else ["meta"]
 every_device = pytest.mark.parametrize("device", DEVICES)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # HAED and HRED tabulate the chunks of a batch, and only the tokens tell how many: they wait, and no other model does.
 STATIC = [arch for arch in ARCHITECTURES if not setting(arch, "DATA_DECIDES_SHAPES", False)]
-DROPPED = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 
 
 @contextmanager
@@ -53,13 +50,6 @@ def move(model: nn.Module, device: str, dtype: torch.dtype) -> None:
             if buffer is not None:
                 like = dtype if buffer.is_floating_point() else buffer.dtype
                 module._buffers[name] = torch.empty(buffer.shape, dtype=like, device=device)
-
-
-def trained_case(arch: str, seed: int) -> Case:
-    """A small random model in training mode, with dropout wherever it has a flag."""
-    case = random_case(arch, seed)
-    known = {flag: p for flag, p in DROPPED.items() if hasattr(MODEL_DATACLASS_REGISTRY[arch], flag)}
-    return dataclasses.replace(case, model=build(arch, {**case.flags, **known}, case.dictionary).train())
 
 
 def tokens(device: str, rows: int, length: int) -> torch.Tensor:

@@ -10,14 +10,16 @@ from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed import HAED
 from tests.configs import haed as configs
-from tests.naive import hierarchical as naive
+from tests.helpers.gradients import assert_same_with_gradients
+from tests.references import hierarchical as references
+from tests.references.parts import weights_of, within
 from tests.registry import build, dictionary
 
 PARTS = list(itertools.product(["mlp", "lstm"], ["transformer", "lstm"], ["lstm", "transformer"], ["words", "fixed"]))
 
 
-def small_model(seed: int, **wanted: str) -> tuple[HAED, random.Random]:
-    """A random model in float64 with the parts that are wanted."""
+def small_model(seed: int, **wanted: str) -> tuple[HAED, dict, random.Random]:
+    """A random model in float64 with the parts that are wanted, and its flags."""
     rng = random.Random(seed)
     while True:
         flags = configs.random_flags(rng)
@@ -26,7 +28,7 @@ def small_model(seed: int, **wanted: str) -> tuple[HAED, random.Random]:
     torch.manual_seed(seed)
     model = build("haed", {**flags, "init_std": 0.5}, dictionary(7)).double()
     assert isinstance(model, HAED)
-    return model, rng
+    return model, flags, rng
 
 
 def ragged_tokens(rng: random.Random, rows: int, longest: int) -> tuple[torch.Tensor, list[int]]:
@@ -55,41 +57,43 @@ def test_chunks_end_where_a_loop_over_the_past_says(kind: str, longest: int) -> 
             inside = torch.tensor([step < length for length in lengths])
             assert torch.equal(ended & inside, ends[:, step])
         for row, length in enumerate(lengths):
-            chunks, _ = naive.segment(tokens[row, :length].tolist(), kind, longest, set(separators))
+            flags = {"max_segment_len": longest}
+            chunks = references.whole_chunks_of(tokens[row, :length].tolist(), flags, separators)
             expected = torch.zeros(tokens.shape[1], dtype=torch.bool)
             expected[torch.tensor([len(chunk) for chunk in chunks]).cumsum(0) - 1] = True
             assert torch.equal(ends[row], expected)
 
 
 @pytest.mark.parametrize("parts", PARTS, ids="-".join)
-def test_logits_and_gradients_equal_those_of_the_naive_model(parts: tuple[str, ...]) -> None:
-    encoder, main, decoder, segmentation = parts
+def test_logits_and_gradients_are_those_of_the_paper_however_rows_are_padded(parts: tuple[str, ...]) -> None:
     for seed in range(3):
-        model, rng = small_model(seed, encoder=encoder, main=main, decoder=decoder, segmentation=segmentation)
-        tokens, lengths = ragged_tokens(rng, 3, rng.randint(2, 13))
-        weights = torch.randn(3, tokens.shape[1], 11, dtype=torch.double)
-        fast = model(tokens)[0]
-        slow = [naive.logits(model.decoder.core, tokens[row, :length].tolist()) for row, length in enumerate(lengths)]
-        parameters = list(model.parameters())
-        of_fast = torch.zeros((), dtype=torch.double)
-        of_slow = torch.zeros((), dtype=torch.double)
-        for row, length in enumerate(lengths):
-            # float64 with a few hundred additions a number
-            torch.testing.assert_close(fast[row, :length], slow[row], rtol=1e-10, atol=1e-11)
-            of_fast = of_fast + (fast[row, :length] * weights[row, :length]).sum()
-            of_slow = of_slow + (slow[row] * weights[row, :length]).sum()
-        fast_gradients = torch.autograd.grad(of_fast, parameters, allow_unused=True)
-        slow_gradients = torch.autograd.grad(of_slow, parameters, allow_unused=True)
-        for (name, parameter), ours, theirs in zip(
-            model.named_parameters(), fast_gradients, slow_gradients, strict=True
-        ):
-            assert ours is not None, f"{name} has no gradient, which distributed training does not allow"
-            expected = torch.zeros_like(parameter) if theirs is None else theirs
-            torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        model, flags, rng = small_model(seed, **dict(zip(("encoder", "main", "decoder", "segmentation"), parts)))
+        segmentation, longest = model.decoder.core.segmentation, rng.randint(2, 13)
+        separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
+        rows = [torch.randint(4, 11, (length,)) for length in (longest, rng.randint(1, longest), 1)]
+        for row in rows:
+            row[torch.rand(len(row)) < 0.3] = min(separators, default=2)
+        weights = within(weights_of(model), "decoder")
+        expected = torch.cat([torch.stack(references.logits(weights, flags, separators, row.tolist())) for row in rows])
+        # Padding behind a row, and strewn over it: behind its first token, which is always one.
+        behind = [torch.arange(len(row)) for row in rows]
+        strewn = [torch.randperm(2 * longest - 1)[: len(row)].sort().values for row in rows]
+        found = []
+        for places in (behind, [place - place[0] for place in strewn]):
+            tokens_BT = torch.full((len(rows), 2 * longest), 1)
+            for tokens_T, place, row in zip(tokens_BT, places, rows):
+                tokens_T[place] = row
+            found += [logits_TV[place] for logits_TV, place in zip(model(tokens_BT)[0], places)]
+        parameters = dict(model.named_parameters())
+        reached = torch.autograd.grad(found[0].sum(), parameters.values(), allow_unused=True, retain_graph=True)
+        for name, gradient in zip(parameters, reached):
+            assert gradient is not None, f"{name} has no gradient, which distributed training does not allow"
+        # float64 with a few hundred additions a number
+        assert_same_with_gradients(torch.cat(found), torch.cat([expected, expected]), [*parameters.values()], 1e-9)
 
 
 def test_equal_chunks_are_encoded_once() -> None:
-    model, _ = small_model(3, encoder="mlp", segmentation="words")
+    model, *_ = small_model(3, encoder="mlp", segmentation="words")
     encoder = model.decoder.core.encoder
     seen = []
     encoder.first.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
@@ -104,14 +108,14 @@ def test_equal_chunks_are_encoded_once() -> None:
 
 
 def test_every_parameter_is_in_the_group_of_its_part() -> None:
-    model, _ = small_model(0)
+    model, *_ = small_model(0)
     for name, parameter in model.named_parameters():
         part = {"encoder": "encoder", "main": "main"}.get(name.split(".")[2], "decoder")
         assert parameter.param_group == part, name
 
 
 def test_a_checkpoint_from_before_the_core_loads() -> None:
-    model, _ = small_model(0)
+    model, *_ = small_model(0)
     old = {name.replace("decoder.core.", "decoder."): value + 1.0 for name, value in model.state_dict().items()}
     assert {name.split(".")[1] for name in old} == {"encoder", "main", "chunk_decoder", "project"}
     expected = {name.replace("decoder.", "decoder.core.", 1): value for name, value in old.items()}

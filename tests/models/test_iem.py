@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from fairseq.data import MonolingualDataset
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
@@ -17,17 +16,24 @@ from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed import IEM_CRITERION, ImplicitEmbeddingModel
 from tests.configs import haed as configs
-from tests.naive import hierarchical as naive
+from tests.references import hierarchical as references
+from tests.references.hierarchical import Chunk
+from tests.references.parts import weights_of
 from tests.registry import build, dictionary
 
 
-def first_phase(seed: int, symbols: int = 3, **wanted: object) -> ImplicitEmbeddingModel:
-    """A random model of the first phase in float64; few symbols, so that chunks repeat."""
-    rng = random.Random(seed)
-    flags = {**configs.random_flags(rng), "separators": None, "segmentation": "words", "max_segment_len": 2}
+def random_flags(seed: int) -> dict[str, Any]:
+    """A model of words, of which two tokens are encoded at most, so that chunks repeat."""
+    flags = {**configs.random_flags(random.Random(seed)), "separators": None, "segmentation": "words"}
     flags |= {"decoder": "lstm", "local_layers": None, "local_attention_heads": None, "local_ffn_embed_dim": None}
+    return {**flags, "max_segment_len": 2}
+
+
+def first_phase(seed: int, symbols: int = 3, **wanted: object) -> ImplicitEmbeddingModel:
+    """A random model of the first phase in float64, of few symbols."""
     torch.manual_seed(seed)
-    model = build("haed", {**flags, "init_std": 0.5, **wanted, "criterion": IEM_CRITERION}, dictionary(symbols))
+    flags = {**random_flags(seed), "init_std": 0.5, **wanted, "criterion": IEM_CRITERION}
+    model = build("haed", flags, dictionary(symbols))
     assert isinstance(model, ImplicitEmbeddingModel)
     return model.double()
 
@@ -38,55 +44,18 @@ def tokens_with_repetitions(rows: int, length: int, symbols: int = 3) -> torch.T
     return tokens
 
 
-def chunks_of(model: ImplicitEmbeddingModel, row: torch.Tensor) -> list[list[int]]:
-    segmentation = model.segmentation
-    separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
-    return naive.segment([t for t in row.tolist() if t != 1], segmentation.kind, segmentation.max_length, separators)[0]
+def without_padding(tokens_BT: torch.Tensor) -> list[list[int]]:
+    return [row[row != 1].tolist() for row in tokens_BT]
 
 
-def naive_loss(
-    model: ImplicitEmbeddingModel,
-    tokens_BT: torch.Tensor,
-    further: list[list[int]],
-    log_q: dict[tuple[int, ...], float] | None = None,
-) -> tuple[torch.Tensor, list[int], list[int]]:
-    """Loss, ranks and numbers of negatives by a loop over positives and a loop over the list of candidates."""
-    rows = [chunks_of(model, row) for row in tokens_BT]
-    candidates = [chunk for chunks in rows for chunk in chunks[1:]] + further
-    longest = model.segmentation.max_length
-
-    def score(query: torch.Tensor, chunk: list[int]) -> torch.Tensor:
-        encoding = naive.encode(model.encoder, chunk, longest)
-        # Appendix A: "we pad the encoder output with 0's when it is smaller".
-        found = query @ F.pad(encoding, (0, query.numel() - encoding.numel()))
-        return found - log_q[tuple(chunk)] if log_q is not None else found
-
-    loss = torch.zeros((), dtype=torch.double)
-    ranks, negatives = [], []
-    for chunks in rows:
-        encodings = [naive.encode(model.encoder, chunk, longest) for chunk in chunks]
-        for index in range(1, len(chunks)):
-            query = naive.main_output(model.main, encodings[:index])
-            query = query if model.query is None else model.query(query)
-            own = score(query, chunks[index])
-            total, better = own.exp(), set()
-            others = 0
-            for candidate in candidates:
-                if candidate == chunks[index]:
-                    continue
-                others += 1
-                against = score(query, candidate)
-                total = total + against.exp()
-                if against >= own:
-                    better.add(tuple(candidate))
-            loss = loss - (own - total.log())
-            ranks.append(len(better))
-            negatives.append(others)
-    return loss, ranks, negatives
+def chunks_of(tokens_BT: torch.Tensor) -> list[Chunk]:
+    """Those that are predicted, of at most two tokens, in reading order; 2 ends a word."""
+    rows = [references.whole_chunks_of(row, {"max_segment_len": 2}, {2}) for row in without_padding(tokens_BT)]
+    return [chunk for chunks in rows for chunk in chunks[1:]]
 
 
-def padded(chunks: list[list[int]], longest: int) -> torch.Tensor:
-    return torch.tensor([chunk + [1] * (longest - len(chunk)) for chunk in chunks]).view(-1, longest)
+def padded(chunks: list[Chunk], longest: int) -> torch.Tensor:
+    return torch.tensor([[*chunk] + [1] * (longest - len(chunk)) for chunk in chunks]).view(-1, longest)
 
 
 def test_equation_4_is_the_default_and_a_projection_is_asked_for_by_name() -> None:
@@ -101,13 +70,13 @@ def test_equation_4_is_the_default_and_a_projection_is_asked_for_by_name() -> No
 @pytest.mark.parametrize("corrected", [False, True], ids=["plain", "log-q"])
 @pytest.mark.parametrize("seed", range(6))
 def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corrected: bool) -> None:
-    model = first_phase(seed, query=("none", "linear")[seed % 2])
+    query = ("none", "linear")[seed % 2]
+    model = first_phase(seed, query=query)
     tokens = tokens_with_repetitions(3, 11)
     tokens[1, 7:] = 1
-    further = [chunk for row in tokens_with_repetitions(4, 9) for chunk in chunks_of(model, row)[1:]]
-    own = [chunk for row in tokens for chunk in chunks_of(model, row)[1:]]
-    assert len({tuple(chunk) for chunk in own + further}) < len(own + further), "there are duplicates to be masked"
-    log_q = {tuple(chunk): float(torch.rand(()).log()) for chunk in own + further} if corrected else None
+    further, own = chunks_of(tokens_with_repetitions(4, 9)), chunks_of(tokens)
+    assert len({*own, *further}) < len(own + further), "there are duplicates to be masked"
+    log_q = {chunk: float(torch.rand(()).log()) for chunk in own + further} if corrected else None
 
     assert torch.equal(predicted_chunks(model.segmentation, tokens), padded(own, 2)), "they come in reading order"
     distinct, _, counts = unique_chunks(padded(own + further, 2))
@@ -116,7 +85,9 @@ def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corre
         keys = [tuple(t for t in chunk if t != 1) for chunk in distinct.tolist()]
         of_distinct = torch.tensor([log_q[key] for key in keys], dtype=torch.double)
     found = model(tokens, distinct, counts, of_distinct)
-    loss, ranks, negatives = naive_loss(model, tokens, further, log_q)
+    loss, ranks, negatives = references.first_phase_loss(
+        weights_of(model), {**random_flags(seed), "query": query}, {2}, without_padding(tokens), further, log_q
+    )
     torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=1e-12)
     assert found.rank_X.tolist() == ranks
     assert found.negatives_X.tolist() == negatives
@@ -249,6 +220,19 @@ def test_further_batches_are_as_many_random_blocks_of_the_training_data() -> Non
     alone = criterion(task)(model, batch(task, [0, 1]))[2]
     # 2 rows of 11 chunks and 3 times as many; those that spell the positive are fewer than all
     assert alone["negatives"] < logged["negatives"] <= 22 * (4 * 22)
+
+
+@pytest.mark.parametrize("query", ["none", "linear"])
+def test_chunks_of_further_batches_are_candidates_of_the_criterions_loss(query: str) -> None:
+    task, model = small_task(), first_phase(1, query=query).eval()
+    phase, sample = criterion(task, negative_batches=3), batch(task, [3, 7])
+    loss, size, _ = phase(model, sample)
+    rows = extended(sample["net_input"]["src_tokens"], sample["target"], 1)
+    flags = {**random_flags(1), "query": query}
+    further = [tuple(chunk) for chunk in without_padding(phase._drawn(model, sample))]
+    expected, ranks, _ = references.first_phase_loss(weights_of(model), flags, {2}, without_padding(rows), further)
+    assert size == len(ranks)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0.0)
 
 
 def test_random_blocks_begin_as_those_of_a_batch_do() -> None:

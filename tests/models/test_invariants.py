@@ -23,20 +23,13 @@ every_case = pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_future_tokens_do_not_change_past_logits(arch: str, seed: int) -> None:
     case = exact_case(arch, seed)
-    length = max(2, case.lengths())
-    tokens = case.tokens(2, length)
-    changed_at = case.rng.randrange(1, length)
-    changed = tokens.clone()
-    # Another token, never the same one: a step of 1 .. n - 1 within the n ordinary symbols.
-    first, ordinary = case.dictionary.nspecial, len(case.dictionary) - case.dictionary.nspecial
-    step = case.rng.randrange(1, ordinary)
-    changed[:, changed_at] = (tokens[:, changed_at] - first + step) % ordinary + first
+    tokens, changed, changed_at = case.with_another_future(2)
     with torch.no_grad():
         before, after = case.model(tokens)[0], case.model(changed)[0]
     difference = (before - after).abs().amax((0, 2))
     assert difference[:changed_at].max() <= setting(arch, "TOLERANCE", 0.0)
     sees_it = setting(arch, "first_output_that_sees", lambda flags, position: position)(case.flags, changed_at)
-    if sees_it < length:
+    if sees_it < tokens.size(1):
         assert difference[sees_it:].max() > 0.0
 
 

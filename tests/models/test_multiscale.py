@@ -1,21 +1,16 @@
 """The multi-scale models against their definition, and the rules of their flags."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_ms.core.layers import LayerConfig
 from fairseq_ms.core.pooling import Downsample, right_aligned
 from fairseq_ms.core.topdown import Coarser, Join
-from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
 from fairseq_ms.errors import UsageError
-from tests.registry import build, dictionary, random_case
-
-SEEDS = range(12)
+from tests.registry import build, dictionary
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
@@ -57,42 +52,6 @@ def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arc
         for end in range(1, 33):
             decoder(tokens[:, :end], incremental_state=state)
     assert runs == [4, 8, 32]
-
-
-class _Task(SimpleNamespace):
-    """What a criterion asks of a task."""
-
-
-def bag_criterion(words: Dictionary) -> BagOfWordsCriterion:
-    return BagOfWordsCriterion(_Task(target_dictionary=words), sentence_avg=False)
-
-
-def sample_of(tokens: Tensor, targets: Tensor, padding: int) -> dict:
-    ntokens = int(targets.ne(padding).sum())
-    return {"net_input": {"src_tokens": tokens}, "target": targets, "ntokens": ntokens}
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_bag_loss_is_that_of_cross_entropy_token_by_token(seed: int) -> None:
-    from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-
-    case = random_case("coarse_lm", seed)
-    words = case.dictionary
-    tokens, targets = case.tokens(3, 17), case.tokens(3, 17)
-    targets[2, 9:] = words.pad()
-    sample = sample_of(tokens, targets, words.pad())
-    plain = CrossEntropyCriterion(_Task(target_dictionary=words), sentence_avg=False)
-    for reduce in (True, False):
-        got = bag_criterion(words)(case.model, sample, reduce=reduce)[0]
-        expected = plain(case.model, sample, reduce=reduce)[0]
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_bag_criterion_names_the_architecture_it_needs() -> None:
-    case = random_case("vanilla_lm", 0)
-    tokens = case.tokens(1, 4)
-    with pytest.raises(UsageError, match=r"--criterion bag_of_words needs --arch coarse_lm, .* VanillaLanguageModel"):
-        bag_criterion(case.dictionary)(case.model, sample_of(tokens, tokens, case.dictionary.pad()))
 
 
 @pytest.mark.parametrize(

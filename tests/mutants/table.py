@@ -11,8 +11,8 @@ _RETINA = (
     "tests/core/ops/test_dropout_masks.py",
     f"{_INVARIANTS} retina_lm",
 )
-_STREAMING = ("tests/models/test_streaming.py", "tests/references/test_streaming.py tests/core/test_streaming.py")
-_FIRST_PHASE = ("tests/models/test_iem.py", "tests/references/test_hierarchical.py")
+_STREAMING = ("tests/models/test_streaming.py", "tests/core/test_streaming.py")
+_FIRST_PHASE = ("tests/models/test_iem.py",)
 
 # Arguments of pytest for each file; later ones run if all tests of those before have passed.
 TABLE: dict[str, tuple[str, ...]] = {

@@ -23,8 +23,7 @@ from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
 from tests.helpers.hydra import composed
 from tests.helpers.resumed import RETINA, TINY
-from tests.helpers.together import configuration
-from tests.helpers.trained import random_lines, write_corpus
+from tests.helpers.trained import configuration, random_lines, write_corpus
 
 SYMBOLS, ROWS, LENGTH = 16, 4, 8
 ADAMW: dict[str, Any] = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-7}

@@ -123,13 +123,6 @@ def test_list_and_files_need_neither_torch_nor_fairseq() -> None:
     assert run_cli("python", "-c", program).stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("given", [[], ["haed_wt103", "--list"]])
-def test_list_and_a_preset_are_one_or_the_other(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["config", *given]) == 2
-    got = given[0] if given else "neither"
-    assert capsys.readouterr().err == f"fairseq-ms: PRESET or --list must be given, and not both: got {got}\n"
-
-
 @pytest.mark.parametrize(
     ("name", "folder", "updates"),
     [

@@ -16,6 +16,7 @@ from fairseq_ms.lm.registry import PRESETS
 from tests.helpers.cli import ROOT
 from tests.helpers.hydra import by_arch, by_hydra, parameters
 from tests.helpers.trained import random_lines, write_corpus
+from tests.presets.test_multiscale import layers
 from tests.registry import build, dictionary
 
 MODELS = ("vanilla_lm", "retina_lm", "multiscale_topdown", "multiscale_bottomup", "transformer_ql", "haed")
@@ -27,8 +28,7 @@ LIMITS = {"tiny": (2e6, 4.4e6), "small": (8.8e6, 14.4e6), "base": (93e6, 110e6)}
 
 def stacks(dim: int, counts: list[int], symbols: int) -> int:
     """Stacks of layers of one width over tied embeddings, each with a norm behind it; positions are not learned."""
-    attention, feed_forward, norms = 4 * (dim * dim + dim), 8 * dim * dim + 5 * dim, 2 * 2 * dim
-    return symbols * dim + sum(count * (attention + feed_forward + norms) + 2 * dim for count in counts)
+    return symbols * dim + sum(layers(count, dim) for count in counts)
 
 
 def joints(dim: int, scales: int) -> int:

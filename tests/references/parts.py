@@ -69,12 +69,6 @@ def softmax(scores: Sequence[Vector]) -> list[Vector]:
     return list(exponentials / exponentials.sum())
 
 
-def log_softmax(scores: Vector) -> Vector:
-    """Log-probabilities (V,)."""
-    greatest = scores.max()
-    return scores - greatest - (scores - greatest).exp().sum().log()
-
-
 def attend(query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
     """One head's answer to one query: the mean of values, weighted by softmax(q k / sqrt(H)); zero with no key."""
     if not keys:

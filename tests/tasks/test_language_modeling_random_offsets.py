@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import iterators
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_ms.analysis import perplexity
 from fairseq_ms.data.random_offsets import at_random_offset
 from fairseq_ms.errors import UsageError
 from tests.helpers.resumed import equal
-from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
+from tests.helpers.trained import TINY, configuration, random_lines, write_checkpoint, write_corpus
 
 TOKENS = 7
 EPOCHS = range(1, 9)
@@ -30,9 +29,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task_of(data: Path, *flags: str, name: str = OURS) -> Any:
-    parser = options.get_training_parser(default_task=name)
-    arguments = [str(data), "--task", name, "--arch", "transformer_lm", "--tokens-per-sample", str(TOKENS), *flags]
-    return tasks.setup_task(convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments)).task)
+    arguments = [data, "--task", name, "--arch", "transformer_lm", "--tokens-per-sample", TOKENS, *flags]
+    return tasks.setup_task(configuration(name, arguments).task)
 
 
 def iterator(task: Any, split: str, epoch: int = 1, **more: Any) -> iterators.EpochBatchIterator:
@@ -132,9 +130,7 @@ def test_training_blocks_that_end_with_a_line_are_refused(mode: str, data: Path)
 
 
 def test_a_model_with_a_memory_is_refused(data: Path) -> None:
-    parser = options.get_training_parser(default_task=OURS)
-    arguments = [str(data), "--task", OURS, "--arch", "transformer_xl", "--tokens-per-sample", "4"]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    cfg = configuration(OURS, [data, "--task", OURS, "--arch", "transformer_xl", "--tokens-per-sample", "4"])
     with pytest.raises(UsageError, match=f"--task must be streaming_language_modeling .*: got {OURS}"):
         tasks.setup_task(cfg.task).build_model(cfg.model)
 

@@ -158,7 +158,9 @@ def draw(figure: report.Figure, parts: Parts) -> None:
             bar.set(hatch=report.HATCHES[index % len(report.HATCHES)], alpha=0.75)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
     axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts])
-    report.finish_axes(axes, "", "memory (GB)", beside=True)
+    report.finish_axes(axes, "", "memory (GB)", legend=False)
+    # Bars leave no room inside the axes.
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _fit(args: argparse.Namespace, asked: _Asked) -> int:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""Points (x, y) by label."""
 # Lines are told apart by marker and dash pattern, so a figure reads the same without colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", "-.", ":")
@@ -127,6 +129,13 @@ def plot_line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float], 
     return line
 
 
+def plot_panel(axes: Axes, lines: Lines, xlabel: str, ylabel: str, legend: bool = True) -> None:
+    """Draw lines, points (x, y) by label, and finish their axes."""
+    for index, (label, points) in enumerate(lines.items()):
+        plot_line(axes, index, [x for x, _ in points], [y for _, y in points], label)
+    finish_axes(axes, xlabel, ylabel, legend)
+
+
 def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True) -> None:
     """Labels, grid and legend, the same in every figure."""
     axes.set_xlabel(xlabel)
@@ -137,8 +146,7 @@ def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True) -> No
         axes.legend(frameon=False)
 
 
-def powers_of_two(*all_axes: Axes) -> None:
-    """Logarithmic x axes, whose marks are written out."""
-    for axes in all_axes:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+def powers_of_two(axes: Axes) -> None:
+    """A logarithmic x axis, whose marks are written out."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

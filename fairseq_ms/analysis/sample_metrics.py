@@ -124,9 +124,7 @@ class Sampler:
     def __init__(
         self, checkpoint: Checkpoint, length: int, topk: int, temperature: float, completions: int = 1
     ) -> None:
-        self.checkpoint = checkpoint
-        self.length = length
-        dictionary = checkpoint.dictionary
+        self.checkpoint, self.length, dictionary = checkpoint, length, checkpoint.dictionary
         # What the generator takes for the end of a sentence is a symbol that no text has, and only the very last.
         self.generator = SequenceGenerator(
             [checkpoint.model],

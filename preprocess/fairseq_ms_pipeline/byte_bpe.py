@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fairseq_ms_pipeline.dataset import CODES
-from fairseq_ms_pipeline.files import part_of
+from fairseq_ms_pipeline.files import complete, part_of
 from fairseq_ms_pipeline.lines import Lines
 
 # Characters that are tokenised at a time, whole lines: enough to be fast, while tokens take a hundred times the room.
@@ -72,10 +72,8 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
     newline = tokenizer.token_to_id(NEWLINE)
     ids[ids == newline] = END
     counts[newline : newline + 1] = 0
-    part = part_of(out)
-    with open(part, "wb") as file:
+    with complete(out) as part, open(part, "wb") as file:
         np.save(file, ids)
-    os.replace(part, out)
     return Counter({str(token): int(counts[token]) for token in counts.nonzero()[0]})
 
 

@@ -16,12 +16,18 @@ Json = dict[str, Any]
 
 
 @contextmanager
-def complete_text(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 text file that takes the name `path` only if the block ends without an error."""
+def complete(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` only if the block ends without an error."""
     part = part_of(path)
-    with open(part, "w", encoding="utf-8", newline="\n") as file:
-        yield file
+    yield part
     os.replace(part, path)
+
+
+@contextmanager
+def complete_text(path: Path) -> Iterator[IO[str]]:
+    """A UTF-8 text file to write, ``complete`` in the same way."""
+    with complete(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
+        yield file
 
 
 def part_of(path: Path) -> Path:
@@ -45,8 +51,13 @@ def read_json(path: Path) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file as lower-case hexadecimal digits, read in blocks."""
-    digest = hashlib.sha256()
+    """The SHA-256 of a file as lower-case hexadecimal digits."""
+    return digest_of(path, "sha256")
+
+
+def digest_of(path: Path, algorithm: str) -> str:
+    """A digest of a file as lower-case hexadecimal digits, read in blocks."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 16):
             digest.update(block)

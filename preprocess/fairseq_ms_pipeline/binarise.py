@@ -9,7 +9,6 @@ import shutil
 import struct
 from array import array
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,14 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
 
-from fairseq_ms_pipeline.files import complete, complete_text, part_of, read_json, write_json  # noqa: E402
+from fairseq_ms_pipeline.files import complete, complete_text, once_a_file, part_of, read_json, write_json  # noqa: E402
 
 Index = indexed_dataset.MMapIndexedDataset.Index
 # fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then all lengths, and
 # the byte at which each sentence starts.
 HEADER = struct.Struct("<9sQBQ")
 COPY_BYTES = 1 << 16
+_dictionary = once_a_file(lambda path: Dictionary.load(str(path)))
 
 
 def build_dictionary(counts: Iterable[Path], size: int, path: Path, symbols: Iterable[str] = ()) -> Dictionary:
@@ -56,11 +56,6 @@ def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
     return {"types": len(types) + 1, "dictionary_size": len(Dictionary.load(str(path)))}
 
 
-@lru_cache(maxsize=1)
-def _dictionary(path: Path, changed: int) -> Dictionary:
-    return Dictionary.load(str(path))
-
-
 def write_fixed_dictionary(symbols: list[str], path: Path) -> None:
     """Save a dictionary of the given symbols in the given order: the first has fairseq's index 4."""
     dictionary = Dictionary()
@@ -83,7 +78,7 @@ def write_shard(ids: np.ndarray, lengths: list[int], prefix: Path, vocabulary: i
 
 def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
-    dictionary = _dictionary(dictionary_path, dictionary_path.stat().st_mtime_ns)
+    dictionary = _dictionary(dictionary_path)
     index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
     if text.suffix == ".npy":
         # The end of a line is the last of the table, at -1.

@@ -6,13 +6,15 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 # An object of a JSON file, whatever it holds.
 Json = dict[str, Any]
+Thing = TypeVar("Thing")
 
 
 @contextmanager
@@ -33,6 +35,12 @@ def complete_text(path: Path) -> Iterator[IO[str]]:
 def part_of(path: Path) -> Path:
     """A name for the file in the making, this process's own: a killed run's worker may still write another."""
     return path.with_name(f"{path.name}.part-{os.getpid()}")
+
+
+def once_a_file(load: Callable[[Path], Thing]) -> Callable[[Path], Thing]:
+    """``load``, whose result is kept until another file, or the same file with another time of change, is asked for."""
+    kept = lru_cache(maxsize=1)(lambda path, changed: load(path))
+    return lambda path: kept(path, path.stat().st_mtime_ns)
 
 
 def write_json(path: Path, value: object) -> None:

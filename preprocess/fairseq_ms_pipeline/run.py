@@ -23,7 +23,7 @@ from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.segment import segment_shard
 from fairseq_ms_pipeline.shards import INDEX, write_shards
 from fairseq_ms_pipeline.tokenise import tokenise_shard
-from fairseq_ms_pipeline.workers import each, run_all
+from fairseq_ms_pipeline.workers import each
 
 WORK = ".work"
 # What the files of BPE are called among the settings.
@@ -177,10 +177,16 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     shards = {split: found[split]["shards"] for split in SPLITS}
     names = [name for split in SPLITS for name in shards[split]]
 
-    todo = [name for name in names if not (text / f"{name}.txt").exists()]
-    with progress.stage("tokenise", _sizes(raw, todo)) as bar:
-        jobs = ((raw / f"{n}.txt", text / f"{n}.txt", dataset.tokenise, dataset.language, dataset.level) for n in todo)
-        run_all(tokenise_shard, jobs, job.workers, bar)
+    def on_shards(stage: str, function: Callable[..., int], source: str, target: str, done: str, *more: object) -> None:
+        """Call ``function`` for every shard that is not done, whose files are in the work folder by name."""
+        todo = [name for name in names if not (work / done.format(name)).exists()]
+        files = {name: (work / source.format(name), work / target.format(name)) for name in todo}
+        with progress.stage(stage, sum(read.stat().st_size for read, _ in files.values())) as bar:
+            for size in each(function, ((*pair, *more) for pair in files.values()), job.workers):
+                bar.update(size)
+
+    how = (dataset.tokenise, dataset.language, dataset.level)
+    on_shards("tokenise", tokenise_shard, "raw/{}.txt", "text/{}.txt", "text/{}.txt", *how)
     for name in names:
         (raw / f"{name}.txt").unlink(missing_ok=True)
 
@@ -202,10 +208,9 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
                 counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
                 bpe.learn(counters, dataset.bpe_sample_types, merges, codes[0], lambda loop: _ticking(loop, bar))
 
-    todo = [name for name in names if not (pieces / f"{name}.json").exists()]
-    with progress.stage(f"segment ({dataset.level})", _sizes(text, todo)) as bar:
-        jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", dataset.level, ready) for n in todo)
-        run_all(segment_shard, jobs, job.workers, bar)
+    more = (dataset.level, ready)
+    label = f"segment ({dataset.level})"
+    on_shards(label, segment_shard, "text/{}.txt", "pieces/{}.txt", "pieces/{}.json", *more)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
     from fairseq_ms_pipeline import binarise, halves
@@ -218,12 +223,9 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
             every = byte_bpe.symbols(ready) if dataset.level == "hf_byte_bpe" else ()
             binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path, every)
 
-    words = text if dataset.level == "word" else pieces
     ending = ".npy" if dataset.level == "hf_byte_bpe" else ".txt"
-    todo = [name for name in names if not (binary / f"{name}.json").exists()]
-    with progress.stage("binarise", _sizes(words, todo, ending)) as bar:
-        jobs = ((words / f"{n}{ending}", binary / n, dictionary_path) for n in todo)
-        run_all(binarise.binarise_shard, jobs, job.workers, bar)
+    words = ("text/{}" if dataset.level == "word" else "pieces/{}") + ending
+    on_shards("binarise", binarise.binarise_shard, words, "binary/{}", "binary/{}.json", dictionary_path)
     for name in names:
         (pieces / f"{name}{ending}").unlink(missing_ok=True)
 
@@ -260,10 +262,6 @@ def _publish(ready: Path, out: Path) -> Json:
 def _copy(source: Path, target: Path) -> None:
     with complete(target) as part:
         shutil.copyfile(source, part)
-
-
-def _sizes(folder: Path, names: list[str], ending: str = ".txt") -> int:
-    return sum((folder / f"{name}{ending}").stat().st_size for name in names)
 
 
 def _ticking(things: Iterable[Thing], bar: tqdm) -> Iterator[Thing]:

@@ -2,12 +2,13 @@
 
 import json
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fairseq_ms_pipeline import bpe
+from fairseq_ms_pipeline import binarise, bpe
 from fairseq_ms_pipeline.datasets.text import GIVEN
 from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
 from fairseq_ms_pipeline.moses import tokenised
@@ -125,6 +126,29 @@ def test_shards_are_bounded_and_their_joint_text_is_the_input(tmp_path):
     assert all((tmp_path / f"{name}.txt").stat().st_size <= 1500 + longest + 1 for name in names)
     lines = [line for n in names for line in (tmp_path / f"{n}.txt").read_text("utf-8").split("\n")[:-1]]
     assert sorted(lines) == sorted(source.read_text("utf-8").split("\n")[:-1])
+
+
+def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    class Counts(dict):
+        __hash__ = object.__hash__
+
+    alive: weakref.WeakSet[Counts] = weakref.WeakSet()
+    most, read = [], binarise.read_json
+
+    def spy(path):
+        alive.add(counts := Counts(read(path)))
+        most.append(len(alive))
+        return counts
+
+    monkeypatch.setattr(binarise, "read_json", spy)
+    files = [tmp_path / f"{index}.json" for index in range(9)]
+    for index, file in enumerate(files):
+        file.write_text(json.dumps({"the": 3, f"word{index}": 1}))
+    binarise.build_dictionary(files, 0, tmp_path / "dict.txt")
+    assert binarise.vocabulary_counts(files, tmp_path / "dict.txt")["types"] == 11
+    assert len(most) == 18
+    # The one being read, and the one before it that the loop still holds.
+    assert max(most) <= 2
 
 
 def documents_of(*inputs: Path, documents: str = "blank") -> list[list[str]]:

@@ -27,9 +27,7 @@ DATASET = Dataset("images", "Images")
 
 @dataclass(frozen=True)
 class ImageJob:
-    """One run: where images come from (a function that tells of bytes read), how they are split, where they
-    go.
-    """
+    """One run: where images come from (a function that tells of bytes read), how they are split, where they go."""
 
     source: Callable[[Callable[[int], object]], Iterable[tuple[str, np.ndarray]]]
     source_bytes: int | None
@@ -60,9 +58,7 @@ def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[t
 
 
 def run(job: ImageJob) -> Json:
-    """Prepare the images and return the manifest; a finished folder is left as it is. ValueError for bad
-    input.
-    """
+    """Prepare the images and return the manifest; a finished folder is left as it is. ValueError for bad input."""
     progress = Progress(2, job.quiet)
     return in_work_folder(DATASET, job.out, job.settings, progress, partial(_stages, job, progress), INDEX)
 
@@ -88,9 +84,7 @@ def _stages(job: ImageJob, progress: Progress, work: Path) -> Json:
 
 
 def _write_shards(parts: Iterable[tuple[str, np.ndarray]], folder: Path) -> dict[str, list[str]]:
-    """Write shards of SHARD_IMAGES images for each split, passing over those that an interrupted run has
-    finished.
-    """
+    """Write shards of SHARD_IMAGES images for each split, passing over those that an interrupted run has finished."""
     waiting: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
 

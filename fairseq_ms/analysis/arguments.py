@@ -28,14 +28,25 @@ def add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int | None, s
         add_flag(parser, *names.split(), type=positive, default=default, metavar="N", help=help)
 
 
-def add_checkpoints(parser: argparse.ArgumentParser, split: str = "test") -> None:
-    """Which checkpoints to ask, about which data, on which device."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="[LABEL=]CHECKPOINT",
-        help="file that fairseq-train wrote; the label names it in table and figure (default: its folder's name)",
-    )
+def add_list(parser: argparse.ArgumentParser, name: str, *hidden: str, **settings: Any) -> None:
+    """A flag of comma separated whole numbers from 1."""
+    add_flag(parser, name, *hidden, type=positive_list, metavar="N,N,...", **settings)
+
+
+def add_choice(parser: argparse.ArgumentParser, name: str, choices: tuple[str, ...], text: str) -> None:
+    """A flag of a few words, of which the first is the default."""
+    parser.add_argument(name, choices=choices, default=choices[0], help=f"{text} (default: {choices[0]})")
+
+
+def add_checkpoints(parser: argparse.ArgumentParser, origin: str = "fairseq-train wrote") -> None:
+    """Which checkpoints to ask."""
+    help = f"file that {origin}; the label names it in table and figure (default: its folder's name)"
+    parser.add_argument("checkpoints", nargs="+", metavar="[LABEL=]CHECKPOINT", help=help)
+
+
+def add_scored(parser: argparse.ArgumentParser, split: str = "test") -> None:
+    """Which checkpoints to ask about which data, on which device."""
+    add_checkpoints(parser)
     add_data(parser, split)
     add_max_tokens(parser)
     add_cpu(parser)
@@ -95,16 +106,10 @@ def check_model(args: argparse.Namespace) -> None:
 
 def add_window(parser: argparse.ArgumentParser) -> None:
     """The evaluation window, spelled as in fairseq-eval-lm."""
-    add_counts(
-        parser, ("--tokens-per-sample", None, "window, or segment of a memory, in tokens (default: as in training)")
-    )
-    parser.add_argument(
-        "--context-window",
-        type=int,
-        metavar="N",
-        help="tokens of a window that are only context; the rest is the stride (default: half the window, 0 for models "
-        "with a memory)",
-    )
+    help = "window, or segment of a memory, in tokens (default: as in training)"
+    add_counts(parser, ("--tokens-per-sample", None, help))
+    help = "context in each window; the rest is the stride (default: half the window, 0 for models with a memory)"
+    parser.add_argument("--context-window", type=int, metavar="N", help=help)
 
 
 def positive(text: str) -> int:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from fairseq_ms.analysis.arguments import register
+from fairseq_ms.analysis.arguments import add_choice, register
 from fairseq_ms.errors import UsageError
 
 # Registered here, after the environment is set that torch's threads read when they start.
@@ -17,33 +17,20 @@ NEEDS_FAIRSEQ = False
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="tables to measure, or all (default: list them)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where models run (default: cpu)")
+    add_choice(parser, "--device", ("cpu", "cuda"), "where models run")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
-    parser.add_argument(
-        "--clock",
-        choices=["wall", "cpu"],
-        default="wall",
-        help="cpu: time that the process had a processor, for machines that others use as well (default: wall)",
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="measure the rows with this in their names alone; may be given several times",
-    )
+    what = "cpu: the process's own processor time, for machines that others use as well"
+    add_choice(parser, "--clock", ("wall", "cpu"), what)
+    help = "measure only rows with this in their names (repeatable)"
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help=help)
     parser.add_argument("--list", action="store_true", help="print the names of all rows, and measure nothing")
     parser.add_argument("--vocabulary", type=int, metavar="N", help="symbols, in training (default: 8000)")
     parser.add_argument("--report", metavar="FILE", help="write a page of all tables to FILE as well")
-    parser.add_argument(
-        "--records",
-        metavar="FILE",
-        help="write rows to FILE as they are measured, and go on from there (default: beside the report, as .jsonl)",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny shapes, to see that everything runs; the numbers mean nothing"
-    )
+    help = "write rows to FILE as they are measured, and go on from there (default: beside the report, as .jsonl)"
+    parser.add_argument("--records", metavar="FILE", help=help)
+    help = "tiny shapes, to see that everything runs; the numbers mean nothing"
+    parser.add_argument("--quick", action="store_true", help=help)
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE as well")
 
 
@@ -63,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
             "clone the repository and install it with pip install -e ."
         )
     if args.clock == "cpu":
-        # On a machine that others use, threads that wait for each other awake take the processor from the very
-        # thread they wait for: a step then takes twenty times as long and measures nothing. On a quiet one, waking
-        # them costs up to as much as the work.
+        # Threads that spin while they wait take the processor from the thread they wait for: on a busy machine, a step
+        # takes twenty times as long. On a quiet one, waking them can cost as much as the work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Asking whether there is a GPU must not start CUDA here: the processes that measure are forked from this one.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -75,10 +75,12 @@ class Checkpoint:
 
     def check_fits(self, flag: str, tokens: int) -> None:
         """Raise UsageError for a flag that asks for no tokens, or for more than the model has positions for."""
-        if tokens < 1 or (self.longest is not None and tokens > self.longest):
+        if self.longest is not None and not 1 <= tokens <= self.longest:
             raise UsageError(
                 f"{flag} must lie between 1 and the {self.longest} positions of {self.label}: got {tokens}"
             )
+        if tokens < 1:
+            raise UsageError(f"{flag} must have at least 1 token: got {tokens}")
 
     def describe(self) -> dict[str, object]:
         """What JSON files say about the checkpoint."""
@@ -125,7 +127,9 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
             f"CHECKPOINT must hold a model that predicts the next token: {path} holds {type(model).__name__}, "
             f"which was trained with --criterion {cfg.criterion._name} and has no decoder"
         )
-    if getattr(model, "encoder", None) is not None and _reads_source(model):
+    encoder = getattr(model, "encoder", None)
+    # A prompt reader has no parameters, other than an encoder of translation.
+    if encoder is not None and any(True for _ in encoder.parameters()):
         raise UsageError(f"CHECKPOINT must hold a language model: {path} holds {type(model).__name__}")
     if torch.cuda.is_available() and not cpu:
         model.cuda()
@@ -140,11 +144,6 @@ def load_all(specs: Sequence[str], data: str | None = None, cpu: bool = False) -
         if labels.count(label) > 1:
             raise UsageError(f"CHECKPOINT must have a label of its own, as in NAME=FILE: got {label!r} twice")
     return [load(spec, data, cpu) for spec in specs]
-
-
-def _reads_source(model: BaseFairseqModel) -> bool:
-    """Whether the model's encoder has parameters, as in translation; a prompt reader has none."""
-    return any(True for _ in model.encoder.parameters())
 
 
 def require_one_dictionary(checkpoints: Sequence[Checkpoint], tool: str) -> None:

@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read_lines(path: str) -> list[str]:
     """The lines of a file that are not blank; UsageError when there are none."""
-    if path != "-" and not Path(path).is_file():
-        raise UsageError(f"--input must be a file: {path} does not exist")
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"--input must be a file: {path} does not exist") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--input must be text in UTF-8: got {path} ({error})") from error
     lines = [line for line in text.splitlines() if line.strip()]

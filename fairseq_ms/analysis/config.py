@@ -42,25 +42,20 @@ _SHARED: dict[str, dict[str, object]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which preset, and where to write."""
-    parser.add_argument(
-        "preset",
-        metavar="PRESET",
-        nargs="?",
-        help="a preset, as --arch names it, or a run of HAED such as characters_iem: characters_* or pixels_* with "
-        "hred, hred_transformer, haed, iem, finetune or end_to_end",
+    help = (
+        "a preset, as --arch names it, or a run of HAED such as characters_iem: characters_* or pixels_* with "
+        "hred, hred_transformer, haed, iem, finetune or end_to_end"
     )
-    parser.add_argument(
-        "--list", action="store_true", help="print all presets: parameters, memory of a step, and the paper's table"
-    )
+    parser.add_argument("preset", metavar="PRESET", nargs="?", help=help)
+    help = "print all presets: parameters, memory of a step, and the paper's table"
+    parser.add_argument("--list", action="store_true", help=help)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a file, such as configs/PRESET.yaml")
-    parser.add_argument(
-        "--data",
-        metavar="DATA",
-        type=Path,
-        help="the folder bin/ that fairseq-ms prepare wrote: goes into the file, of a phase of HAED as its half of the "
+    help = (
+        "the folder bin/ that fairseq-ms prepare wrote: goes into the file, of a phase of HAED as its half of the "
         "training data, with one epoch's number of updates where the paper trains for one; paths of the plugin and of "
-        "the checkpoints, below this folder, are then absolute",
+        "the checkpoints, below this folder, are then absolute"
     )
+    parser.add_argument("--data", metavar="DATA", type=Path, help=help)
     arguments.add_flag(parser, "--max-update", "--updates", type=int, metavar="N", help="as many updates instead")
 
 
@@ -147,11 +142,8 @@ def _half(data: Path, half: str) -> Path:
     """The folder of a half of the training data, "first" or "second", or with "" that of all of it."""
     folder = data.parent / "halves" / half if half else data
     if not (folder / "train.idx").is_file():
-        wanted = (
-            f"have halves/{half} beside it, as fairseq-ms prepare writes it"
-            if half
-            else "be a data folder of fairseq's"
-        )
+        beside = f"have halves/{half} beside it, as fairseq-ms prepare writes it"
+        wanted = beside if half else "be a data folder of fairseq's"
         raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing")
     return folder
 
@@ -161,20 +153,16 @@ def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     arguments.register()
     from fairseq_ms.data.epochs import updates_of_an_epoch
 
-    task, warmups = sections["task"], [0]
-    count = updates_of_an_epoch(
-        folder / "train",
-        int(str(task["tokens_per_sample"])),
-        str(task["sample_break_mode"]),
-        int(str(sections["dataset"]["batch_size"])),
-    )
+    task, batch = sections["task"], int(str(sections["dataset"]["batch_size"]))
+    mode = str(task["sample_break_mode"])
+    count = updates_of_an_epoch(folder / "train", int(str(task["tokens_per_sample"])), mode, batch)
     groups = sections["optimizer"].get("groups", {})
     assert isinstance(groups, dict)
-    warmups += [group["lr_scheduler"]["warmup_updates"] for group in groups.values()]
-    if count <= max(warmups):
+    warmup = max((group["lr_scheduler"]["warmup_updates"] for group in groups.values()), default=0)
+    if count <= warmup:
         raise UsageError(
-            f"--data must have more batches than the {max(warmups)} updates of warm-up, unless --max-update says "
-            f"how many to make: got {count} in {folder}"
+            f"--data must have more batches than the {warmup} updates of warm-up, unless --max-update says how many "
+            f"to make: got {count} in {folder}"
         )
     return count
 

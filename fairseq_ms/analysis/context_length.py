@@ -68,7 +68,13 @@ def run(args: argparse.Namespace) -> int:
     arguments.check_model(args)
     if args.paper:
         return _paper(args)
-    model, flag, arch = _model(args)
+    if args.path:
+        loaded = checkpoints.load(args.path, cpu=True)
+        model, flag, arch = loaded.model, "--path", untrained.architecture(loaded.cfg.model)
+    elif args.fairseq_flags:
+        flag, (model, arch) = "--arch", _untrained(args.fairseq_flags, on_meta=not args.measure)
+    else:
+        raise UsageError("--arch, --path or --paper must be given: got none of them")
     network = model.decoder.core
     if not isinstance(network, StreamingModel):
         *most, last = with_a_memory()
@@ -81,17 +87,6 @@ def run(args: argparse.Namespace) -> int:
     results = {name: vars(context) for name, context in found.items()}
     report.write_outputs(args, {"segment": network.segment_len, "results": results})
     return 0
-
-
-def _model(args: argparse.Namespace) -> tuple[FairseqLanguageModel, str, str]:
-    """The model, the flag that it comes from, and its architecture."""
-    if args.path:
-        loaded = checkpoints.load(args.path, cpu=True)
-        return loaded.model, "--path", untrained.architecture(loaded.cfg.model)
-    if not args.fairseq_flags:
-        raise UsageError("--arch, --path or --paper must be given: got none of them")
-    model, arch = _untrained(args.fairseq_flags, on_meta=not args.measure)
-    return model, "--arch", arch
 
 
 def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, str]:

@@ -35,15 +35,9 @@ def run(args: argparse.Namespace) -> int:
         intact, raised = increase_in_nll(checkpoint, windows, length, args.perturb, args.seed, args.max_tokens)
         bands[checkpoint.label] = band = by_group(raised, groups, args.seed)
         rows = [(*span, *row) for span, *row in zip(groups, *(values.tolist() for values in band))]
-        results.append(
-            {
-                "label": checkpoint.label,
-                "windows": len(windows),
-                "intact_nll": float(intact.mean()),
-                "by_distance": [dict(zip(("from", "to", "increase", "low", "high"), row)) for row in rows],
-                "every_distance": raised.mean(0),
-            }
-        )
+        by_distance = [dict(zip(("from", "to", "increase", "low", "high"), row)) for row in rows]
+        found = {"label": checkpoint.label, "windows": len(windows), "intact_nll": float(intact.mean())}
+        results.append({**found, "by_distance": by_distance, "every_distance": raised.mean(0)})
     print(f"{args.perturb}: first {length} of {window} tokens, {len(windows)} windows, increase in NLL (nats)")
     print(comparison.band_table("distance", [f"{first}-{last}" for first, last in groups], bands, 4))
 

@@ -10,17 +10,19 @@ from pathlib import Path
 
 from fairseq_ms.analysis.arguments import (
     add_checkpoints,
+    add_choice,
     add_counts,
     add_cpu,
     add_data,
     add_flag,
+    add_list,
     add_max_tokens,
     add_model,
     add_outputs,
     add_remove_bpe,
+    add_scored,
     add_seed,
     add_window,
-    positive_list,
 )
 
 BOOKCORPUS = 31300
@@ -29,21 +31,10 @@ BOOKCORPUS = 31300
 
 def coarse_completions(parser: argparse.ArgumentParser) -> None:
     """Which checkpoints, which contexts, how many words."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="[LABEL=]CHECKPOINT",
-        help="file that fairseq-train wrote with --arch coarse_lm (default of the label: its folder's name)",
-    )
+    add_checkpoints(parser, "fairseq-train wrote with --arch coarse_lm")
     contexts = parser.add_mutually_exclusive_group(required=True)
-    add_flag(
-        contexts,
-        "--text",
-        "--context",
-        action="append",
-        metavar="TEXT",
-        help="what was read so far, tokenised and segmented as the training text; may be given several times",
-    )
+    help = "what was read so far, tokenised and segmented as the training text (repeatable)"
+    add_flag(contexts, "--text", "--context", action="append", metavar="TEXT", help=help)
     contexts.add_argument("--input", metavar="FILE", help="read the contexts from a file, one a line; - is stdin")
     add_counts(parser, ("--top", None, "words to print (default: as many as the scale has tokens)"))
     add_data(parser)
@@ -54,21 +45,15 @@ def coarse_completions(parser: argparse.ArgumentParser) -> None:
 def context_length(parser: argparse.ArgumentParser) -> None:
     """A model, by fairseq's flags or as a checkpoint, or the paper's tables."""
     add_model(parser, "print every n_c of the paper's Tables 1, 3 and 5")
-    parser.add_argument(
-        "--measure", action="store_true", help="also find out on the network itself, by changing tokens one by one"
-    )
+    parser.add_argument("--measure", action="store_true", help="also measure the network itself, token by token")
     add_outputs(parser, figure=False)
 
 
 def context_shuffle(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, damage, window and outputs."""
-    add_checkpoints(parser)
-    parser.add_argument(
-        "--perturb",
-        choices=("shuffle", "reverse", "replace", "drop"),
-        default="shuffle",
-        help="what happens to the context (default: shuffle)",
-    )
+    add_scored(parser)
+    kinds = ("shuffle", "reverse", "replace", "drop")
+    add_choice(parser, "--perturb", kinds, "what happens to the context")
     add_counts(
         parser,
         ("--tokens-per-sample", None, "window (default: 512, or as many as all the models have positions for)"),
@@ -81,15 +66,9 @@ def context_shuffle(parser: argparse.ArgumentParser) -> None:
 
 def context_window(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, contexts and outputs."""
-    add_checkpoints(parser)
-    add_flag(
-        parser,
-        "--contexts",
-        "--context",
-        type=positive_list,
-        metavar="N,N,...",
-        help="context lengths (default: powers of two up to 512, as far as all the models have positions)",
-    )
+    add_scored(parser)
+    help = "context lengths (default: powers of two up to 512, as far as all the models have positions)"
+    add_list(parser, "--contexts", "--context", help=help)
     add_counts(parser, ("--limit --targets", 1000, "predict N tokens"))
     add_seed(parser, "the bootstrap")
     add_outputs(parser)
@@ -108,47 +87,34 @@ def memory(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-measurement", action="store_true", help="follow the shapes of a step without running it")
     parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
-    parser.add_argument(
-        "--accounting",
-        choices=("ours", "paper"),
-        default="ours",
-        help="of --fit: our step, with weights, gradients and Adam, or the paper's, as in Table 8 (default: ours)",
-    )
-    parser.add_argument(
-        "--sweep",
-        type=positive_list,
-        metavar="N,N,...",
-        help="memory and forward time of a single layer at 1x, 4x, 16x and 64x for these numbers of tokens (Figure 2)",
-    )
+    what = "of --fit: our step, with weights, gradients and Adam, or the paper's, as in Table 8"
+    add_choice(parser, "--accounting", ("ours", "paper"), what)
+    help = "memory and forward time of one layer at 1x, 4x, 16x and 64x for these numbers of tokens (Figure 2)"
+    add_list(parser, "--sweep", help=help)
     add_cpu(parser)
     add_outputs(parser)
 
 
 def neighbors(parser: argparse.ArgumentParser) -> None:
     """Checkpoint, corpus, queries and output."""
-    add_checkpoints(parser, split="train")
+    add_scored(parser, split="train")
     add_counts(
         parser,
         ("--tokens-per-sample --segment", None, "tokens of a segment (default: 128, or the model's)"),
         ("--limit", None, "search only the first N segments"),
         ("--top --count", 3, "neighbours"),
     )
-    parser.add_argument("--scales", type=positive_list, metavar="N,N,...", help="such as 4,16,64 (default: all)")
+    add_list(parser, "--scales", help="such as 4,16,64 (default: all)")
     parser.add_argument("--text", action="append", help="query: a text tokenised like the corpus (repeatable)")
-    parser.add_argument(
-        "--position",
-        type=int,
-        action="append",
-        metavar="N",
-        help="query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)",
-    )
+    help = "query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)"
+    parser.add_argument("--position", type=int, action="append", metavar="N", help=help)
     add_remove_bpe(parser)
     add_outputs(parser, figure=False)
 
 
 def nll_by_frequency(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, window, bins and outputs."""
-    add_checkpoints(parser)
+    add_scored(parser)
     add_window(parser)
     add_counts(parser, ("--bins", 10, "number of bins"), ("--limit", None, "score only the first N tokens"))
     parser.add_argument("--train-subset", default="train", help="split whose frequencies count (default: train)")
@@ -165,12 +131,8 @@ def perplexity(parser: argparse.ArgumentParser) -> None:
         ("--batch-size", None, "most windows in a batch (default: what --max-tokens has room for)"),
         ("--max-tokens", 36000, "most tokens in a batch"),
     )
-    parser.add_argument(
-        "--sample-break-mode",
-        choices=("none", "eos"),
-        help="none reads running text, eos every line or image by itself, without context (default: eos where the "
-        "model was trained so, else none)",
-    )
+    help = "none: running text; eos: every line or image by itself, without context (default: as in training)"
+    parser.add_argument("--sample-break-mode", choices=("none", "eos"), help=help)
     parser.add_argument("--fp16", action="store_true", help="half precision")
     add_cpu(parser)
     parser.add_argument("--manifest", type=Path, help="counts of the data (default: manifest.json in or above --data)")
@@ -193,13 +155,8 @@ def plot(parser: argparse.ArgumentParser) -> None:
         help="what a training step keeps and takes against context length (Transformer-QL, Section 2.4)",
         allow_abbrev=False,
     )
-    context.add_argument(
-        "--segments",
-        type=positive_list,
-        default=[4, 8, 16, 32, 64],
-        metavar="N,N,...",
-        help="segment lengths, multiples of 4; the memory is as long (default: 4,8,16,32,64)",
-    )
+    help = "segment lengths, multiples of 4; the memory is as long (default: 4,8,16,32,64)"
+    add_list(context, "--segments", default=[4, 8, 16, 32, 64], help=help)
     add_counts(
         context,
         ("--decoder-embed-dim --dim", 256, "model dimension"),
@@ -211,18 +168,10 @@ def plot(parser: argparse.ArgumentParser) -> None:
         help="losses of training runs over updates, hours or sizes, from fairseq's logs (HAED, Figures 2 to 4)",
         allow_abbrev=False,
     )
-    curves.add_argument(
-        "logs",
-        nargs="+",
-        metavar="[LABEL=]LOG[,LOG ...]",
-        help="what fairseq-train printed; logs behind a comma are later phases of the same training",
-    )
-    curves.add_argument(
-        "--over",
-        choices=("updates", "hours", "label"),
-        default="updates",
-        help="label: the best of each run against its label, a number such as units of a layer (default: updates)",
-    )
+    help = "what fairseq-train printed; logs behind a comma are later phases of the same training"
+    curves.add_argument("logs", nargs="+", metavar="[LABEL=]LOG[,LOG ...]", help=help)
+    what = "label: the best of each run against its label, a number such as units of a layer"
+    add_choice(curves, "--over", ("updates", "hours", "label"), what)
     add_flag(curves, "--gen-subset", "--subset", default="valid", help="train, or a validation split (default: valid)")
     curves.add_argument("--metric", default="loss", help="statistic of the log; loss is in bits (default: loss)")
     for figure in (attention, context, curves):
@@ -231,7 +180,7 @@ def plot(parser: argparse.ArgumentParser) -> None:
 
 def recall(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, window, bins and outputs."""
-    add_checkpoints(parser)
+    add_scored(parser)
     add_window(parser)
     add_counts(parser, ("--bins", 16, "ranges of distances"), ("--limit", None, "read only the first N tokens"))
     add_seed(parser, "the guesses")
@@ -244,16 +193,10 @@ def sample_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
     parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
     parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: 16)")
-    parser.add_argument(
-        "--complete", type=int, default=0, help="images of the split to complete, beside the originals (default: none)"
-    )
-    add_flag(
-        parser,
-        "--gen-subset",
-        "--split",
-        default="valid",
-        help="split of the data that images to complete come from (default: valid)",
-    )
+    help = "images of the split to complete, beside the originals (default: none)"
+    parser.add_argument("--complete", type=int, default=0, help=help)
+    help = "split of the data that images to complete come from (default: valid)"
+    add_flag(parser, "--gen-subset", "--split", default="valid", help=help)
     parser.add_argument("--keep", type=float, default=0.5, help="share of an image's rows to be given (default: 0.5)")
     parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default: 1.0)")
     add_counts(
@@ -267,7 +210,7 @@ def sample_images(parser: argparse.ArgumentParser) -> None:
 
 def sample_metrics(parser: argparse.ArgumentParser) -> None:
     """Checkpoints, sampling, judges and output; the defaults are the paper's."""
-    add_checkpoints(parser)
+    add_scored(parser)
     add_counts(
         parser,
         ("--prompts", 100, "contexts from the split"),
@@ -281,14 +224,10 @@ def sample_metrics(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--temperature", type=float, default=0.7, help="divides the logits (default: 0.7)")
     parser.add_argument("--ngram-lm", metavar="FILE", help="kenlm model of the tokenised text, ARPA or binary")
-    parser.add_argument(
-        "--estimate-ngram-lm", action="store_true", help="estimate a 4-gram of the training split with kenlm's lmplz"
-    )
-    parser.add_argument(
-        "--hf-lm",
-        metavar="FOLDER",
-        help="local folder of GPT-2 or another causal model, which judges the text with Moses' tokenisation undone",
-    )
+    help = "estimate a 4-gram of the training split with kenlm's lmplz"
+    parser.add_argument("--estimate-ngram-lm", action="store_true", help=help)
+    help = "local folder of GPT-2 or another causal model, which judges the text with Moses' tokenisation undone"
+    parser.add_argument("--hf-lm", metavar="FOLDER", help=help)
     add_remove_bpe(parser)
     add_seed(parser, "the samples")
     add_outputs(parser, figure=False)
@@ -302,7 +241,7 @@ def tradeoff(parser: argparse.ArgumentParser) -> None:
     add_counts(
         parser, ("--limit", None, "score only the first N tokens"), ("--batch-size", 1, "samples of a training step")
     )
-    parser.add_argument("--cost", choices=("memory", "time"), default="memory", help="of the figure (default: memory)")
+    add_choice(parser, "--cost", ("memory", "time"), "of the figure")
     add_max_tokens(parser)
     add_cpu(parser)
     add_outputs(parser)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -35,15 +36,16 @@ def run(args: argparse.Namespace) -> int:
     arguments.check_model(args)
     if args.paper:
         return _paper(args)
-    if args.fit is not None and not 0 < args.fit < float("inf"):
-        raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
-    if args.fit is not None and args.sweep:
-        raise UsageError("--fit and --sweep must not be given together: got both")
-    if args.fit is not None and args.png:
-        raise UsageError("--png must not be given with --fit, which has no figure: got both")
     if args.data and not args.path:
         raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
-    return (_fit if args.fit is not None else _sweep if args.sweep else _footprint)(args, _asked(args))
+    if args.fit is None:
+        return (_sweep if args.sweep else _footprint)(args, _asked(args))
+    if not 0 < args.fit < float("inf"):
+        raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
+    for flag in ("sweep", "png"):
+        if getattr(args, flag):
+            raise UsageError(f"--fit and --{flag} must not be given together: got both")
+    return _fit(args, _asked(args))
 
 
 class _Asked(NamedTuple):
@@ -112,9 +114,9 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
     if parts:
         result |= {"rows": as_json(parts), "kept": kept}
     if not args.no_measurement:
-        result |= {"measured": kept, "measured_per_target": kept / (batch * tokens)}
-        a_target = f"{kept / (batch * tokens) / 1e3:.1f} kB a scored target"
-        print(f"kept for backward, measured: {kept / GB:.4f} GB, {a_target}")
+        a_target = kept / (batch * tokens)
+        result |= {"measured": kept, "measured_per_target": a_target}
+        print(f"kept for backward, measured: {kept / GB:.4f} GB, {a_target / 1e3:.1f} kB a scored target")
         peak = training_step.cuda_peak(model, batch, tokens)
         if peak is not None:
             result["max_memory_allocated"] = peak
@@ -127,11 +129,9 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
 
 def format_parts(parts: Parts, extra: Mapping[str, float], with_total: bool = True) -> str:
     """A row for each part in GB (1e9 bytes), then further lines and the total."""
-    shown = _purposes(parts)
-    rows: list[list[object]] = [
-        [part, *(purposes.get(name, 0.0) / GB for name in shown), sum(purposes.values()) / GB]
-        for part, purposes in parts.items()
-    ]
+    shown, rows = _purposes(parts), list[list[object]]()
+    for part, purposes in parts.items():
+        rows.append([part, *(purposes.get(name, 0.0) / GB for name in shown), sum(purposes.values()) / GB])
     further = {**extra, **({"total": total(parts) + sum(extra.values())} if with_total else {})}
     rows += [[name, *[None] * len(shown), value / GB] for name, value in further.items()]
     return report.format_table(["part", *shown, "total (GB)"], rows)
@@ -158,7 +158,9 @@ def draw(figure: report.Figure, parts: Parts) -> None:
             bar.set(hatch=report.HATCHES[index % len(report.HATCHES)], alpha=0.75)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
     axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts])
-    report.finish_axes(axes, "", "memory (GB)", beside=True)
+    report.finish_axes(axes, "", "memory (GB)", legend=False)
+    # Bars leave no room inside the axes.
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _fit(args: argparse.Namespace, asked: _Asked) -> int:
@@ -210,14 +212,11 @@ def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: tor
 
 def draw_sweep(figure: report.Figure, points: Sequence[Point]) -> None:
     """Memory on the left, forward time on the right, one line a scale."""
-    memory, time = figure.subplots(1, 2)
-    for index, scale in enumerate(SCALES):
-        own = [point for point in points if point["scale"] == scale]
-        lengths = [point["tokens"] for point in own]
-        report.plot_line(memory, index, lengths, [point["measured"] / 1e6 for point in own], f"{scale}x")
-        report.plot_line(time, index, lengths, [point["seconds"] * 1e3 for point in own], f"{scale}x")
-    report.powers_of_two(memory, time)
-    for axes in (memory, time):
+    sides = (("measured", 1e6, "kept for backward by one layer (MB)"), ("seconds", 1e-3, "forward of one layer (ms)"))
+    for axes, (name, unit, label) in zip(figure.subplots(1, 2), sides):
+        lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for point in points:
+            lines[f"{point['scale']}x"].append((point["tokens"], point[name] / unit))
+        report.powers_of_two(axes)
         axes.set_yscale("log")
-    report.finish_axes(memory, "tokens", "kept for backward by one layer (MB)")
-    report.finish_axes(time, "tokens", "forward pass of one layer (ms)")
+        report.plot_panel(axes, lines, "tokens", label)

@@ -49,7 +49,8 @@ def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, A
             raise UsageError(f"--position must lie in the {len(segments)} segments of {length} tokens: got {position}")
         queries.append((text_of(own), {scale: corpus[scale][own] for scale in scales}, own))
     for text in args.text or []:
-        tokens = encode_text(checkpoint, text)
+        tokens = checkpoint.dictionary.encode_line(text, add_if_not_exist=False, append_eos=False).long()[None]
+        checkpoint.check_fits("the length of --text", tokens.numel())
         if unknown := int(tokens.eq(checkpoint.dictionary.unk()).sum()):
             print(f"{unknown} of the {tokens.numel()} tokens of --text are unknown to {checkpoint.label}")
         embedded = embed(checkpoint, tokens, scales)
@@ -127,12 +128,3 @@ def nearest(corpus_RD: Tensor, query_D: Tensor, count: int, exclude: int | None 
     cosines_R = F.cosine_similarity(corpus_RD, query_D, dim=1)
     found, rows = cosines_R.topk(min(len(corpus_RD), count + (exclude is not None)))
     return [(row, cosine) for row, cosine in zip(rows.tolist(), found.tolist()) if row != exclude][:count]
-
-
-def encode_text(checkpoint: Checkpoint, text: str) -> Tensor:
-    """Tokens (1, T) of a text in the form of the corpus; UsageError when there are none, or more than positions."""
-    tokens = checkpoint.dictionary.encode_line(text, add_if_not_exist=False, append_eos=False).long()
-    longest = checkpoint.longest
-    if tokens.numel() == 0 or (longest is not None and tokens.numel() > longest):
-        raise UsageError(f"--text must have between 1 and {longest} tokens: got {tokens.numel()}")
-    return tokens[None]

@@ -32,10 +32,9 @@ def run(args: argparse.Namespace) -> int:
     # The tokens scored are the same for all checkpoints.
     for index, (tokens, *nlls) in enumerate(zip(scored.tolist(), *curves.values())):
         inside = counts[(bins_V == index) & (counts > 0)]
-        least, most = (int(inside.min()), int(inside.max())) if inside.size else (0, 0)
-        rows.append([index + 1, inside.size, f"{least}-{most}", tokens, *nlls])
-        found = {"bin": index + 1, "symbols": inside.size, "train_tokens": int(inside.sum())}
-        found |= {"least_frequent": least, "most_frequent": most, "tokens": tokens}
+        span = {"least_frequent": int(inside.min(initial=counts.max())), "most_frequent": int(inside.max(initial=0))}
+        rows.append([index + 1, inside.size, "{least_frequent}-{most_frequent}".format(**span), tokens, *nlls])
+        found = {"bin": index + 1, "symbols": inside.size, "train_tokens": int(inside.sum()), **span, "tokens": tokens}
         results.append({**found, "nll": dict(zip(curves, nlls))})
     print(report.format_table(["bin", "symbols", "training count", "tokens scored", *curves], rows))
     comparison.write(args, loaded, results, lambda figure: draw(figure, curves))
@@ -69,9 +68,9 @@ def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins
 def draw(figure: report.Figure, curves: Mapping[str, Sequence[float | None]]) -> None:
     """Mean NLL over bins, rarest left, one line a checkpoint."""
     axes = figure.add_subplot()
-    for index, (label, values) in enumerate(curves.items()):
-        heights = [math.nan if value is None else value for value in values]
-        positions = range(1, len(heights) + 1)
-        report.plot_line(axes, index, positions, heights, label)
-    axes.set_xticks(positions)
-    report.finish_axes(axes, "bin of equal training frequency (1: rarest tokens)", "mean NLL (nats)")
+    lines = {
+        label: [(bin, math.nan if value is None else value) for bin, value in enumerate(values, 1)]
+        for label, values in curves.items()
+    }
+    report.plot_panel(axes, lines, "bin of equal training frequency (1: rarest tokens)", "mean NLL (nats)")
+    axes.set_xticks(range(1, max(map(len, curves.values())) + 1))

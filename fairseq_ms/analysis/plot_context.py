@@ -55,10 +55,8 @@ def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dic
                 if turn:
                     seconds[name].append(time.perf_counter() - began)
         for name, step in built.items():
-            milliseconds = 1e3 * statistics.median(seconds[name]) / streams
-            kept = step.kept() / streams / 1e6
-            found = {"segment": segment, "context": step.context, "megabytes": kept, "milliseconds": milliseconds}
-            curves[name].append(found)
+            found = {"segment": segment, "context": step.context, "megabytes": step.kept() / streams / 1e6}
+            curves[name].append({**found, "milliseconds": 1e3 * statistics.median(seconds[name]) / streams})
     return curves
 
 
@@ -99,12 +97,7 @@ class Step:
 
 def draw(figure: report.Figure, curves: dict[str, list[Point]]) -> None:
     """Two panels against context length: bytes and time; lines are told apart by marker and dash."""
-    left, right = figure.subplots(1, 2)
-    for axes, value, label in (
-        (left, "megabytes", "kept for backward, MB a stream"),
-        (right, "milliseconds", "training step, ms a stream"),
-    ):
-        for index, (name, points) in enumerate(curves.items()):
-            contexts = [point["context"] for point in points]
-            report.plot_line(axes, index, contexts, [point[value] for point in points], name)
-        report.finish_axes(axes, "average context, tokens", label, legend=axes is left)
+    sides = (("megabytes", "kept for backward, MB a stream"), ("milliseconds", "training step, ms a stream"))
+    for axes, (value, label) in zip(figure.subplots(1, 2), sides):
+        lines = {name: [(point["context"], point[value]) for point in points] for name, points in curves.items()}
+        report.plot_panel(axes, lines, "average context, tokens", label, legend=value == "megabytes")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from fairseq_ms.analysis import report
@@ -58,10 +59,6 @@ class Curve:
         except ValueError:
             return None
 
-    def end(self) -> tuple[int, float]:
-        """How many updates and hours the run came to."""
-        return int(self.points[-1].updates), round(self.points[-1].hours, 4)
-
     def as_json(self, metric: str) -> dict[str, object]:
         """Its points; JSON has no nan."""
         values = [value if math.isfinite(value) else None for value in self.of(metric)]
@@ -87,15 +84,15 @@ def run(args: argparse.Namespace) -> None:
     loaded, metric = [load(text, args.gen_subset) for text in args.logs], args.metric
     if args.over == "label" and all(curve.size is None for curve in loaded):
         raise UsageError("--over label needs labels that are numbers, as in 256=LOG")
-    rows = [[curve.label, *curve.end(), curve.best(metric), curve.points[-1].values.get(metric)] for curve in loaded]
+    rows = []
+    for curve in loaded:
+        end = curve.points[-1]
+        rows.append([curve.label, int(end.updates), round(end.hours, 4), curve.best(metric), end.values.get(metric)])
     print(f"{metric} on {args.gen_subset}")
     print(report.format_table(["run", "updates", "hours", "best", "last"], rows))
-    name = f"{args.gen_subset} {metric}"
-    report.write_outputs(
-        args,
-        {"runs": [curve.as_json(metric) for curve in loaded]},
-        lambda figure: (draw_sizes if args.over == "label" else draw)(figure, loaded, args.over, metric, name),
-    )
+    drawing = draw_sizes if args.over == "label" else draw
+    write = partial(drawing, curves=loaded, over=args.over, metric=metric, name=f"{args.gen_subset} {metric}")
+    report.write_outputs(args, {"runs": [curve.as_json(metric) for curve in loaded]}, write)
 
 
 def read(path: Path, subset: str) -> list[Point]:

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""Points (x, y) by label."""
 # Lines are told apart by marker and dash pattern, so a figure reads the same without colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", "-.", ":")
@@ -82,17 +82,14 @@ def require_package(module: str, what: str, install: str) -> None:
 
 def write_json(path: str | Path, content: object, allow_nan: bool = False) -> None:
     """Write a JSON file at once or not at all; infinity and NaN are refused unless they are allowed."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan, default=_plain) + "\n")
+    # Of the types that json does not know, results have numpy's.
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=allow_nan, default=lambda value: value.tolist())
+    write_text(path, text + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file at once or not at all."""
     replace_file(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
-
-
-def _plain(value: np.ndarray | np.generic) -> object:
-    """numpy's numbers and arrays as JSON has them."""
-    return value.tolist()
 
 
 def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:
@@ -107,16 +104,13 @@ def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, hei
 def replace_file(path: str | Path, write: Callable[[str], object]) -> None:
     """Let ``write`` write a file of another name beside it, and then replace it, at once or not at all."""
     target = Path(path).resolve()
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
+    # Processes of one training may write the same file.
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        write(name)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, target)
+        write(str(part))
+        os.replace(part, target)
     finally:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def plot_line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float], label: str) -> Line2D:
@@ -135,20 +129,24 @@ def plot_line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float], 
     return line
 
 
-def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True, beside: bool = False) -> None:
-    """Labels, grid and legend, the same in every figure; ``beside`` the axes where bars leave no room in them."""
+def plot_panel(axes: Axes, lines: Lines, xlabel: str, ylabel: str, legend: bool = True) -> None:
+    """Draw lines, points (x, y) by label, and finish their axes."""
+    for index, (label, points) in enumerate(lines.items()):
+        plot_line(axes, index, [x for x, _ in points], [y for _, y in points], label)
+    finish_axes(axes, xlabel, ylabel, legend)
+
+
+def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True) -> None:
+    """Labels, grid and legend, the same in every figure."""
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(True, linewidth=0.4, alpha=0.6)
     axes.set_axisbelow(True)
     if legend:
-        drawn = axes.legend(frameon=False, loc="upper left" if beside else "best")
-        if beside:
-            drawn.set_bbox_to_anchor((1.0, 1.0))
+        axes.legend(frameon=False)
 
 
-def powers_of_two(*all_axes: Axes) -> None:
-    """Logarithmic x axes, whose marks are written out."""
-    for axes in all_axes:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+def powers_of_two(axes: Axes) -> None:
+    """A logarithmic x axis, whose marks are written out."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

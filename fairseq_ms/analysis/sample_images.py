@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from fairseq_ms.analysis import arguments, checkpoints, report
 from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.core import sampling
 from fairseq_ms.errors import UsageError
 
 SIDE = 32
@@ -90,7 +91,7 @@ def drawn(
             state: dict[str, object] = {}
             for _ in range(steps):
                 logits_BTV = checkpoint.model.decoder(tokens_BT, incremental_state=state)[0]
-                picked_B1 = torch.multinomial((logits_BTV[:, -1, symbols_K] / temperature).softmax(dim=1), 1)
+                picked_B1 = sampling.draw(logits_BTV[:, -1, symbols_K], temperature, top_k=0, top_p=1.0, generator=None)
                 tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
                 bar.update()
             parts.append(tokens_BT[:, len(start) :])

@@ -10,9 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,17 +77,9 @@ class NGramModel:
         return float(np.exp(-np.mean(scores)))
 
 
-def sentences(words: Iterable[str]) -> Iterator[str]:
+def sentences(words: Iterable[str]) -> list[str]:
     """The lines of a text whose lines end in ``</s>``, the last one perhaps without."""
-    line: list[str] = []
-    for word in words:
-        if word == _END:
-            yield " ".join(line)
-            line = []
-        else:
-            line.append(word)
-    if line:
-        yield " ".join(line)
+    return [line.strip() for line in " ".join(words).removesuffix(_END).split(_END)]
 
 
 def estimate(lines: Iterable[str], order: int, folder: str) -> str:
@@ -182,14 +173,8 @@ def _detokeniser() -> MosesDetokenizer:
 
 def text_of(words: Sequence[str]) -> str:
     """Words and ends of lines as natural text, as it was before tokenisation, a line break for each end."""
-    parts = []
-    for is_end, group in groupby(words, key=lambda word: word == _END):
-        found = list(group)
-        if is_end:
-            parts.append("\n" * len(found))
-        else:
-            parts.append(_detokeniser().detokenize(_INSIDE.sub(r"\1", " ".join(found)).split()))
-    return "".join(parts)
+    lines = " ".join(words).split(_END)
+    return "\n".join(_detokeniser().detokenize(_INSIDE.sub(r"\1", line).split()) for line in lines)
 
 
 def continuation(context: Sequence[str], sample: Sequence[str]) -> tuple[str, str]:

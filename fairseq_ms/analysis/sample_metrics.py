@@ -94,7 +94,9 @@ def _measure(
     found: dict[str, Any] = {"label": checkpoint.label}
     found |= {f"{name} PPL": judge.perplexity(before, after) for name, judge in judges.items()}
     found["Ref-BLEU"] = reference_bleu([words(truth) for truth in truths], texts)
-    found |= repeats(drawn_RCT.flatten(0, 1).tolist())
+    tokens_of = drawn_RCT.flatten(0, 1).tolist()
+    for order in (1, 2, 3, 4):
+        found[f"repeat-{order}"] = float(np.mean([repeated_fraction(one, order) for one in tokens_of]))
     single = Sampler(checkpoint, args.length, args.sampling_topk, args.temperature)
     found["s/seq"] = seconds_a_sequence(single, prompts[: args.timed], args.seed)
     return {**found, "samples": [{"context": one, "completions": group} for one, group in zip(contexts, texts)]}
@@ -114,22 +116,15 @@ def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[
 
 
 class Sampler:
-    """Top-k sampling by fairseq's own generator, in which the end of a sentence is a token like any other.
+    """Samples of ``length`` tokens by fairseq's generator, to which the end of a sentence is a token like any other.
 
-    Args:
-        checkpoint: the model
-        length: tokens to sample
-        topk: how many of the most probable tokens are drawn from
-        temperature: divides the logits
-        completions: independent samples a prompt
+    Drawn from the ``topk`` likeliest tokens, logits divided by ``temperature``; so many ``completions`` a prompt.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, length: int, topk: int, temperature: float, completions: int = 1
     ) -> None:
-        self.checkpoint = checkpoint
-        self.length = length
-        dictionary = checkpoint.dictionary
+        self.checkpoint, self.length, dictionary = checkpoint, length, checkpoint.dictionary
         # What the generator takes for the end of a sentence is a symbol that no text has, and only the very last.
         self.generator = SequenceGenerator(
             [checkpoint.model],
@@ -187,17 +182,8 @@ def repeated_fraction(tokens: Sequence[object], order: int) -> float:
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def repeats(samples: Sequence[Sequence[object]], orders: Sequence[int] = (1, 2, 3, 4)) -> dict[str, float]:
-    """Mean repeated fraction over samples, by n."""
-    return {f"repeat-{order}": float(np.mean([repeated_fraction(one, order) for one in samples])) for order in orders}
-
-
 def reference_bleu(truths: Sequence[str], completions: Sequence[Sequence[str]]) -> float:
-    """BLEU of the true continuations, every one of them against the completions of its prompt as references.
-
-    Texts are compared word by word as they are; needs sacrebleu.
-    """
-    report.require_package("sacrebleu", "Ref-BLEU", "sacrebleu")
+    """BLEU of true continuations, each against the completions of its prompt as references, by words as they are."""
     from sacrebleu.metrics import BLEU
 
     references = [list(one) for one in zip(*completions)]

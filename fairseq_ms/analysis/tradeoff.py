@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,10 @@ def draw(figure: report.Figure, runs: Sequence[Run], cost: str) -> None:
     def cost_of(run: Run) -> float:
         return memory_of(run)[0] if cost == "memory" else run["seconds"]
 
-    for index, arch in enumerate(dict.fromkeys(run["arch"] for run in runs)):
-        own = sorted((run for run in runs if run["arch"] == arch), key=cost_of)
-        costs, heights = [cost_of(run) for run in own], [run["perplexity"] for run in own]
-        report.plot_line(axes, index, costs, heights, arch)
-        for x, y, run in zip(costs, heights, own):
-            axes.annotate(run["layers"], (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for run in sorted(runs, key=cost_of):
+        point = cost_of(run), run["perplexity"]
+        lines[run["arch"]].append(point)
+        axes.annotate(run["layers"], point, textcoords="offset points", xytext=(5, 5), fontsize=8)
     axes.margins(0.12)
-    report.finish_axes(axes, label, "perplexity")
+    report.plot_panel(axes, lines, label, "perplexity")

@@ -9,7 +9,6 @@ import shutil
 import struct
 from array import array
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,14 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 from fairseq.data import Dictionary, indexed_dataset  # noqa: E402
 
-from fairseq_ms_pipeline.files import complete_text, part_of, read_json, write_json  # noqa: E402
+from fairseq_ms_pipeline.files import complete, complete_text, once_a_file, part_of, read_json, write_json  # noqa: E402
 
 Index = indexed_dataset.MMapIndexedDataset.Index
 # fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then all lengths, and
 # the byte at which each sentence starts.
 HEADER = struct.Struct("<9sQBQ")
 COPY_BYTES = 1 << 16
+_dictionary = once_a_file(lambda path: Dictionary.load(str(path)))
 
 
 def build_dictionary(counts: Iterable[Path], size: int, path: Path, symbols: Iterable[str] = ()) -> Dictionary:
@@ -48,19 +48,12 @@ def build_dictionary(counts: Iterable[Path], size: int, path: Path, symbols: Ite
 
 
 def vocabulary_counts(counts: Iterable[Path], path: Path) -> dict[str, int]:
-    """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts
-    it.
-    """
+    """types: different symbols in the training text, end of line included; dictionary_size: as fairseq counts it."""
     types: set[str] = set()
     for file in counts:
         # One shard's counts at a time: hundreds of them do not fit into memory.
         types.update(read_json(file))
     return {"types": len(types) + 1, "dictionary_size": len(Dictionary.load(str(path)))}
-
-
-@lru_cache(maxsize=1)
-def _dictionary(path: Path, changed: int) -> Dictionary:
-    return Dictionary.load(str(path))
 
 
 def write_fixed_dictionary(symbols: list[str], path: Path) -> None:
@@ -85,7 +78,7 @@ def write_shard(ids: np.ndarray, lengths: list[int], prefix: Path, vocabulary: i
 
 def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     """Write `prefix`.bin, .idx and .json (targets, unknown) for one shard, and return the bytes read."""
-    dictionary = _dictionary(dictionary_path, dictionary_path.stat().st_mtime_ns)
+    dictionary = _dictionary(dictionary_path)
     index, unknown, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
     if text.suffix == ".npy":
         # The end of a line is the last of the table, at -1.
@@ -104,38 +97,32 @@ def binarise_shard(text: Path, prefix: Path, dictionary_path: Path) -> int:
     return text.stat().st_size
 
 
-def _shard_index(prefix: Path) -> tuple[np.ndarray, int]:
-    """A shard's sentence lengths and fairseq's code of its data type.
+def read_index(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
+    """fairseq's code of the data type, each sentence's length, and the byte at which it starts, mapped into memory.
 
     Read here, since opening the index through fairseq reads ahead into a buffer of 100 MB.
     """
-    with open(f"{prefix}.idx", "rb") as file:
-        start = file.read(HEADER.size)
-        magic, version, code, length = HEADER.unpack(start)
-        assert (magic, version) == (Index._HDR_MAGIC, 1), "shards are written by fairseq's own builder"
-        return np.frombuffer(file.read(4 * length), dtype=np.int32), code
+    with open(path, "rb") as file:
+        magic, version, code, count = HEADER.unpack(file.read(HEADER.size))
+    assert (magic, version) == (Index._HDR_MAGIC, 1), "the index is written by this pipeline"
+    lengths = np.memmap(path, np.int32, "r", HEADER.size, (count,))
+    return code, lengths, np.memmap(path, np.int64, "r", HEADER.size + lengths.nbytes, (count,))
 
 
 def merge(prefixes: list[Path], out: Path) -> None:
-    """Join shards into one indexed data set `out`.bin, `out`.idx, holding no more than one shard's index at a
-    time.
-    """
-    part = part_of(out)
-    codes, lengths = zip(*((code, len(sizes)) for sizes, code in map(_shard_index, prefixes)), strict=True)
-    assert len(set(codes)) == 1, "all shards are written with one dictionary"
-    item_bytes = np.dtype(indexed_dataset._code_to_dtype[codes[0]]).itemsize
-    with open(f"{part}.bin", "wb") as data:
+    """Join shards into one indexed data set `out`.bin, `out`.idx, with no more than their indices mapped at a time."""
+    data, index = (out.with_name(out.name + end) for end in (".bin", ".idx"))
+    shards = [read_index(prefix.with_name(prefix.name + ".idx")) for prefix in prefixes]
+    (code,) = {code for code, _, _ in shards}
+    behind = [0]
+    with complete(data) as part, open(part, "wb") as file:
         for prefix in prefixes:
             with open(f"{prefix}.bin", "rb") as shard:
-                shutil.copyfileobj(shard, data, COPY_BYTES)
-    with open(f"{part}.idx", "wb") as file:
-        file.write(HEADER.pack(Index._HDR_MAGIC, 1, codes[0], sum(lengths)))
-        for prefix in prefixes:
-            file.write(_shard_index(prefix)[0].tobytes())
-        start = 0
-        for prefix in prefixes:
-            ends = start + np.cumsum(_shard_index(prefix)[0], dtype=np.int64) * item_bytes
-            file.write(np.concatenate(([start], ends[:-1])).astype(np.int64).tobytes())
-            start = int(ends[-1])
-    for end in (".bin", ".idx"):
-        os.replace(f"{part}{end}", f"{out}{end}")
+                shutil.copyfileobj(shard, file, COPY_BYTES)
+            behind.append(file.tell())
+    with complete(index) as part, open(part, "wb") as file:
+        file.write(HEADER.pack(Index._HDR_MAGIC, 1, code, sum(len(lengths) for _, lengths, _ in shards)))
+        for _, lengths, _ in shards:
+            lengths.tofile(file)
+        for (_, _, starts), before in zip(shards, behind):
+            (starts + before).tofile(file)

@@ -9,14 +9,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fairseq_ms_pipeline.dataset import CODES
-from fairseq_ms_pipeline.files import part_of
+from fairseq_ms_pipeline.files import complete, once_a_file, part_of
 from fairseq_ms_pipeline.lines import Lines
 
 # Characters that are tokenised at a time, whole lines: enough to be fast, while tokens take a hundred times the room.
@@ -53,16 +53,16 @@ def learn(shards: list[Path], merges: int, folder: Path, workers: int) -> None:
         os.replace(file, folder / Path(file).name.removeprefix(f"{part}-"))
 
 
-@lru_cache(maxsize=1)
-def _loaded(folder: Path, changed: int) -> Tokenizer:
+@once_a_file
+def _loaded(vocabulary: Path) -> Tokenizer:
     # A worker has one processor, and no thread of the process that it was forked from.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return _tokenizer(models.BPE.from_file(*(str(folder / name) for name in CODES["hf_byte_bpe"])))
+    return _tokenizer(models.BPE.from_file(*(str(vocabulary.with_name(name)) for name in CODES["hf_byte_bpe"])))
 
 
 def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
     """Write a shard's tokens as numbers (n,) int32, END for each end of line, and return how often each occurs."""
-    tokenizer = _loaded(folder, (folder / "vocab.json").stat().st_mtime_ns)
+    tokenizer = _loaded(folder / "vocab.json")
     found = []
     with open(text, encoding="utf-8", newline="\n") as file:
         while lines := file.readlines(CHUNK):
@@ -72,10 +72,8 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
     newline = tokenizer.token_to_id(NEWLINE)
     ids[ids == newline] = END
     counts[newline : newline + 1] = 0
-    part = part_of(out)
-    with open(part, "wb") as file:
+    with complete(out) as part, open(part, "wb") as file:
         np.save(file, ids)
-    os.replace(part, out)
     return Counter({str(token): int(counts[token]) for token in counts.nonzero()[0]})
 
 
@@ -92,7 +90,7 @@ class ByteSubwords(Lines):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """What splits the lines; it reads the operations once."""
-        return _loaded(Path(str(self.codes_file)).parent, 0)
+        return _loaded(Path(str(self.codes_file)).with_name("vocab.json"))
 
     def segmented(self, line: str) -> str:
         return " ".join(map(str, self.tokenizer.encode(line).ids))

@@ -24,23 +24,29 @@ SEED = 1
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, *hidden: str, **settings: Any) -> None:
-    """A flag that other names stand for as well, which no help shows: older ones, or those of other spellings."""
+    """A flag with hidden aliases, its older names and other spellings, which no help shows."""
     flag = parser.add_argument(name, **settings)
     parser.add_argument(
         *hidden, **{**settings, "dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     )
 
 
-def common_parser(description: str) -> argparse.ArgumentParser:
-    """The flags of every data set."""
+def run_parser(description: str | None, made: str) -> argparse.ArgumentParser:
+    """The flags of every data set, text or images."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, text/, manifest.json")
-    cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help=f"folder to make: {made}")
     parser.add_argument("--seed", type=int, help=f"seed of a random split (default: {SEED})")
-    parser.add_argument("--vocab-from", type=Path, help="use codes and dictionary of this prepared folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def common_parser(description: str | None) -> argparse.ArgumentParser:
+    """The flags of every data set of text."""
+    parser = run_parser(description, "bin/, text/, manifest.json")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
+    parser.add_argument("--vocab-from", type=Path, help="use codes and dictionary of this prepared folder")
     return parser
 
 
@@ -210,9 +216,7 @@ def run_job(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namesp
 
 
 def prepare_files(description: str, variants: Mapping[str, Dataset], flag: str = "", help: str = "") -> int:
-    """The whole `main` of a data set read from files; `flag` chooses one of several variants, the first by
-    default.
-    """
+    """The whole `main` of a data set read from files; `flag` chooses one of several variants, the first by default."""
     default = next(iter(variants))
     parser = common_parser(description)
     add_input_flags(parser, variants[default])

@@ -11,6 +11,13 @@ CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt")}
 LEVELS = (*CODES, "word", "char", "byte")
 
 
+def check_all(*rules: tuple[bool, str, object]) -> None:
+    """Raise ValueError for the first rule that does not hold: whether it does, the rule, and the value."""
+    for holds, rule, value in rules:
+        if not holds:
+            raise ValueError(f"{rule}, not {value!r}.")
+
+
 @dataclass(frozen=True)
 class Download:
     """One address of a data set's file with what is known of the file.
@@ -78,29 +85,24 @@ class Dataset:
 
     def check(self) -> None:
         """Raise ValueError, in one sentence, for a declaration or a flag that cannot work."""
-        if self.level not in LEVELS:
-            raise ValueError(f"--level must be one of {', '.join(LEVELS)}, not {self.level!r}.")
-        if self.tokenise not in ("moses", "none"):
-            raise ValueError(f"--tokenise must be moses or none, not {self.tokenise!r}.")
-        if self.blank_lines not in ("keep", "drop"):
-            raise ValueError(f"--blank-lines must be keep or drop, not {self.blank_lines!r}.")
-        if self.level == "hf_byte_bpe" and self.tokenise != "none":
-            raise ValueError(f"--tokenise must be none with --bpe hf_byte_bpe, not {self.tokenise!r}.")
-        if self.level in CODES and self.bpe_merges < 1:
-            raise ValueError(f"--bpe-merges must be at least 1, not {self.bpe_merges}.")
-        if self.dictionary_size < 0:
-            raise ValueError(f"--dict-size must be 0 (no limit) or more, not {self.dictionary_size}.")
-        if self.shard_bytes < 1000:
-            raise ValueError(f"--shard-mb must be at least 0.001, not {self.shard_bytes / 1e6}.")
-        if self.bpe_sample_bytes < 1000:
-            raise ValueError(f"--bpe-sample-mb must be at least 0.001, not {self.bpe_sample_bytes / 1e6}.")
-        for split, value in (("valid", self.valid_fraction), ("test", self.test_fraction)):
-            if not 0 < value < 1:
-                raise ValueError(f"--{split}-fraction must lie between 0 and 1, not {value}.")
-        if self.valid_fraction + self.test_fraction >= 1:
-            total = self.valid_fraction + self.test_fraction
-            raise ValueError(f"--valid-fraction and --test-fraction together must stay below 1, not {total}.")
         kind, _, size = self.documents.partition(":")
         known = kind in ("file", "blank", "line", "wikitext") and not size
-        if not known and not (kind == "lines" and size.isdigit() and int(size) > 0):
-            raise ValueError(f"--documents must be file, blank, line, lines:N or wikitext, not {self.documents!r}.")
+        lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction
+        check_all(
+            (self.level in LEVELS, f"--level must be one of {', '.join(LEVELS)}", self.level),
+            (self.tokenise in ("moses", "none"), "--tokenise must be moses or none", self.tokenise),
+            (self.blank_lines in ("keep", "drop"), "--blank-lines must be keep or drop", self.blank_lines),
+            (not lossless or self.tokenise == "none", "--tokenise must be none with --bpe hf_byte_bpe", self.tokenise),
+            (self.level not in CODES or self.bpe_merges >= 1, "--bpe-merges must be at least 1", self.bpe_merges),
+            (self.dictionary_size >= 0, "--dict-size must be 0 (no limit) or more", self.dictionary_size),
+            (self.shard_bytes >= 1000, "--shard-mb must be at least 0.001", self.shard_bytes / 1e6),
+            (self.bpe_sample_bytes >= 1000, "--bpe-sample-mb must be at least 0.001", self.bpe_sample_bytes / 1e6),
+            (0 < self.valid_fraction < 1, "--valid-fraction must lie between 0 and 1", self.valid_fraction),
+            (0 < self.test_fraction < 1, "--test-fraction must lie between 0 and 1", self.test_fraction),
+            (both < 1, "--valid-fraction and --test-fraction together must stay below 1", both),
+            (
+                known or (kind == "lines" and size.isdigit() and int(size) > 0),
+                "--documents must be file, blank, line, lines:N or wikitext",
+                self.documents,
+            ),
+        )

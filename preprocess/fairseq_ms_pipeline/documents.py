@@ -132,9 +132,7 @@ class Draw:
         return int.from_bytes(digest, "big") / 2**64
 
     def share_out(self, names: Iterable[str]) -> None:
-        """Give whole files exact shares of the splits, at least one file each, so that few files do for all
-        three.
-        """
+        """Give whole files exact shares of the splits, at least one file each, so that few files do for all three."""
         order = sorted(names, key=self._uniform)
         total = len(order)
         for split, fraction in self.fractions.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fairseq_ms_pipeline.dataset import Download
-from fairseq_ms_pipeline.files import read_json, write_json
+from fairseq_ms_pipeline.files import digest_of, read_json, write_json
 
 BLOCK = 1 << 18
 ATTEMPTS = 3
@@ -23,8 +22,7 @@ BROKEN = (OSError, http.client.HTTPException)
 
 
 def fetch(sources: tuple[Download, ...], folder: Path, quiet: bool = False) -> Path:
-    """The data set's file in `folder`, downloaded from the first source that works unless it is there
-    already.
+    """The data set's file in `folder`, downloaded from the first source that works unless it is there.
 
     A broken transfer goes on where it stopped. ValueError, in one sentence, says why each source failed.
     """
@@ -93,18 +91,10 @@ def _transfer(source: Download, part: Path, quiet: bool) -> None:
         write_json(_note(part), {"url": source.url, "validator": validator})
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
-        with (
-            open(part, "ab" if start else "wb") as file,
-            tqdm(
-                total=total,
-                initial=start,
-                desc=source.file_name,
-                unit="B",
-                unit_scale=True,
-                file=sys.stderr,
-                disable=quiet,
-            ) as bar,
-        ):
+        bar = tqdm(
+            total=total, initial=start, desc=source.file_name, unit="B", unit_scale=True, file=sys.stderr, disable=quiet
+        )
+        with open(part, "ab" if start else "wb") as file, bar:
             while block := response.read(BLOCK):
                 file.write(block)
                 bar.update(len(block))
@@ -114,9 +104,7 @@ def _transfer(source: Download, part: Path, quiet: bool) -> None:
 
 
 def _resume_from(source: Download, part: Path, request: urllib.request.Request) -> int:
-    """Ask only for what is missing, if it can be told that it will be of the same file; returns the first
-    byte.
-    """
+    """Ask only for what is missing, if that is sure to be of the same file; returns the first byte."""
     size = part.stat().st_size if part.exists() else 0
     known = read_json(_note(part)) if _note(part).exists() else {}
     if not size or known.get("url") != source.url:
@@ -133,11 +121,6 @@ def _resume_from(source: Download, part: Path, request: urllib.request.Request) 
 def _wrong_digest(path: Path, source: Download) -> str:
     """Why the file is not the expected one, or nothing."""
     for name, wanted in (("sha256", source.sha256), ("md5", source.md5)):
-        if wanted:
-            digest = hashlib.new(name, usedforsecurity=False)
-            with open(path, "rb") as file:
-                while block := file.read(1 << 16):
-                    digest.update(block)
-            if digest.hexdigest() != wanted:
-                return f"its {name} is {digest.hexdigest()}, not {wanted}"
+        if wanted and (found := digest_of(path, name)) != wanted:
+            return f"its {name} is {found}, not {wanted}"
     return ""

@@ -6,27 +6,41 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 # An object of a JSON file, whatever it holds.
 Json = dict[str, Any]
+Thing = TypeVar("Thing")
+
+
+@contextmanager
+def complete(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` only if the block ends without an error."""
+    part = part_of(path)
+    yield part
+    os.replace(part, path)
 
 
 @contextmanager
 def complete_text(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 text file that takes the name `path` only if the block ends without an error."""
-    part = part_of(path)
-    with open(part, "w", encoding="utf-8", newline="\n") as file:
+    """A UTF-8 text file to write, ``complete`` in the same way."""
+    with complete(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
         yield file
-    os.replace(part, path)
 
 
 def part_of(path: Path) -> Path:
     """A name for the file in the making, this process's own: a killed run's worker may still write another."""
     return path.with_name(f"{path.name}.part-{os.getpid()}")
+
+
+def once_a_file(load: Callable[[Path], Thing]) -> Callable[[Path], Thing]:
+    """``load``, whose result is kept until another file, or the same file with another time of change, is asked for."""
+    kept = lru_cache(maxsize=1)(lambda path, changed: load(path))
+    return lambda path: kept(path, path.stat().st_mtime_ns)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -45,8 +59,13 @@ def read_json(path: Path) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file as lower-case hexadecimal digits, read in blocks."""
-    digest = hashlib.sha256()
+    """The SHA-256 of a file as lower-case hexadecimal digits."""
+    return digest_of(path, "sha256")
+
+
+def digest_of(path: Path, algorithm: str) -> str:
+    """A digest of a file as lower-case hexadecimal digits, read in blocks."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 16):
             digest.update(block)

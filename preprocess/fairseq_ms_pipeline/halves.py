@@ -6,13 +6,12 @@ everything else, so that both have one dictionary and take no room. Copied witho
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_ms_pipeline.binarise import HEADER, Index
-from fairseq_ms_pipeline.files import part_of
+from fairseq_ms_pipeline.binarise import HEADER, Index, read_index
+from fairseq_ms_pipeline.files import complete
 
 FOLDER = "halves"
 HALVES = ("first", "second")
@@ -26,25 +25,19 @@ def write_halves(prepared: Path) -> None:
     there are no halves.
     """
     binary = prepared / "bin"
-    with open(binary / "train.idx", "rb") as file:
-        magic, version, code, sentences = HEADER.unpack(file.read(HEADER.size))
-    assert (magic, version) == (Index._HDR_MAGIC, 1), "the index is written by this pipeline"
+    code, lengths, starts = read_index(binary / "train.idx")
+    sentences = len(lengths)
     if sentences < 2:
         return
-    lengths = np.memmap(binary / "train.idx", np.int32, "r", HEADER.size, (sentences,))
-    # The byte at which each sentence begins.
-    starts = np.memmap(binary / "train.idx", np.int64, "r", HEADER.size + lengths.nbytes, (sentences,))
     middle = (binary / "train.bin").stat().st_size // 2
     cut = min(max(int(np.searchsorted(starts, middle)), 1), sentences - 1)
     for half, (begin, end) in zip(HALVES, ((0, cut), (cut, sentences)), strict=True):
         folder = prepared / FOLDER / half
         folder.mkdir(parents=True, exist_ok=True)
-        part = part_of(folder / "train.idx")
-        with open(part, "wb") as file:
-            file.write(HEADER.pack(magic, version, code, end - begin))
+        with complete(folder / "train.idx") as part, open(part, "wb") as file:
+            file.write(HEADER.pack(Index._HDR_MAGIC, 1, code, end - begin))
             lengths[begin:end].tofile(file)
             starts[begin:end].tofile(file)
-        os.replace(part, folder / "train.idx")
         for name in _SHARED:
             link = folder / name
             link.unlink(missing_ok=True)

@@ -7,9 +7,9 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from fairseq_ms_pipeline.dataset import SPLITS
+from fairseq_ms_pipeline.dataset import SPLITS, check_all
 from fairseq_ms_pipeline.documents import Line
 from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.stdlib_docs import corpus, library_folder, split_by_module
@@ -50,20 +50,22 @@ class Recall:
 
     def check(self) -> None:
         """Raise ValueError, in one sentence, for a flag that cannot work."""
-        if self.values < 2:
-            raise ValueError(f"--values must be at least 2, not {self.values}.")
-        for flag, value in (("pairs", self.pairs), ("passage", self.passage)):
-            if value < 1:
-                raise ValueError(f"--{flag} must be at least 1, not {value}.")
+        check_all(
+            (self.values >= 2, "--values must be at least 2", self.values),
+            (self.pairs >= 1, "--pairs must be at least 1", self.pairs),
+            (self.passage >= 1, "--passage must be at least 1", self.passage),
+        )
         if self.task == "pairs" and self.pairs > self.values:
             raise ValueError(f"--pairs must not exceed --values {self.values}, so that keys differ: got {self.pairs}.")
         if self.longest < self.shortest:
             raise ValueError(
                 f"--longest must be at least {self.shortest}, the distance without filler: got {self.longest}."
             )
-        for flag, value in (("tokens", self.tokens), ("test-tokens", self.test_tokens)):
-            if value < 10 * self.longest:
-                raise ValueError(f"--{flag} must be at least ten times --longest {self.longest}, not {value}.")
+        least, rule = 10 * self.longest, f"must be at least ten times --longest {self.longest}"
+        check_all(
+            (self.tokens >= least, f"--tokens {rule}", self.tokens),
+            (self.test_tokens >= least, f"--test-tokens {rule}", self.test_tokens),
+        )
 
     @property
     def length(self) -> int:
@@ -97,17 +99,8 @@ class Recall:
 
     def description(self) -> Json:
         """What an analysis has to know to find the answers among the symbols."""
-        named = {
-            "set": SET,
-            "ask": ASK if self.announced else None,
-            "key_length": int(self.named),
-            "passage_length": self.length,
-        }
-        return {**named, "choices": self.symbols()}
-
-    def identity(self) -> Json:
-        """The exercises in the manifest."""
-        return asdict(self)
+        signs = {"set": SET, "ask": ASK if self.announced else None, "choices": self.symbols()}
+        return {**signs, "key_length": int(self.named), "passage_length": self.length}
 
 
 class Exercises:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -17,12 +18,12 @@ from fairseq_ms_pipeline import bpe
 from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import CODES, SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
-from fairseq_ms_pipeline.files import Json, complete_text, only_run_in, part_of, read_json, sha256_of, write_json
+from fairseq_ms_pipeline.files import Json, complete, complete_text, only_run_in, read_json, sha256_of, write_json
 from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.segment import segment_shard
 from fairseq_ms_pipeline.shards import INDEX, write_shards
 from fairseq_ms_pipeline.tokenise import tokenise_shard
-from fairseq_ms_pipeline.workers import each, run_all
+from fairseq_ms_pipeline.workers import each
 
 WORK = ".work"
 # What the files of BPE are called among the settings.
@@ -55,9 +56,7 @@ class Job:
     quiet: bool = False
 
     def check(self) -> bool:
-        """Whether the folder is finished already; ValueError for what cannot work, before anything is
-        written.
-        """
+        """Whether the folder is finished; ValueError for what cannot work, before anything is written."""
         self.dataset.check()
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
@@ -72,13 +71,8 @@ class Job:
             del declared[not_deciding]
         given = _vocabulary_files(self.vocabulary_from, self.dataset) if self.vocabulary_from else {}
         vocabulary = {kind: sha256_of(file) for kind, file in given.items()}
-        return _as_json(declared | self.identity | {"vocabulary_from": vocabulary})
-
-
-def _as_json(value: Json) -> Json:
-    """The value as it comes back from a JSON file."""
-    found: Json = json.loads(json.dumps(value))
-    return found
+        found: Json = json.loads(json.dumps(declared | self.identity | {"vocabulary_from": vocabulary}))
+        return found
 
 
 def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
@@ -98,12 +92,6 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     return {key: folder / name for key, name in names.items()}
 
 
-def _difference(ours: Json, theirs: Json) -> str:
-    keys = [key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)]
-    key = min(keys)
-    return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} now"
-
-
 def check_out(out: Path, settings: Json) -> bool:
     """Whether the folder is finished already; ValueError when it belongs to another run."""
     path = out / manifests.NAME
@@ -111,9 +99,11 @@ def check_out(out: Path, settings: Json) -> bool:
     for known in (path, started):
         if known.exists():
             theirs = read_json(known)["settings"]
-            if theirs != settings:
-                difference = _difference(settings, theirs)
-                raise ValueError(f"--out {out} is of a run with other settings ({difference}): name another.")
+            for key in sorted(settings.keys() | theirs.keys()):
+                there, now = theirs.get(key), settings.get(key)
+                if there != now:
+                    difference = f"{key} is {there!r} there and {now!r} now"
+                    raise ValueError(f"--out {out} is of a run with other settings ({difference}): name another.")
     if path.exists():
         for name, facts in read_json(path)["files"].items():
             file = out / name
@@ -126,29 +116,39 @@ def check_out(out: Path, settings: Json) -> bool:
 
 
 def in_work_folder(
-    out: Path, settings: Json, stages: Callable[[Path], Json], kept: Callable[[Path], bool]
-) -> Json | None:
-    """Run `stages` in the folder's work folder, under its lock, and return the manifest; None if finished
-    already.
+    dataset: Dataset, out: Path, settings: Json, progress: Progress, stages: Callable[[Path], Json], index: str
+) -> Json:
+    """Run `stages` in the folder's work folder, under its lock, publish what they leave in its folder `ready`, and
+    return the manifest, to which they give `vocabulary` and `splits`; a finished folder is left as it is.
 
-    After an error that the user must mend nothing is left, unless `kept` finds finished work for the next
-    run.
+    After an error that the user must mend nothing is left, unless `index`, a file there, says that the input was read.
     """
     work = out / WORK
+    ready = work / "ready"
     if check_out(out, settings):
         shutil.rmtree(work, ignore_errors=True)
-        return None
+        print(f"{out} is prepared already.")
+        return read_json(out / manifests.NAME)
     is_new = not out.exists()
-    work.mkdir(parents=True, exist_ok=True)
+    ready.mkdir(parents=True, exist_ok=True)
     with only_run_in(work):
         try:
             write_json(work / "plan.json", {"settings": settings})
-            manifest = stages(work)
+            if not (ready / manifests.NAME).exists():
+                _remove_parts(ready)
+                (ready / "bin").mkdir(exist_ok=True)
+                made = stages(work)
+                about = {"dataset": dataset.name, "settings": settings, "versions": manifests.versions()}
+                write_json(ready / manifests.NAME, {**about, **made, "files": manifests.checksums(ready)})
+            manifest = _publish(ready, out)
         except ValueError:
-            if not kept(work):
+            if not (work / index).exists():
                 shutil.rmtree(out if is_new else work)
             raise
         shutil.rmtree(work)
+    print(f"{dataset.title} in {out}:\n{manifests.table(manifest)}\n{progress.report()}")
+    for difference in manifests.differences(dataset, manifest):
+        print(f"WARNING: {difference}")
     return manifest
 
 
@@ -159,31 +159,15 @@ def run(job: Job) -> Json:
     """
     job.check()
     progress = Progress(7 if job.dataset.level in CODES else 6, job.quiet)
-    manifest = in_work_folder(
-        job.out,
-        job.settings(),
-        lambda work: _stages(job, work, progress),
-        kept=lambda work: (work / "raw" / INDEX).exists(),
-    )
-    if manifest is None:
-        print(f"{job.out} is prepared already.")
-        return read_json(job.out / manifests.NAME)
-    print(f"{job.dataset.title} in {job.out}:\n{manifests.table(manifest)}\n{progress.report()}")
-    for difference in manifests.differences(job.dataset, manifest):
-        print(f"WARNING: {difference}")
-    return manifest
+    stages = partial(_stages, job, progress)
+    return in_work_folder(job.dataset, job.out, job.settings(), progress, stages, f"raw/{INDEX}")
 
 
-def _stages(job: Job, work: Path, progress: Progress) -> Json:
+def _stages(job: Job, progress: Progress, work: Path) -> Json:
     dataset = job.dataset
     raw, text, pieces, binary, ready = (work / name for name in ("raw", "text", "pieces", "binary", "ready"))
-    for folder in (raw, text, pieces, binary, ready):
+    for folder in (raw, text, pieces, binary, ready / "text"):
         folder.mkdir(exist_ok=True)
-    if (ready / manifests.NAME).exists():
-        return publish(ready, job.out)
-    remove_parts(ready)
-    (ready / "bin").mkdir(exist_ok=True)
-    (ready / "text").mkdir(exist_ok=True)
     given = _vocabulary_files(job.vocabulary_from, dataset) if job.vocabulary_from else {}
     codes = [ready / name for name in CODES.get(dataset.level, ())]
     dictionary_path = ready / "bin" / "dict.txt"
@@ -193,10 +177,16 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
     shards = {split: found[split]["shards"] for split in SPLITS}
     names = [name for split in SPLITS for name in shards[split]]
 
-    todo = [name for name in names if not (text / f"{name}.txt").exists()]
-    with progress.stage("tokenise", _sizes(raw, todo)) as bar:
-        jobs = ((raw / f"{n}.txt", text / f"{n}.txt", dataset.tokenise, dataset.language, dataset.level) for n in todo)
-        run_all(tokenise_shard, jobs, job.workers, bar)
+    def on_shards(stage: str, function: Callable[..., int], source: str, target: str, done: str, *more: object) -> None:
+        """Call ``function`` for every shard that is not done, whose files are in the work folder by name."""
+        todo = [name for name in names if not (work / done.format(name)).exists()]
+        files = {name: (work / source.format(name), work / target.format(name)) for name in todo}
+        with progress.stage(stage, sum(read.stat().st_size for read, _ in files.values())) as bar:
+            for size in each(function, ((*pair, *more) for pair in files.values()), job.workers):
+                bar.update(size)
+
+    how = (dataset.tokenise, dataset.language, dataset.level)
+    on_shards("tokenise", tokenise_shard, "raw/{}.txt", "text/{}.txt", "text/{}.txt", *how)
     for name in names:
         (raw / f"{name}.txt").unlink(missing_ok=True)
 
@@ -218,10 +208,9 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
                 counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
                 bpe.learn(counters, dataset.bpe_sample_types, merges, codes[0], lambda loop: _ticking(loop, bar))
 
-    todo = [name for name in names if not (pieces / f"{name}.json").exists()]
-    with progress.stage(f"segment ({dataset.level})", _sizes(text, todo)) as bar:
-        jobs = ((text / f"{n}.txt", pieces / f"{n}.txt", dataset.level, ready) for n in todo)
-        run_all(segment_shard, jobs, job.workers, bar)
+    more = (dataset.level, ready)
+    label = f"segment ({dataset.level})"
+    on_shards(label, segment_shard, "text/{}.txt", "pieces/{}.txt", "pieces/{}.json", *more)
 
     # Only now: fairseq brings torch along, which the workers of the stages before do not need.
     from fairseq_ms_pipeline import binarise, halves
@@ -234,12 +223,9 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
             every = byte_bpe.symbols(ready) if dataset.level == "hf_byte_bpe" else ()
             binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path, every)
 
-    words = text if dataset.level == "word" else pieces
     ending = ".npy" if dataset.level == "hf_byte_bpe" else ".txt"
-    todo = [name for name in names if not (binary / f"{name}.json").exists()]
-    with progress.stage("binarise", _sizes(words, todo, ending)) as bar:
-        jobs = ((words / f"{n}{ending}", binary / n, dictionary_path) for n in todo)
-        run_all(binarise.binarise_shard, jobs, job.workers, bar)
+    words = ("text/{}" if dataset.level == "word" else "pieces/{}") + ending
+    on_shards("binarise", binarise.binarise_shard, words, "binary/{}", "binary/{}.json", dictionary_path)
     for name in names:
         (pieces / f"{name}{ending}").unlink(missing_ok=True)
 
@@ -251,28 +237,19 @@ def _stages(job: Job, work: Path, progress: Progress) -> Json:
                     with open(text / f"{name}.txt", encoding="utf-8", newline="\n") as shard:
                         shutil.copyfileobj(shard, file, 1 << 16)
         halves.write_halves(ready)
-        manifest = {
-            "dataset": dataset.name,
-            "settings": job.settings(),
-            "versions": manifests.versions(),
-            "vocabulary": binarise.vocabulary_counts(counts, dictionary_path),
-            "splits": {
-                split: manifests.split_counts(shards[split], found[split]["documents"], text, binary)
-                for split in SPLITS
-            },
-            "files": manifests.checksums(ready),
+        splits = {
+            split: manifests.split_counts(shards[split], found[split]["documents"], text, binary) for split in SPLITS
         }
-        write_json(ready / manifests.NAME, manifest)
-        return publish(ready, job.out)
+        return {"vocabulary": binarise.vocabulary_counts(counts, dictionary_path), "splits": splits}
 
 
-def remove_parts(folder: Path) -> None:
+def _remove_parts(folder: Path) -> None:
     """Remove what a killed run had not finished, where it would be published."""
     for part in folder.rglob("*.part-*"):
         part.unlink()
 
 
-def publish(ready: Path, out: Path) -> Json:
+def _publish(ready: Path, out: Path) -> Json:
     """Move what is complete to its final names, the manifest last; what was moved before stays."""
     manifest = read_json(ready / manifests.NAME)
     for name in sorted({Path(file).parts[0] for file in manifest["files"]}):
@@ -283,13 +260,8 @@ def publish(ready: Path, out: Path) -> Json:
 
 
 def _copy(source: Path, target: Path) -> None:
-    part = part_of(target)
-    shutil.copyfile(source, part)
-    os.replace(part, target)
-
-
-def _sizes(folder: Path, names: list[str], ending: str = ".txt") -> int:
-    return sum((folder / f"{name}{ending}").stat().st_size for name in names)
+    with complete(target) as part:
+        shutil.copyfile(source, part)
 
 
 def _ticking(things: Iterable[Thing], bar: tqdm) -> Iterator[Thing]:

@@ -6,26 +6,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 from fairseq_ms_pipeline.bpe import word_counts
 from fairseq_ms_pipeline.dataset import CODES
-from fairseq_ms_pipeline.files import complete_text, write_json
+from fairseq_ms_pipeline.files import complete_text, once_a_file, write_json
 from fairseq_ms_pipeline.subwords import Segmenter
 from fairseq_ms_pipeline.text import byte_symbols, characters
 
-
-@lru_cache(maxsize=1)
-def _segmenter(codes: Path, changed: int) -> Segmenter:
-    return Segmenter(codes)
+_segmenter = once_a_file(Segmenter)
 
 
 def _line_function(level: str, folder: Path) -> Callable[[str], str]:
     if level == "bpe":
-        codes = folder / CODES[level][0]
-        # The time of change is part of the key, so other operations under the same name are read anew.
-        return _segmenter(codes, codes.stat().st_mtime_ns).line
+        return _segmenter(folder / CODES[level][0]).line
     return {"char": characters, "byte": byte_symbols}[level]
 
 

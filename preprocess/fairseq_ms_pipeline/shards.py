@@ -12,11 +12,6 @@ from fairseq_ms_pipeline.files import complete_text, read_json, write_json
 INDEX = "read.json"
 
 
-def shard_name(split: str, index: int) -> str:
-    """The name of a split's shard, without an ending; names sort in the order of the text."""
-    return f"{split}-{index:06d}"
-
-
 class _SplitWriter:
     """Collects the lines of one split and writes a shard whenever enough are there."""
 
@@ -37,7 +32,8 @@ class _SplitWriter:
     def flush(self) -> None:
         if not self._lines:
             return
-        name = shard_name(self.split, len(self.shards))
+        # Names sort in the order of the text.
+        name = f"{self.split}-{len(self.shards):06d}"
         # What an interrupted run has written is not written again.
         if not (self.raw / f"{name}.txt").exists():
             with complete_text(self.raw / f"{name}.txt") as file:

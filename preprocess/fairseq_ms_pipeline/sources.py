@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.text import decoded
@@ -99,14 +99,14 @@ def text_files(
                     yield from _zip_members(file, wanted)
                     advance(file.stat().st_size)
                 elif file.name.endswith(TAR_ENDS):
-                    with _Counted(file, advance) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+                    with _counted(file, advance) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
                         yield from _tar_members(tar, wanted)
                 elif any_name and path.is_file():
                     yield from _plain_file(file, name, advance)
 
 
 def _plain_file(file: Path, name: str, advance: Callable[[int], object]) -> Iterator[TextFile]:
-    with _Counted(file, advance) as raw:
+    with _counted(file, advance) as raw:
         opener = OPENERS.get(file.suffix)
         yield TextFile(name, opener(raw) if opener else raw)
 
@@ -159,27 +159,26 @@ def _tar_members(tar: tarfile.TarFile, wanted: Callable[[str], bool]) -> Iterato
             yield TextFile(member.name, opener(stream) if opener else stream)
 
 
-class _Counted(io.BufferedReader):
-    """A file that reports the bytes read from it."""
+class _Counted(io.FileIO):
+    """A file that reports the bytes read from it, by whichever way its buffer reads."""
 
     def __init__(self, path: Path, advance: Callable[[int], object]) -> None:
-        super().__init__(io.FileIO(path), buffer_size=1 << 18)
+        super().__init__(path)
         self._advance = advance
 
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size)
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        self._advance(count or 0)
+        return count
+
+    def readall(self) -> bytes:
+        data = super().readall()
         self._advance(len(data))
         return data
 
-    def readline(self, size: int | None = -1) -> bytes:
-        data = super().readline(size)
-        self._advance(len(data))
-        return data
 
-    def __next__(self) -> bytes:
-        data = super().__next__()
-        self._advance(len(data))
-        return data
+def _counted(path: Path, advance: Callable[[int], object]) -> io.BufferedReader:
+    return io.BufferedReader(_Counted(path, advance), 1 << 18)
 
 
 def text_lines(file: TextFile) -> Iterator[str]:

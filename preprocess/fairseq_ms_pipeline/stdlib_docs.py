@@ -111,9 +111,7 @@ def corpus(folder: Path, parts: Callable[[str], Iterator[str]] = paragraphs) -> 
 
 
 def split_by_module(texts: dict[str, list[str]], seed: int, fraction: float) -> dict[str, str]:
-    """A split for each module: in an order drawn by `seed`, valid and test are filled up to `fraction` of all
-    bytes.
-    """
+    """A split for each module: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes."""
 
     def drawn(name: str) -> bytes:
         return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()

@@ -10,8 +10,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from tqdm import tqdm
-
 Result = TypeVar("Result")
 
 
@@ -55,9 +53,3 @@ def each(function: Callable[..., Result], jobs: Iterable[tuple], workers: int) -
         finally:
             for future in running:
                 future.cancel()
-
-
-def run_all(function: Callable[..., int], jobs: Iterable[tuple], workers: int, bar: tqdm) -> None:
-    """Run every job and move the bar on by the bytes each returns."""
-    for done in each(function, jobs, workers):
-        bar.update(done)

@@ -170,25 +170,6 @@ def test_context_shuffle_prints_and_draws_several_checkpoints(place, tmp_path, c
     assert "first 16 of 32 tokens, 9 windows" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        (["nll-by-frequency", "--bins", "1000"], "--bins must lie between 1 and the 24 symbols"),
-        (["nll-by-frequency", "--train-subset", "dev"], "there is no 'dev'"),
-        (["context-shuffle", "--damaged", "32"], "--damaged must be at least 1 and below the window"),
-        (["context-window", "--contexts", "33"], "--contexts must lie between 1 and the 32 positions"),
-        (["context-window", "--json", "nowhere/out.json"], "--json must lie in a folder that exists"),
-        (["context-window", "--png", "out.jpg"], "--png must end in .png"),
-    ],
-)
-def test_bad_values_are_refused_in_one_sentence(place, command, sentence, capsys):
-    assert main([command[0], str(place / "vanilla/model.pt"), *command[1:]]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert sentence in printed.err
-    assert printed.err.count("\n") == 1
-
-
 def test_checkpoints_of_other_dictionaries_are_not_compared(place, tmp_path, capsys):
     other = write_corpus(tmp_path / "bin", {"train": random_lines(9, 30, words=7), "test": random_lines(8, 9, words=7)})
     path = write_checkpoint(tmp_path / "other/model.pt", other, "vanilla_lm", *TINY, "--tokens-per-sample", "32")

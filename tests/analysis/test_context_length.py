@@ -58,23 +58,3 @@ def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: P
     assert main(["context-length", *flags, "--measure", "--json", str(tmp_path / "one.json")]) == 0
     results = json.loads((tmp_path / "one.json").read_text())["results"]
     assert results["formula"] == results["measured"] == {"minimum": 44, "maximum": 48, "average": 46.0}
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (
-            ("--arch", "vanilla_lm", "--tokens-per-sample", "8"),
-            "a model with a memory, compressive_transformer, transformer_ql or transformer_xl: got vanilla_lm",
-        ),
-        ((), "--arch, --path or --paper must be given"),
-        (("--paper", "--arch", "transformer_xl"), "--paper prints the paper's models alone: --arch must not"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(
-    flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["context-length", *flags]) == 2
-    printed = capsys.readouterr().err
-    assert sentence in printed
-    assert printed.count("\n") == 1

@@ -226,25 +226,3 @@ def test_the_papers_table_is_printed_whole(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert all(title in printed for title in ("a single layer", "vanilla, 12", "top-down, 30", "bottom-up, 23"))
     assert (tmp_path / "out.png").stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ([], "--arch must name an architecture"),
-        (["--arch", "vanilla_lm", "--no-such-flag"], "--no-such-flag is no flag of this command and model"),
-        (["--arch", "no_such_arch"], "--arch must be a name that fairseq knows"),
-        (["--arch", "vanilla_lm", "--decoder-attention-heads", "7"], "--decoder-attention-heads must divide"),
-        (["--arch", "vanilla_lm", "--vocabulary", "3"], "--vocabulary must be more than"),
-        (["--arch", "vanilla_lm", "--fit", "0.01"], "--fit must leave room for one layer a scale"),
-        (["--arch", "vanilla_lm", "--fit", "1", "--sweep", "64"], "--fit and --sweep must not be given together"),
-        (["--arch", "haed", "--fit", "1"], "what it keeps depends on the tokens"),
-        (["--arch", "retina_lm", "--sweep", "64"], "--sweep needs layers of full attention"),
-        (["--path", "x.pt", "--arch", "retina_lm"], "--path brings its own flags"),
-    ],
-)
-def test_bad_values_are_refused_in_one_sentence(flags, sentence, capsys):
-    assert main(["memory", *flags]) == 2
-    printed = capsys.readouterr().err
-    assert sentence in printed
-    assert printed.count("\n") == 1

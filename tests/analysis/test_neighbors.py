@@ -77,21 +77,3 @@ def test_neighbors_answers_queries_by_position_and_by_text(models, tmp_path, cap
     printed = capsys.readouterr().out
     assert "1 of the 18 tokens of --text are unknown to retina" in printed
     assert "nearest at 4x" in printed
-
-
-@pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        (["haed/model.pt"], "haed is a haed, which does not"),
-        (["retina/model.pt", "--scales", "8"], "--scales must be among those of retina, 1x, 4x: got 8x"),
-        (["retina/model.pt", "--tokens-per-sample", "3"], "--tokens-per-sample must hold a block of 4 tokens: got 3"),
-        (["retina/model.pt", "--tokens-per-sample", "65"], "must lie between 1 and the 64 positions of retina: got 65"),
-        (["retina/model.pt", "--tokens-per-sample", "18", "--position", "900"], "--position must lie in the 40 segm"),
-        (["retina/model.pt", "--text", ""], "--text must have between 1 and 64 tokens: got 0"),
-    ],
-)
-def test_neighbors_refuses_in_one_sentence(models, command, sentence, capsys):
-    assert main(["neighbors", str(models / command[0]), *command[1:]]) == 2
-    printed = capsys.readouterr().err
-    assert sentence in printed
-    assert printed.count("\n") == 1

@@ -119,18 +119,3 @@ def test_sample_metrics_prints_every_column_for_every_checkpoint(models, tmp_pat
         assert result["n-gram PPL"] == pytest.approx(model.perplexity(contexts, words))
         assert result["s/seq"] > 0
     assert "n-gram PPL  Ref-BLEU  repeat-1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--prefix-size", "40", "--length", "30"], "and --length must add up to less than the 64 positions"),
-        (["--temperature", "0", "--length", "9"], "--temperature must be above 0: got 0.0"),
-        (["--length", "9", "--ngram-lm", "x", "--estimate-ngram-lm"], "must not be given together"),
-    ],
-)
-def test_sample_metrics_refuses_in_one_sentence(models, flags, sentence, capsys):
-    assert main(["sample-metrics", str(models / "vanilla/model.pt"), *flags]) == 2
-    printed = capsys.readouterr().err
-    assert sentence in printed
-    assert printed.count("\n") == 1

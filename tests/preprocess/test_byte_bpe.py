@@ -2,7 +2,6 @@
 
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,9 @@ from fairseq.data import Dictionary, encoders, indexed_dataset
 from fairseq_ms.export import tokenizer
 from fairseq_ms_pipeline.datasets import text
 from fairseq_ms_pipeline.files import read_json
-from fairseq_ms_pipeline.run import run
 from tests.helpers import trained
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
-from tests.preprocess.sample import DATASET, job_of, tree, write_sample
 
 ODD = "\ufefftabs\tand \u00a0 spaces  \r\n\n\n  東京は 😀👩\u200d👩 é e\u0301 <unk> </s> <s> @@ \u2028 \x0b\n \n"
 
@@ -74,17 +71,6 @@ def test_the_pipeline_of_the_folder_gives_the_same_symbols_for_a_text_of_lines(p
     symbols = lines.symbols_of(ODD)
     assert symbols.count("</s>") == ODD.count("\n")
     assert lines.text_of(symbols) == ODD
-
-
-def test_the_result_depends_neither_on_workers_nor_on_shard_size(tmp_path: Path) -> None:
-    source = write_sample(tmp_path / "sample.txt")
-    found = []
-    for workers, shard_bytes in ((1, 1500), (2, 1500), (2, 100_000)):
-        out = tmp_path / f"{workers}-{shard_bytes}"
-        dataset = replace(DATASET, level="hf_byte_bpe", tokenise="none", shard_bytes=shard_bytes)
-        run(job_of(source, out, dataset, workers=workers))
-        found.append({name: content for name, content in tree(out).items() if name != "manifest.json"})
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ TABLE_1 = "Table 1 of the multi-scale paper"
 SENTENCES = Dataset(
     name="bookcorpus",
     title="Toronto BookCorpus",
-    level="bpe",
     bpe_merges=30000,
-    tokenise="none",
     # The two files have no borders between books; runs of lines keep the context within a piece.
     documents="lines:2000",
     blank_lines="drop",

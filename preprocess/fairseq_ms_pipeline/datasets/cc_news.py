@@ -10,13 +10,11 @@ TABLE_1 = "Table 1 of the multi-scale paper"
 DATASET = Dataset(
     name="cc_news",
     title="CC-News",
-    level="bpe",
     bpe_merges=30000,
     tokenise="moses",
     # An article of a JSON file is a document whatever is said here; in text files an empty line ends one.
     documents="blank",
     blank_lines="drop",
-    text_names=("*.txt",),
     json_names=("*.json", "*.jsonl"),
     json_fields=("title", "maintext", "text", "plain_text"),
     valid_fraction=0.0213,

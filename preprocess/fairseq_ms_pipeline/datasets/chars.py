@@ -13,9 +13,7 @@ DATASET = Dataset(
     name="chars",
     title="Characters",
     level="char",
-    tokenise="none",
     documents="wikitext",
-    blank_lines="keep",
     split_names={
         split: (f"wiki.{split}.tokens", f"{split}.txt", f"{split}/*.txt", f"*.{split}.txt") for split in SPLITS
     },

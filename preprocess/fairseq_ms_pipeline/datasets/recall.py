@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fairseq_ms_pipeline.cli import add_flag, common_parser, one_sentence, plan, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
@@ -49,7 +49,7 @@ def make_job(args: argparse.Namespace, recall: Recall) -> Job:
         source_bytes=None,
         out=args.out,
         workers=args.workers,
-        identity={"recall": recall.identity(), "seed": seed_of(args)},
+        identity={"recall": asdict(recall), "seed": seed_of(args)},
         vocabulary_from=args.vocab_from,
         quiet=args.quiet,
     )

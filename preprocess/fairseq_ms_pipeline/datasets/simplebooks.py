@@ -14,9 +14,6 @@ def declared(size: str, tokens: float, types: int) -> Dataset:
         name=f"simplebooks{size}",
         title=f"SimpleBooks-{size}",
         level="word",
-        tokenise="none",
-        documents="file",
-        blank_lines="keep",
         split_names={split: (f"simplebooks-{size}/{split}.txt",) for split in SPLITS},
         downloads=(Download("https://dldata-public.s3.us-east-2.amazonaws.com/simplebooks.zip", "simplebooks.zip"),),
         expected=(

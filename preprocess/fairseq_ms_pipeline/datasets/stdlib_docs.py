@@ -18,8 +18,6 @@ DATASET = Dataset(
     title="Documentation of the Python standard library",
     bpe_merges=4000,
     tokenise="moses",
-    valid_fraction=0.05,
-    test_fraction=0.05,
     shard_bytes=200_000,
 )
 

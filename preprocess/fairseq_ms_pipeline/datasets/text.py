@@ -25,10 +25,8 @@ from fairseq_ms_pipeline.sources import TABLES, check_inputs, text_files
 DATASET = Dataset(
     name="text",
     title="Text",
-    level="bpe",
     bpe_merges=30000,
     tokenise="moses",
-    documents="file",
     blank_lines="drop",
     text_names=("*.txt", "*.tokens"),
     json_names=("*.json", "*.jsonl", *TABLES),

@@ -16,11 +16,8 @@ ZIP_SHA256 = "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
 BPE = Dataset(
     name="wikitext103",
     title="WikiText-103",
-    level="bpe",
     bpe_merges=32000,
-    tokenise="none",
     documents="wikitext",
-    blank_lines="keep",
     split_names={
         "train": ("wiki.train.tokens", "train.txt"),
         "valid": ("wiki.valid.tokens", "valid.txt"),

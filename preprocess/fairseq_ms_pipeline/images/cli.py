@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from fairseq_ms_pipeline.cli import one_sentence
+from fairseq_ms_pipeline.cli import one_sentence, run_parser, seed_of
 from fairseq_ms_pipeline.images.read import WANTED, given_split, images, photographs, wanted
 from fairseq_ms_pipeline.images.stages import ImageJob, run
 from fairseq_ms_pipeline.sources import check_inputs, text_files, total_bytes
@@ -24,15 +25,12 @@ def make_job(args: argparse.Namespace) -> ImageJob:
     if args.photographs and args.input:
         raise ValueError("--input and --photographs exclude each other: one of them says where images come from.")
     shares = PHOTOGRAPHS if args.photographs else SHARES
-    common = {
-        "out": args.out,
-        "valid_fraction": args.valid_fraction or shares["valid"],
-        "test_fraction": args.test_fraction or shares["test"],
-        "seed": args.seed,
-        "quiet": args.quiet,
+    chosen: dict[str, Any] = {
+        f"{split}_fraction": getattr(args, f"{split}_fraction") or share for split, share in shares.items()
     }
-    settings = {"name": "images", "level": "image", "seed": args.seed}
-    settings |= {split: common[split] for split in ("valid_fraction", "test_fraction")}
+    chosen["seed"] = seed_of(args)
+    settings = {"name": "images", "level": "image", **chosen}
+    common = {"out": args.out, "quiet": args.quiet, **chosen}
     if args.photographs:
         settings["inputs"] = [{"name": "photographs of scikit-learn"}]
         return ImageJob(lambda advance: photographs(), None, (), settings=settings, **common)
@@ -62,16 +60,12 @@ def prepare(args: argparse.Namespace) -> None:
 
 def main(description: str | None) -> int:
     """Parse the flags and prepare; returns the exit code."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = run_parser(description, "bin/, manifest.json")
     parser.add_argument("--input", type=Path, nargs="+", default=[], help="files, archives or folders of images")
     parser.add_argument("--photographs", action="store_true", help="crops of scikit-learn's two photographs")
-    parser.add_argument("--out", type=Path, required=True, help="folder to make: bin/, manifest.json")
     for split, share in SHARES.items():
         wanted = f"share of the training images for {split}, if no file is (default: {share}"
         photographs = f", of photographs {PHOTOGRAPHS[split]}" if PHOTOGRAPHS[split] != share else ""
         parser.add_argument(f"--{split}-fraction", type=float, help=f"{wanted}{photographs})")
-    parser.add_argument("--seed", type=int, default=1, help="seed of a random split (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args()
     return one_sentence(lambda: prepare(args))

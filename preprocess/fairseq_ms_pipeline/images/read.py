@@ -59,9 +59,7 @@ def wanted(name: str) -> bool:
 
 
 def raster(planes_BD: np.ndarray) -> np.ndarray:
-    """Images as the batches keep them (B, 3 * 1024: all red, all green, all blue) in raster order, RGB by
-    pixel.
-    """
+    """Images as the batches keep them (B, 3 * 1024: all red, all green, all blue) in raster order, RGB by pixel."""
     return planes_BD.reshape(-1, 3, SIDE * SIDE).transpose(0, 2, 1).reshape(-1, TOKENS)
 
 

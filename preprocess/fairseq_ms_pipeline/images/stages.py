@@ -5,29 +5,29 @@ image.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fairseq_ms_pipeline import binarise, halves
-from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Draw
 from fairseq_ms_pipeline.files import Json, read_json, write_json
 from fairseq_ms_pipeline.images.read import TOKENS, given_split
 from fairseq_ms_pipeline.progress import Progress
-from fairseq_ms_pipeline.run import in_work_folder, publish, remove_parts
+from fairseq_ms_pipeline.run import in_work_folder
+from fairseq_ms_pipeline.shards import INDEX
 
 SHARD_IMAGES = 2048
 COLOURS = 256
+DATASET = Dataset("images", "Images")
 
 
 @dataclass(frozen=True)
 class ImageJob:
-    """One run: where images come from (a function that tells of bytes read), how they are split, where they
-    go.
-    """
+    """One run: where images come from (a function that tells of bytes read), how they are split, where they go."""
 
     source: Callable[[Callable[[int], object]], Iterable[tuple[str, np.ndarray]]]
     source_bytes: int | None
@@ -45,8 +45,7 @@ def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[t
     named = {given_split(name) for name in job.names}
     valid_fraction = 0.0 if "valid" in named else job.valid_fraction
     test_fraction = 0.0 if "test" in named else job.test_fraction
-    dataset = Dataset("images", "Images", valid_fraction=valid_fraction, test_fraction=test_fraction)
-    draw = Draw(dataset, job.seed)
+    draw = Draw(replace(DATASET, valid_fraction=valid_fraction, test_fraction=test_fraction), job.seed)
     for name, images_BT in found:
         split = given_split(name)
         if split:
@@ -59,34 +58,18 @@ def splits(job: ImageJob, found: Iterable[tuple[str, np.ndarray]]) -> Iterator[t
 
 
 def run(job: ImageJob) -> Json:
-    """Prepare the images and return the manifest; a finished folder is left as it is. ValueError for bad
-    input.
-    """
+    """Prepare the images and return the manifest; a finished folder is left as it is. ValueError for bad input."""
     progress = Progress(2, job.quiet)
-    manifest = in_work_folder(
-        job.out,
-        job.settings,
-        lambda work: _stages(job, work, progress),
-        kept=lambda work: (work / "read.json").exists(),
-    )
-    if manifest is None:
-        print(f"{job.out} is prepared already.")
-        return read_json(job.out / manifests.NAME)
-    print(f"Images in {job.out}:\n{manifests.table(manifest)}\n{progress.report()}")
-    return manifest
+    return in_work_folder(DATASET, job.out, job.settings, progress, partial(_stages, job, progress), INDEX)
 
 
-def _stages(job: ImageJob, work: Path, progress: Progress) -> Json:
+def _stages(job: ImageJob, progress: Progress, work: Path) -> Json:
     ready, shards = work / "ready", work / "shards"
-    if (ready / manifests.NAME).exists():
-        return publish(ready, job.out)
-    (ready / "bin").mkdir(parents=True, exist_ok=True)
     shards.mkdir(exist_ok=True)
-    remove_parts(ready)
     with progress.stage("read", job.source_bytes) as bar:
-        if not (work / "read.json").exists():
-            write_json(work / "read.json", _write_shards(splits(job, job.source(bar.update)), shards))
-    found = read_json(work / "read.json")
+        if not (work / INDEX).exists():
+            write_json(work / INDEX, _write_shards(splits(job, job.source(bar.update)), shards))
+    found = read_json(work / INDEX)
     with progress.stage("publish", sum(len(names) for names in found.values()), " shards") as bar:
         dictionary_path = ready / "bin" / "dict.txt"
         binarise.write_fixed_dictionary([str(colour) for colour in range(COLOURS)], dictionary_path)
@@ -97,22 +80,11 @@ def _stages(job: ImageJob, work: Path, progress: Progress) -> Json:
             counts[split] = {"images": count, "targets": count * TOKENS, "unknown": 0, "bytes": count * TOKENS}
             bar.update(len(names))
         halves.write_halves(ready)
-        manifest = {
-            "dataset": "images",
-            "settings": job.settings,
-            "versions": manifests.versions(),
-            "vocabulary": {"types": COLOURS, "dictionary_size": COLOURS + 4},
-            "splits": counts,
-            "files": manifests.checksums(ready),
-        }
-        write_json(ready / manifests.NAME, manifest)
-        return publish(ready, job.out)
+        return {"vocabulary": {"types": COLOURS, "dictionary_size": COLOURS + 4}, "splits": counts}
 
 
 def _write_shards(parts: Iterable[tuple[str, np.ndarray]], folder: Path) -> dict[str, list[str]]:
-    """Write shards of SHARD_IMAGES images for each split, passing over those that an interrupted run has
-    finished.
-    """
+    """Write shards of SHARD_IMAGES images for each split, passing over those that an interrupted run has finished."""
     waiting: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
 

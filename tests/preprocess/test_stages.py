@@ -132,7 +132,7 @@ def test_shards_are_bounded_and_their_joint_text_is_the_input(tmp_path):
 
 def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
     class Counts(dict):
-        __hash__ = object.__hash__
+        __hash__ = object.__hash__  # type: ignore[assignment]
 
     alive: weakref.WeakSet[Counts] = weakref.WeakSet()
     most, read = [], binarise.read_json

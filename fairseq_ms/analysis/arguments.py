@@ -11,7 +11,7 @@ from fairseq_ms.errors import UsageError
 
 
 def add_flag(parser: argparse._ActionsContainer, name: str, *hidden: str, **settings: Any) -> None:
-    """A flag that other names stand for as well, which no help shows: older ones, or those of other spellings."""
+    """A flag with hidden aliases, its older names and other spellings, which no help shows."""
     flag = parser.add_argument(name, **settings)
     if hidden:
         unseen = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -19,9 +19,9 @@ def add_flag(parser: argparse._ActionsContainer, name: str, *hidden: str, **sett
 
 
 def add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int | None, str]) -> None:
-    """Flags of whole numbers from 1: name, default and help, to which a default that is a number is added.
+    """Flags of whole numbers from 1: name, default and help, which is made to end in the default.
 
-    Behind a name and a space follow other names that stand for it and that no help shows.
+    Hidden aliases follow the name, separated by spaces.
     """
     for names, default, text in flags:
         help = text if default is None else f"{text} (default: {default})"
@@ -66,11 +66,11 @@ def add_max_tokens(parser: argparse.ArgumentParser) -> None:
 
 def add_cpu(parser: argparse.ArgumentParser) -> None:
     """Where models run."""
-    parser.add_argument("--cpu", action="store_true", help="stay on the CPU although there is a CUDA device")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU even where there is a GPU")
 
 
 def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
-    """What is drawn at random."""
+    """The seed of what is drawn at random."""
     parser.add_argument("--seed", type=int, default=1, help=f"of {what} (default: 1)")
 
 

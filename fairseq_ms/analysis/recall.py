@@ -127,7 +127,7 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
     """The context length of a streaming model, or of another one in windows of which ``context`` tokens come first.
 
     The paper's formula holds for a Transformer-XL or Compressive Transformer whose memory is a multiple of the segment.
-    Otherwise the oldest state that a layer remembers lies inside a segment, and saw back from that one's beginning.
+    Otherwise the oldest state that a layer remembers lies inside a segment, and saw as far back as its first.
 
     A model without a memory sees what is in its window: ``context`` tokens before the first scored one, and all of the
     window before the last. Through ``--scale-windows`` it sees less. A block of k tokens is seen if it begins less than

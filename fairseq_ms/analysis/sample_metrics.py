@@ -125,7 +125,7 @@ class Sampler:
         self, checkpoint: Checkpoint, length: int, topk: int, temperature: float, completions: int = 1
     ) -> None:
         self.checkpoint, self.length, dictionary = checkpoint, length, checkpoint.dictionary
-        # What the generator takes for the end of a sentence is a symbol that no text has, and only the very last.
+        # The generator's end of sentence is a symbol that no text has, so that it stands at the very end alone.
         self.generator = SequenceGenerator(
             [checkpoint.model],
             dictionary,

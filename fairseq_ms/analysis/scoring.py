@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
 
-# What is asked about log-probabilities (1, n, V) and targets (1, n): a number (1, n) for each, or several (1, n, k).
+# From log-probabilities (1, n, V) and targets (1, n) to a number for each target (1, n), or to several (1, n, k).
 Measure = Callable[[Tensor, Tensor], Tensor]
 # Positions whose logits are in memory at a time: 1,024 of 30,000 words take 120 MB.
 _POSITIONS_A_SOFTMAX = 1024

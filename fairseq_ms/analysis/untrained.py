@@ -25,8 +25,7 @@ from fairseq_ms.lm.vocabulary import validate_cutoffs
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:
     """Model and configuration of fairseq's flags (``--arch ...``) over a dictionary of so many symbols.
 
-    No data is read; on the meta device, the weights take no memory. Raises UsageError on flags that fairseq
-    does not know or that do not fit together.
+    No data is read; on the meta device, weights take no memory. Raises UsageError for unknown or contradictory flags.
     """
     cfg = parse(flags)
     return build_model(cfg, vocabulary, on_meta), cfg

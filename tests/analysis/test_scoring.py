@@ -138,8 +138,14 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     def fail(figure: object) -> None:
         raise RuntimeError("no figure")
 
+    def end_halfway(name: str) -> None:
+        Path(name).write_text("half of it")
+        raise RuntimeError("no space")
+
     with pytest.raises(RuntimeError, match="no figure"):
         report.write_png(str(target), fail)
+    with pytest.raises(RuntimeError, match="no space"):
+        report.replace_file(target, end_halfway)
     with pytest.raises(ValueError, match="Out of range float"):
         report.write_json(str(tmp_path / "out.json"), {"x": float("nan")})
     assert list(tmp_path.iterdir()) == []

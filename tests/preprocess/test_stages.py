@@ -1,6 +1,7 @@
 """The pipeline's stages one by one: splits, documents, words, the sample for BPE, shards."""
 
 import json
+import os
 import random
 import weakref
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from fairseq_ms_pipeline import binarise, bpe
 from fairseq_ms_pipeline.datasets.text import GIVEN
 from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
+from fairseq_ms_pipeline.files import once_a_file
 from fairseq_ms_pipeline.moses import tokenised
 from fairseq_ms_pipeline.shards import write_shards
 from fairseq_ms_pipeline.text import byte_symbols, readable_words, undone
@@ -130,7 +132,7 @@ def test_shards_are_bounded_and_their_joint_text_is_the_input(tmp_path):
 
 def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
     class Counts(dict):
-        __hash__ = object.__hash__
+        __hash__ = object.__hash__  # type: ignore[assignment]
 
     alive: weakref.WeakSet[Counts] = weakref.WeakSet()
     most, read = [], binarise.read_json
@@ -149,6 +151,22 @@ def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch)
     assert len(most) == 18
     # The one being read, and the one before it that the loop still holds.
     assert max(most) <= 2
+
+
+def test_a_file_is_read_again_once_it_has_changed(tmp_path):
+    read: list[str] = []
+
+    def load(path: Path) -> int:
+        read.append(path.read_text())
+        return len(read)
+
+    path, kept = tmp_path / "codes", once_a_file(load)
+    path.write_text("old")
+    assert [kept(path), kept(path)] == [1, 1]
+    path.write_text("new")
+    os.utime(path, ns=(1, 1))
+    assert kept(path) == 2
+    assert read == ["old", "new"]
 
 
 def documents_of(*inputs: Path, documents: str = "blank") -> list[list[str]]:

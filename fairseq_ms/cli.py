@@ -15,90 +15,41 @@ from fairseq_ms.host.errors import TRACEBACK, sentence_of, traceback_wanted
 
 PROG = "fairseq-ms"
 
-# What the user types -> (module that runs it, one line of help). `fairseq_ms.analysis` says what it has to define.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": (
-        "fairseq_ms.analysis.bench",
-        "measure memory and time against naive twins and other implementations (needs a checkout)",
-    ),
-    "coarse-completions": (
-        "fairseq_ms.analysis.coarse_completions",
-        "print the bag of words that coarse_lm checkpoints predict after a context",
-    ),
-    "config": (
-        "fairseq_ms.analysis.config",
-        "print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train",
-    ),
-    "context-length": (
-        "fairseq_ms.analysis.context_length",
-        "minimum, maximum and average context length of a streaming model, by formula and measured",
-    ),
-    "context-shuffle": (
-        "fairseq_ms.analysis.context_shuffle",
-        "increase in NLL when the distant context is shuffled, reversed, replaced or dropped",
-    ),
-    "context-window": (
-        "fairseq_ms.analysis.context_window",
-        "perplexity against the number of context tokens a model is given",
-    ),
-    "export": (
-        "fairseq_ms.export.command",
-        "write a checkpoint as a folder that Hugging Face's transformers loads without fairseq",
-    ),
-    "lm-eval": (
-        "fairseq_ms.harness.lm_eval",
-        "run lm-evaluation-harness, with checkpoints as its model fairseq_ms",
-    ),
-    "lm-eval-task": (
-        "fairseq_ms.harness.lm_eval_task",
-        "write a task of lm-evaluation-harness over a text file",
-    ),
-    "memory": (
-        "fairseq_ms.analysis.memory",
-        "memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit",
-    ),
-    "neighbors": (
-        "fairseq_ms.analysis.neighbors",
-        "nearest segments of a corpus by the representations of every scale",
-    ),
-    "nll-by-frequency": (
-        "fairseq_ms.analysis.nll_by_frequency",
-        "mean NLL of tokens in bins of equal training frequency, rarest first",
-    ),
-    "perplexity": (
-        "fairseq_ms.analysis.perplexity",
-        "evaluate a checkpoint: subword and word perplexity, bits per byte",
-    ),
-    "plot": (
-        "fairseq_ms.analysis.plot",
-        "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays for it; "
-        "curves, losses of training runs",
-    ),
-    "prepare": (
-        "fairseq_ms.analysis.prepare",
-        "prepare a data set: tokenised, split, segmented and binarised",
-    ),
-    "recall": (
-        "fairseq_ms.analysis.recall",
-        "accuracy of recalling a symbol by its distance, beside the context by formula",
-    ),
-    "sample-images": (
-        "fairseq_ms.analysis.sample_images",
-        "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",
-    ),
-    "sample-metrics": (
-        "fairseq_ms.analysis.sample_metrics",
-        "perplexity under other models, reference BLEU, repetition and speed of samples",
-    ),
-    "tradeoff": (
-        "fairseq_ms.analysis.tradeoff",
-        "perplexity against memory or time of training, over a folder of runs",
-    ),
-    "user-dir": (
-        "fairseq_ms.analysis.user_dir",
-        "print the absolute path of the plugin, for fairseq's --user-dir",
-    ),
+# One line of help for every command.
+COMMANDS = {
+    "bench": "measure memory and time against naive twins and other implementations (needs a checkout)",
+    "coarse-completions": "print the bag of words that coarse_lm checkpoints predict after a context",
+    "config": "print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train",
+    "context-length": "minimum, maximum and average context length of a streaming model, by formula and measured",
+    "context-shuffle": "increase in NLL when the distant context is shuffled, reversed, replaced or dropped",
+    "context-window": "perplexity against the number of context tokens a model is given",
+    "export": "write a checkpoint as a folder that Hugging Face's transformers loads without fairseq",
+    "lm-eval": "run lm-evaluation-harness, with checkpoints as its model fairseq_ms",
+    "lm-eval-task": "write a task of lm-evaluation-harness over a text file",
+    "memory": "memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit",
+    "neighbors": "nearest segments of a corpus by the representations of every scale",
+    "nll-by-frequency": "mean NLL of tokens in bins of equal training frequency, rarest first",
+    "perplexity": "evaluate a checkpoint: subword and word perplexity, bits per byte",
+    "plot": "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays "
+    "for it; curves, losses of training runs",
+    "prepare": "prepare a data set: tokenised, split, segmented and binarised",
+    "recall": "accuracy of recalling a symbol by its distance, beside the context by formula",
+    "sample-images": "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",
+    "sample-metrics": "perplexity under other models, reference BLEU, repetition and speed of samples",
+    "tradeoff": "perplexity against memory or time of training, over a folder of runs",
+    "user-dir": "print the absolute path of the plugin, for fairseq's --user-dir",
 }
+# Those that do not lie in `fairseq_ms.analysis`, which says what a module has to define.
+_ELSEWHERE = {
+    "export": "fairseq_ms.export.command",
+    "lm-eval": "fairseq_ms.harness.lm_eval",
+    "lm-eval-task": "fairseq_ms.harness.lm_eval_task",
+}
+
+
+def module_of(name: str) -> str:
+    """The module that runs a command."""
+    return _ELSEWHERE.get(name, f"fairseq_ms.analysis.{name.replace('-', '_')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,7 +107,7 @@ def _overview() -> argparse.ArgumentParser:
     from fairseq_ms.version import __version__
 
     width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {help}" for name, (_, help) in COMMANDS.items())
+    listing = "\n".join(f"  {name:<{width}}  {help}" for name, help in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=PROG,
         usage=f"{PROG} COMMAND ...",
@@ -171,11 +122,10 @@ def _overview() -> argparse.ArgumentParser:
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, ModuleType]:
     """The parser of a command, and the module that has its flags: `analysis.flags`, or where they are few its own."""
-    path, help = COMMANDS[name]
     apart = getattr(flags, name.replace("-", "_"), None)
-    module = flags if apart else importlib.import_module(path)
+    module = flags if apart else importlib.import_module(module_of(name))
     # No abbreviations: a flag of fairseq's must never be taken for the beginning of one of the command's.
-    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=help, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=COMMANDS[name], allow_abbrev=False)
     parser.set_defaults(command=name)
     (apart or module.add_arguments)(parser)
     return parser, module
@@ -194,4 +144,4 @@ def _run(name: str, arguments: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(module, "NEEDS_FAIRSEQ", True):
         register()
-    return int(importlib.import_module(COMMANDS[name][0]).run(args))
+    return int(importlib.import_module(module_of(name)).run(args))

@@ -93,6 +93,27 @@ class State(ABC):
         return -1
 
 
+class Unread(State):
+    """A text that was read without a state: whoever continues it reads it again, once, into the state ``known``."""
+
+    def __init__(self, config: Any, tokens_BT: Tensor) -> None:
+        super().__init__(config, tokens_BT.size(0))
+        self.tokens_BT = tokens_BT
+        self.known: State | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text, and those behind it."""
+        return self.tokens_BT.size(1) if self.known is None else self.known.length
+
+    def parts(self) -> list[Reorderable]:
+        return [] if self.known is None else [self.known]
+
+    def reorder(self, order: Tensor) -> None:
+        super().reorder(order)
+        self.tokens_BT = self.tokens_BT.index_select(0, order)
+
+
 class Rows:
     """A tensor with a row for each text, which a state replaces as it moves on."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
-from fairseq_ms.core.cache import Reorderable, State
+from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
@@ -88,27 +88,6 @@ class ModelConfig(LayerConfig):
             "scales": lambda scales: tuple(Scale(**scale) for scale in scales),
         }
         return cls(**{name: kinds[name](v) if name in kinds and v is not None else v for name, v in values.items()})
-
-
-class Unread(State):
-    """A text that was read without a state: whoever continues it reads it again, once, into the state ``known``."""
-
-    def __init__(self, config: Any, tokens_BT: Tensor) -> None:
-        super().__init__(config, tokens_BT.size(0))
-        self.tokens_BT = tokens_BT
-        self.known: State | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens of the text, and those behind it."""
-        return self.tokens_BT.size(1) if self.known is None else self.known.length
-
-    def parts(self) -> list[Reorderable]:
-        return [] if self.known is None else [self.known]
-
-    def reorder(self, order: Tensor) -> None:
-        super().reorder(order)
-        self.tokens_BT = self.tokens_BT.index_select(0, order)
 
 
 class CausalModel(nn.Module, ABC):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.output_matrix import output_matrix
+from fairseq_ms.lm.output_matrix import output_matrix, unwrapped
 
 
 @register_criterion("bag_of_words", dataclass=CrossEntropyCriterionConfig)
@@ -42,10 +42,8 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         weight = _weight(model)
         if weight is not None:
             return self._beside_tokens(model, sample, weight, reduce)
-        net_output = model(**sample["net_input"], per_block=True, features_only=True)
-        loss, _ = self.compute_loss(model, net_output, sample, reduce=reduce)
-        logged = self._logged(loss, sample)
-        return loss, logged["sample_size"], logged
+        blocks = {**sample["net_input"], "per_block": True, "features_only": True}
+        return super().forward(model, {**sample, "net_input": blocks}, reduce)
 
     def _beside_tokens(
         self, model: Any, sample: dict[str, Any], weight: float, reduce: bool
@@ -53,23 +51,16 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         """The loss of the top-down model, in evaluation that of its tokens alone."""
         net_output = model(**sample["net_input"], bags=model.training)
         loss, _ = super().compute_loss(model, net_output, sample, reduce=reduce)
-        logged = self._logged(loss, sample)
+        size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        counts = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0), "sample_size": size}
+        logged = {"loss": loss.data, **counts}
         if model.training:
             outputs = [(x_BCD, {"scale": scale}) for scale, x_BCD in net_output[1]["bags"].items()]
             losses = [self.compute_loss(model, output, sample, reduce=reduce)[0] for output in outputs]
             bags = torch.stack(losses).sum(0)
             loss = loss + weight * bags
             logged["bags"] = bags.data.sum()
-        return loss, logged["sample_size"], logged
-
-    def _logged(self, loss: Tensor, sample: dict[str, Any]) -> dict[str, Any]:
-        """What fairseq's cross-entropy logs of a loss."""
-        return {
-            "loss": loss.data,
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["target"].size(0),
-            "sample_size": sample["target"].size(0) if self.sentence_avg else sample["ntokens"],
-        }
+        return loss, size, logged
 
     def compute_loss(
         self, model: Any, net_output: tuple[Tensor, dict[str, Any]], sample: dict[str, Any], reduce: bool = True
@@ -95,13 +86,11 @@ def _weight(model: torch.nn.Module) -> float | None:
     from fairseq_ms.models.coarse import CoarseLanguageModel
     from fairseq_ms.models.topdown import TopDownLanguageModel
 
-    inner: object = model
-    while inner is not None:
-        if isinstance(inner, CoarseLanguageModel):
-            return None
-        if isinstance(inner, TopDownLanguageModel) and inner.bag_of_words_weight:
-            return float(inner.bag_of_words_weight)
-        inner = getattr(inner, "module", None)
+    inner = unwrapped(model)
+    if isinstance(inner, CoarseLanguageModel):
+        return None
+    if isinstance(inner, TopDownLanguageModel) and inner.bag_of_words_weight:
+        return float(inner.bag_of_words_weight)
     raise UsageError(
         "--criterion bag_of_words needs --arch coarse_lm, or multiscale_topdown with a --bag-of-words-weight above 0: "
         f"got a {type(model).__name__}"

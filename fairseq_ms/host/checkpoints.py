@@ -221,8 +221,7 @@ def _others(last: str) -> list[tuple[int, str]]:
 def broadcast_any(original: Callable[..., Any], obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
     """``_broadcast_object_slow``, by which the rank that reads a checkpoint shows it to the others.
 
-    fairseq sends it through ``torch.load``, whose default since torch 2.6 is to refuse what a configuration is
-    made of, so that no run of several processes could be resumed.
+    fairseq uses ``torch.load``, which since torch 2.6 refuses configurations: no run of several processes could resume.
     """
     objects = [obj]
     distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)

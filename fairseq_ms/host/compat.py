@@ -60,8 +60,7 @@ def check_torch() -> None:
 def restore_numpy_names() -> None:
     """Give `numpy.compat.long` back where NumPy 2 removed it.
 
-    fairseq uses it as a dtype when a block of tokens is a sentence (break mode "eos"), which is how
-    `fairseq-interactive` and `fairseq-generate` read their input. It always was Python's int.
+    It was Python's int. fairseq takes it for a dtype where a block is a sentence, as in `fairseq-interactive`.
     """
     import numpy
 
@@ -117,8 +116,7 @@ def silence_known_warnings() -> None:
 def logging_untouched() -> Iterator[None]:
     """Undo what importing fairseq does to the program's logging.
 
-    Some of its modules configure the root logger, to DEBUG on stderr, when they are imported, and one of them
-    then logs that an optional package is missing.
+    Some of its modules set the root logger to DEBUG on stderr, and one logs that an optional package is missing.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

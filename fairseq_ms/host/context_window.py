@@ -1,8 +1,7 @@
 """Strided evaluation whose windows do not depend on who puts the batches together.
 
-fairseq's ``--context-window`` gives every block of a corpus the tokens before it as context, and remembers
-them from one batch to the next while it collates. That is right for a single worker that sees every batch,
-and wrong for several workers or shards. Here a block's context is read from the blocks before it.
+fairseq's ``--context-window`` remembers the tokens before a block from one batch to the next while it collates, which
+is wrong where there are several workers or shards. Here a block's context is read from the blocks before it.
 """
 
 from __future__ import annotations

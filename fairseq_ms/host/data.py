@@ -1,8 +1,7 @@
 """Binarised data whose two files fit together and stay the same, and batches that all count.
 
-The format has no checksum: a token that has become another one of the dictionary would be trained on, and data that
-were prepared anew be continued at a place that means nothing in them. Checkpoints hold the checksums of the training
-data, and a run that is resumed compares them. One process reads the tokens once for that and all other checks.
+The format has no checksum: a corrupted token would be trained on, and new data be continued at a meaningless place.
+So checkpoints hold checksums of the training data, which a resumed run compares; one process reads the data once.
 """
 
 from __future__ import annotations
@@ -152,9 +151,8 @@ def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
 def with_repeated(samples: list[Any], batch: dict[str, Any]) -> list[Any]:
     """The batches of an update, with ``batch``, which ``counting`` leaves out, in the places of those that are missing.
 
-    With ``--update-freq``, a process can have a batch and then none. fairseq repeats an old one there without its
-    gradient, and then takes the process's whole update for empty: its gradients are used, but its tokens are left out
-    of what their sum is divided by, and its losses out of the log.
+    With ``--update-freq``, a process can have a batch and then none. fairseq then takes its whole update for empty: it
+    uses the gradients, but divides their sum without its tokens and leaves its losses out of the log.
     """
     return [sample or {**batch, _REPEATED: True} for sample in samples]
 
@@ -170,8 +168,7 @@ def counting(train_step: Callable[..., Any], sample: dict[str, Any], *args: Any,
 def end_reading_ahead() -> None:
     """Wait for the threads that read batches ahead, each of which ends with its current one.
 
-    fairseq leaves them to the end of the interpreter, which may find one in the middle of an operation of torch: then
-    C++ ends the process by SIGABRT, and a training that has succeeded exits with 134.
+    Where the interpreter's end finds one inside torch, a training that has succeeded aborts with exit code 134.
     """
     until = time.monotonic() + _PATIENCE
     for thread in threading.enumerate():

@@ -1,8 +1,7 @@
 """``fairseq-interactive`` answers every line it is given, whatever bytes the line holds.
 
-fairseq opens its input as text: a byte that is no UTF-8 ends the run, with a traceback and the lines of a buffer
-unanswered, and a carriage return in the middle of a line makes two lines of it, which shifts all later numbers. Its
-task also keeps the batches of every buffer for a next epoch, which never comes.
+fairseq opens its input as text: a byte that is not UTF-8 ends the run in a traceback, and a carriage return within a
+line splits it, which shifts all later numbers. Its task also keeps the batches of every buffer for another epoch.
 """
 
 from __future__ import annotations

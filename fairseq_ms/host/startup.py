@@ -112,8 +112,7 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
 def in_own_command() -> bool:
     """Whether this process is the console script `fairseq-ms` or `python -m fairseq_ms`, and fairseq is not loaded.
 
-    That command line imports torch and fairseq only for the subcommands that need them, so that
-    `fairseq-ms user-dir` answers at once, even where fairseq is missing.
+    It imports torch and fairseq only where a subcommand needs them: `fairseq-ms user-dir` answers without either.
     """
     if "fairseq" in sys.modules:
         return False

@@ -64,8 +64,7 @@ class Trainer(fairseq_trainer.Trainer):
         self.saved: int | None = None
         self.leaving: int | None = None
         self._updating = False
-        # Task, model, criterion and validation data are there. Processes that read data are started later, and inherit
-        # that a signal is noted, which they do nothing about; of SIGTERM, torch has them die.
+        # Processes that read data start later: they inherit that a signal is noted, and die of SIGTERM by torch.
         commands.held_log.show()
         commands.signals.listen()
 
@@ -100,10 +99,9 @@ class Trainer(fairseq_trainer.Trainer):
     ) -> EpochBatchIterator:
         """As fairseq's, whose batches are those of the uninterrupted run; raises UsageError if the data have changed.
 
-        fairseq draws the order of samples when it makes an iterator, from the seed and from the epoch of that moment.
-        A run that starts later than in epoch 1 repeats what the uninterrupted one did: it loads the data and makes an
-        iterator in epoch 1, and asks for one again in the current epoch. Whether that is the same iterator is the
-        task's decision. Data that is loaded for every epoch (``DATA1:DATA2``) is ordered by epoch anyway.
+        fairseq draws the order of samples when it makes an iterator, from the seed and the epoch of that moment. A run
+        resumed in a later epoch therefore makes an iterator in epoch 1 first, as the uninterrupted run did; the task
+        decides whether it keeps it. Data loaded for every epoch (``DATA1:DATA2``) are ordered by epoch anyway.
         """
         if self.leaving is not None:
             self.leave(self.leaving)
@@ -211,10 +209,9 @@ def stop_if_asked(
 
 
 def _restore_meters(state: dict[str, Any]) -> None:
-    """Have meters go on from a checkpoint, of which fairseq drops all between two epochs.
+    """Restore a checkpoint's meters, which fairseq drops between two epochs, and begin speeds anew.
 
-    Then the first loss that is printed would be the mean of fewer updates than ``--log-interval``. Speeds are this
-    process' own: fairseq means to begin them anew within an epoch, but looks for them among the meters' names.
+    Without them, the first loss printed would be the mean of fewer updates than ``--log-interval``.
     """
     place = state["train_iterator"]
     if place.get("version", 1) >= 2 and place["iterations_in_epoch"] == 0:

@@ -216,6 +216,8 @@ def _bands(cfg: LanguageModelConfig, name: str) -> Bands:
 def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
     validate_layers(cfg)
+    layers = getattr(cfg, "decoder_layers", 1)
+    require(layers > 0, f"--decoder-layers must be at least 1: got {layers}")
     dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
     head_dim = getattr(cfg, "attention_head_dim", None)
     require(head_dim is None or head_dim >= 1, f"--attention-head-dim must be at least 1: got {head_dim}")

@@ -14,14 +14,19 @@ from fairseq_ms.lm.base import Decoder
 _PROJECTIONS = {Decoder.output_layer: "project", TransformerDecoderBase.output_layer: "output_projection"}
 
 
+def unwrapped(model: Any) -> Any:
+    """A model without what wraps it for distributed training."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    return model
+
+
 def output_matrix(model: Any) -> Tensor | None:
     """The weight (V, D) with which logits are ``F.linear(features, weight)``; None where they are not.
 
     ``model`` is one of this package or a Transformer of fairseq's, perhaps wrapped for distributed training.
     """
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module
-    decoder = getattr(model, "decoder", None)
+    decoder = getattr(unwrapped(model), "decoder", None)
     name = _PROJECTIONS.get(getattr(type(decoder), "output_layer", None))
     if name is None or getattr(decoder, "adaptive_softmax", None) is not None:
         return None

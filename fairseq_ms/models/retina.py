@@ -8,7 +8,7 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler, WindowOverlap, option
-from fairseq_ms.lm.config import PositionedConfig, model_settings, require
+from fairseq_ms.lm.config import PositionedConfig, model_settings
 from fairseq_ms.lm.scales import Scales, retina_scales
 
 
@@ -46,5 +46,4 @@ class RetinaLanguageModel(LanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
         scales_of(cfg)

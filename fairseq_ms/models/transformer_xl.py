@@ -7,7 +7,6 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
 
 
@@ -26,8 +25,3 @@ class TransformerXLLanguageModel(StreamingLanguageModel):
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = streaming_settings(cfg, source_dictionary, target_dictionary)
         return core.TransformerXL(core.TransformerXLConfig(layers=cfg.decoder_layers, **settings))
-
-    @classmethod
-    def validate(cls, cfg: TransformerXLConfig, task: object) -> None:
-        super().validate(cfg, task)
-        require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")

@@ -42,7 +42,6 @@ class VanillaLanguageModel(LanguageModel):
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
-        require(cfg.decoder_layers > 0, f"--decoder-layers must be at least 1: got {cfg.decoder_layers}")
         if cfg.scale_windows:
             require(
                 len(window_scales(cfg.scale_windows)) == 1,

@@ -136,51 +136,43 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         by_document = str(self.args.reset_memory) == "document"
         self.datasets[split] = Corpus(lines, lines.sizes, self.dictionary.eos(), by_document)
 
-    def get_batch_iterator(
-        self,
-        dataset,
-        max_tokens=None,
-        max_sentences=None,
-        num_shards=1,
-        shard_id=0,
-        num_workers=0,
-        epoch=1,
-        data_buffer_size=0,
-        disable_iterator_cache=False,
-        skip_remainder_batch=False,
-        grouped_shuffling=None,
-        update_epoch_batch_itr=False,
-        **kwargs,
-    ) -> iterators.EpochBatchIterator:
+    def get_batch_iterator(self, dataset: Any, **settings: Any) -> iterators.EpochBatchIterator:
         """Batches of a corpus in the order of time, never shuffled; other datasets go fairseq's way."""
         # fairseq says how to shuffle in training and nowhere else.
-        training = grouped_shuffling is not None
-        if not isinstance(dataset, Corpus):
-            iterator = super().get_batch_iterator(
-                dataset,
-                max_tokens=max_tokens,
-                max_sentences=max_sentences,
-                num_shards=num_shards,
-                shard_id=shard_id,
-                num_workers=num_workers,
-                epoch=epoch,
-                data_buffer_size=data_buffer_size,
-                disable_iterator_cache=disable_iterator_cache,
-                skip_remainder_batch=skip_remainder_batch,
-                grouped_shuffling=bool(grouped_shuffling),
-                update_epoch_batch_itr=update_epoch_batch_itr,
-                **kwargs,
-            )
-            self._training = iterator if training else self._training
-            return iterator
+        training = settings.get("grouped_shuffling") is not None
+        if isinstance(dataset, Corpus):
+            iterator = self._in_order(dataset, training, **settings)
+        else:
+            settings["grouped_shuffling"] = bool(settings.get("grouped_shuffling"))
+            iterator = super().get_batch_iterator(dataset, **settings)
+        self._training = iterator if training else self._training
+        return iterator
+
+    def _in_order(
+        self,
+        corpus: Corpus,
+        training: bool,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        disable_iterator_cache: bool = False,
+        skip_remainder_batch: bool = False,
+        update_epoch_batch_itr: bool = False,
+        **unused: Any,
+    ) -> iterators.EpochBatchIterator:
+        """Batches of a corpus."""
         assert self.model is not None, "fairseq builds the model before it reads data"
         reach = self.model.decoder.core.memory_reach()
         self._check_room("--max-tokens", max_tokens)
         if training:
             self._check_room("--max-tokens-valid", getattr(self.args, "max_tokens_valid", None))
-        batches = self._stream_batches(dataset, max_tokens, max_sentences, num_shards, 0 if training else reach)
+        batches = self._stream_batches(corpus, max_tokens, max_sentences, num_shards, 0 if training else reach)
         shape = (batches.streams, batches.together, reach, num_shards, shard_id, num_workers, data_buffer_size)
-        key = (id(dataset), training, skip_remainder_batch, *shape)
+        key = (id(corpus), training, skip_remainder_batch, *shape)
         cached = self._iterators.get(key)
         if cached is None or disable_iterator_cache or update_epoch_batch_itr:
             iterator = iterators.EpochBatchIterator(
@@ -200,7 +192,6 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             if not disable_iterator_cache:
                 self._iterators[key] = cached
         iterator, self.carried[training] = cached
-        self._training = iterator if training else self._training
         return iterator
 
     def _check_room(self, flag: str, max_tokens: int | None) -> None:

@@ -101,7 +101,8 @@ def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp
             "import fairseq_ms.cli as cli\n"
             "class Probe: add_arguments = staticmethod(lambda parser: None)\n"
             "sys.modules['probe_command'] = Probe\n"
-            "cli.COMMANDS = {'probe': ('probe_command', 'h')}\n"
+            "cli.COMMANDS = {'probe': 'h'}\n"
+            "cli._ELSEWHERE = {'probe': 'probe_command'}\n"
             "sys.exit(cli.main(['probe']))"
         )
         done = run_cli("python", "-c", program, env={"PYTHONPATH": str(tmp_path)}, check=False)

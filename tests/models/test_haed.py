@@ -159,7 +159,7 @@ def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sente
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
     assert str(refused.value).startswith(sentence)
     assert "\n" not in str(refused.value)
-    if " has no effect with" in sentence:
+    if " has no effect with" in sentence and "positions" not in flags:
         # A checkpoint that is only evaluated may have been trained with it.
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5), from_checkpoint=True)
 

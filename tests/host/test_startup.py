@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from typing import Any
 
-import fairseq_cli.train
 import pytest
 
 import fairseq_ms
@@ -64,7 +63,3 @@ def test_what_is_registered_again_is_replaced_no_further() -> None:
             assert found.__closure__ is not None
             assert around in [cell.cell_contents for cell in found.__closure__]
     assert sys.excepthook is errors.show
-
-
-def test_fairseqs_training_makes_our_trainer() -> None:
-    assert vars(fairseq_cli.train)["Trainer"] is trainer.Trainer

@@ -56,22 +56,6 @@ def test_the_main_model_of_haed_reads_texts_of_any_length(positions: str) -> Non
             torch.testing.assert_close(cached[:, -1], whole[:, end - 1], rtol=0.0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ({"positions": "rotary", "attention_head_dim": 3}, "--positions rotary needs --attention-head-dim to be even"),
-        ({"positions": "none", "position_embed_dim": 9}, "--position-embed-dim must be 0 or left out with --positions"),
-        ({"positions": "rotary", "main": "lstm"}, "--positions has no effect with --main lstm: got rotary"),
-        ({"rotary_base": 500.0}, "--rotary-base has no effect without --positions rotary: got 500.0"),
-        ({"main": "lstm", "qk_norm": True}, "--qk-norm has no effect without a transformer"),
-        ({"main": "lstm", "norm": "rms"}, "--norm has no effect without a transformer"),
-    ],
-)
-def test_what_breaks_a_rule_of_haed_is_one_sentence(flags: dict, sentence: str) -> None:
-    with pytest.raises(UsageError, match=f"^{sentence}"):
-        build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = trained.random_lines(3, 12)

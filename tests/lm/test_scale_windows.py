@@ -1,7 +1,6 @@
 """What ``--scale-windows`` accepts leaves no token unseen, and what it refuses is told in one sentence."""
 
 import random
-import re
 
 import pytest
 import torch
@@ -52,22 +51,6 @@ def test_every_token_up_to_the_last_window_is_seen_through_accepted_windows(seed
         parse_windows(FLAG, text, overlap)
     # Where windows do not overlap, nothing is refused that has no hole.
     assert overlap or unseen(windows)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [("1x=0:8,16x=8:32", ["16x", "15", "8"]), ("1x=0:2,4x=2:24", ["4x", "3", "2"]), ("1x=0:3,4x=3:24", None)],
-)
-def test_a_window_that_begins_inside_an_unfinished_block_is_refused(text: str, named: list[str] | None) -> None:
-    if named is None:
-        assert unseen(parse_windows(FLAG, text)) == 0
-        return
-    with pytest.raises(UsageError) as caught:
-        parse_windows(FLAG, text)
-    sentence = str(caught.value)
-    assert sentence.startswith(FLAG)
-    assert "\n" not in sentence
-    assert set(named) <= set(re.findall(r"\w+", sentence))
 
 
 def test_the_windows_of_every_preset_are_accepted_and_leave_no_hole() -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fairseq_ms.core import transformer_ql
 from fairseq_ms.core.ops import recompute
 from fairseq_ms.lm.streaming import StreamingLanguageModel
-from fairseq_ms.models import transformer_ql
 from tests.registry import ARCHITECTURES, GENERATORS, random_case, setting, trained_case
 
 DEVICES = ["meta", "cuda"] if torch.version.cuda else ["meta"]

@@ -94,10 +94,10 @@ def run(root: Path, table: Mapping[str, Sequence[str]], results: Path, sample: i
             # A line at a time, so that a campaign that is ended goes on from there.
             print(json.dumps([diff, known[diff]]), file=file, flush=True)
     marks = {path: [known[diff][1] for diff in drawn if drawn[diff][0] == path] for path in table}
-    lines = ["| file | mutants | `make test` | `make test-all` |", "| --- | --- | --- | --- |"]
+    rows = ["| file | mutants | `make test` | `make test-all` |", "| --- | --- | --- | --- |"]
     for path, found in {**marks, "all": list(itertools.chain(*marks.values()))}.items():
-        lines.append(f"| {path} | {len(found)} | {found.count(MARKS[0])} | {len(found) - found.count('')} |")
-    return "\n".join([*lines, *(f"\nSURVIVED\n{diff}" for diff in drawn if not known[diff][0])])
+        rows.append(f"| {path} | {len(found)} | {found.count(MARKS[0])} | {len(found) - found.count('')} |")
+    return "\n".join([*rows, *(f"\nSURVIVED\n{diff}" for diff in drawn if not known[diff][0])])
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ class LSTM(Packs):
     The input of step s of sequence w is ``[table[symbol(w, s)], context[w]]``: a decoder's characters beside what the
     main model says about the chunk. A symbol occurs many times and a context serves a whole chunk, so both are
     projected to the gates once and the projections are looked up. The naive twins are torch's own ``nn.LSTM`` and, for
-    the capped gate, a loop over steps (``tests/naive/hierarchical.py``).
+    the capped gate, a loop over steps (``tests/references/hierarchical.py``).
 
     Args:
         table_dim: width I of the table.

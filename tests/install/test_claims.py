@@ -272,9 +272,7 @@ def test_wrong_input_is_refused_in_one_sentence(run: str, sentence: str, tmp_pat
 def test_the_page_has_the_tables_of_the_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
     named = tables.tables(tables.read(RESULTS))
-    assert tables.filled("<!-- table: a -->\n<!-- end -->\nb\n<!-- end -->", {"a": "|"}) == (
-        "<!-- table: a -->\n\n|\n\n<!-- end -->\nb\n<!-- end -->"
-    )
+    assert tables.filled("<!-- table: a -->\n\n| old |\nb\n", {"a": "| new |"}) == "<!-- table: a -->\n\n| new |\nb\n"
     shown = {found[1] for found in tables.BLOCK.findall(page)}
-    assert shown == named.keys() - {"runs of recipes_2048"}  # which recipes.md has
+    assert shown == set(named) - {"runs of recipes_2048"}  # which recipes.md has
     assert tables.filled(page, named) == page

@@ -214,7 +214,7 @@ def _today(
     """A multi-scale model with the parts or the optimizer of docs/recipes.md."""
     gate = " --aggregation-gate" if shape == "bottomup" else ""
     flags = f"{SHAPES[shape][1]}{gate} {choices}"
-    return Run(part, f"{shape}_{name}", title or f"{shape} {choices}", "", flags, seeds=seeds, **other)  # type: ignore[arg-type]
+    return Run(part, f"{shape}_{name}", title or f"{SHAPES[shape][0]} {choices}", "", flags, seeds=seeds, **other)  # type: ignore[arg-type]
 
 
 def _recipes() -> Iterator[Run]:

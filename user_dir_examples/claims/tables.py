@@ -27,7 +27,7 @@ from runs import PARTS, RUNS, Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (.+) -->\n\n)(?:\|.*\n)*")
 
 
 def read(files: Sequence[Path]) -> list[Record]:
@@ -165,7 +165,7 @@ def tables(records: Sequence[Record]) -> dict[str, str]:
 
 def filled(page: str, named: Mapping[str, str]) -> str:
     """A page with its tables made anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{named[found[2]]}\n\n{found[3]}", page)
+    return BLOCK.sub(lambda found: f"{found[1]}{named[found[2]]}\n", page)
 
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:

@@ -1,8 +1,9 @@
 """The driver of the runs behind docs/claims.md: what it trains parses, what it measures comes out, the page has it."""
 
 import json
+import math
+import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 from tests.helpers.cli import ROOT, run_cli
 from tests.install.test_examples import parse, recorded
 
-CLAIMS = ROOT / "user_dir_examples" / "claims"
-RESULTS = ROOT / "docs" / "claims.jsonl"
-sys.path.insert(0, str(CLAIMS))
+CLAIMS_FOLDER = ROOT / "user_dir_examples" / "claims"
+RESULTS = [ROOT / "docs" / name for name in ("claims.jsonl", "recipes.jsonl")]
+PAGE = ROOT / "docs" / "claims.md"
+# Texts of the papers, where they are at hand.
+TEXTS = os.environ.get("FAIRSEQ_MS_PAPERS")
+sys.path.insert(0, str(CLAIMS_FOLDER))
 import corpora  # noqa: E402
 import driver  # noqa: E402
-from claims import CLAIMS as PAPERS  # noqa: E402
-from claims import Claim, verdict  # noqa: E402
+import tables  # noqa: E402
+from claims import CLAIMS, PAPERS, Effect, effect, verdict  # noqa: E402
 from runs import PARTS, RUNS, Run  # noqa: E402
 
 # Parsing hydra's configurations takes seconds each.
@@ -59,38 +63,108 @@ def test_names_are_unique_and_later_phases_have_earlier_ones() -> None:
         assert run.after is None or (run.part, run.after) in names
 
 
-@pytest.mark.parametrize("claim", [claim for claims in PAPERS.values() for claim in claims], ids=lambda c: c.words[:40])
-def test_every_claim_compares_runs_that_the_driver_has(claim: Claim) -> None:
-    for name, measure in ((claim.one, claim.measure), (claim.other, claim.other_measure or claim.measure)):
-        (run,) = [run for run in RUNS if run.full_name == name]
-        assert measure in [column for column, _ in run.columns] + ["last valid"]
-    assert (claim.one, claim.measure) != (claim.other, claim.other_measure)
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["about"])
+def test_a_claim_has_its_papers_words_and_numbers_and_tests_that_can_be_made(claim: dict) -> None:
+    assert claim["paper"] in PAPERS
+    assert claim.get("claimed", "less") in ("less", "more", "level", "at most")
+    numbers = claim.get("numbers", [])
+    assert ("effect" in claim) == bool(numbers)
+    if numbers:
+        one, other = (float(number["value"]) for number in numbers)
+        expected = one - other if claim["paper"] == "haed" else math.log2(one / other)
+        if claim.get("unit") == "per cent":
+            expected = 100 * (one / other - 1)
+        assert claim["effect"] == pytest.approx(expected, abs=0.051 if claim.get("unit") == "per cent" else 0.00051)
+    for number in numbers:
+        assert number["value"] in number["row"].split()
+    if TEXTS:
+        (path,) = Path(TEXTS).glob(f"{claim['paper']}*.txt")
+        written = " ".join(path.read_text(encoding="utf-8").split())
+        for words in (claim["sentence"], *(number["row"] for number in numbers)):
+            assert words in written
+    for test in claim["tests"]:
+        if "page" in test:
+            # Thousands of bytes are kB.
+            page = (ROOT / "docs" / test["page"]).read_text(encoding="utf-8")
+            for value in (*test["one"], *test["other"]):
+                assert f"{value:g}" in page or f"{round(value * 1000):,}" in page
+        elif "one" in test:
+            measures = (test.get("measure", "test"), test.get("other_measure", test.get("measure", "test")))
+            for name, measure in zip((test["one"], test["other"]), measures):
+                (run,) = [run for run in RUNS if run.full_name == name]
+                assert measure in [column for column, _ in run.columns] + ["last valid"]
+        else:
+            assert test["void"]
 
 
 @pytest.mark.parametrize(
-    ("one", "relation", "other", "expected"),
+    ("low", "high", "pairs", "claimed", "paper", "expected"),
     [
-        ([7.0], "<", [7.1], "confirmed"),
-        ([7.1], "<", [7.0], "reversed"),
-        ([7.1], ">", [7.0], "confirmed"),
-        ([7.1], "<=", [7.0], "reversed"),
-        ([7.0], "<=", [7.1], "confirmed"),
-        # Nearer than the margin.
-        ([7.0], "<", [7.01], "no difference"),
-        ([7.0], "<=", [6.99], "confirmed"),
-        ([7.0], "=", [7.01], "confirmed"),
-        ([7.0], "=", [7.1], "not confirmed"),
-        # The means differ by more than the margin, the seeds overlap.
-        ([7.0, 7.2], "<", [7.1, 7.3], "no difference"),
-        ([7.0, 7.05], "<", [7.1, 7.3], "confirmed"),
-        ([], "<", [7.1], "not run"),
-        ([7.0], "=", [], "not run"),
+        (-0.3, -0.1, 3, "less", -0.2, "confirmed"),
+        (-0.3, -0.1, 3, "less", -0.4, "confirmed, but smaller"),
+        (-0.3, -0.1, 3, "more", 0.2, "reversed"),
+        (0.1, 0.3, 3, "less", -0.2, "reversed"),
+        (0.1, 0.3, 3, "more", None, "confirmed"),
+        (0.1, 0.3, 3, "level", None, "reversed"),
+        (-0.03, 0.01, 3, "less", -0.2, "no difference larger than 0.030 bits"),
+        (-0.03, 0.01, 3, "level", None, "no difference larger than 0.030 bits"),
+        (-3.0, 1.0, None, "less", -20.0, "no difference larger than 3.0%"),
+        # What could not have been told is not tested.
+        (-0.3, 0.1, 3, "less", -0.2, "not tested: the interval holds 0 and the paper's effect"),
+        # No more than the paper's effect, on either side of it.
+        (-0.3, 0.1, 3, "at most", 0.2, "confirmed"),
+        (0.3, 0.4, 3, "at most", 0.2, "reversed"),
+        (0.1, 0.3, 3, "at most", 0.2, "not tested: the interval holds the paper's effect"),
+        # One pair says no more than where it points.
+        (-0.3, -0.1, 1, "less", -0.2, "not tested: one pair, points the same way"),
+        (0.1, 0.3, 1, "less", -0.2, "not tested: one pair, points the other way"),
+        (-0.1, 0.1, 1, "less", -0.2, "not tested: one pair, within the spread of seeds"),
+        (-math.inf, math.inf, 1, "less", -0.2, "not tested: one pair, spread of seeds unknown"),
     ],
 )
-def test_a_verdict_needs_more_than_the_margin_and_seeds_that_do_not_overlap(
-    one: list[float], relation: str, other: list[float], expected: str
+def test_a_verdict_needs_an_interval_on_one_side(
+    low: float, high: float, pairs: int | None, claimed: str, paper: float | None, expected: str
 ) -> None:
-    assert verdict(one, relation, other) == expected
+    assert verdict(Effect((low + high) / 2, low, high, pairs), claimed, paper) == expected
+
+
+def test_a_test_that_is_not_the_papers_or_was_not_run_says_so() -> None:
+    assert verdict(Effect(-0.2, -0.3, -0.1, 3), "less", -0.2, "another depth") == "not tested: another depth"
+    assert verdict(None, "less", -0.2) == "not tested: not run"
+
+
+def test_effects_are_paired_by_seed_with_students_interval() -> None:
+    def record(run: str, seed: int, bits: float) -> dict:
+        return {"job": f"p/{run}/{seed}", "tests": {"test": 2**bits}, "valid_bits": [bits]}
+
+    test = {"one": "p/a", "other": "p/b"}
+    records = [record("a", seed, bits) for seed, bits in ((1, 7.0), (2, 7.5), (3, 8.0))]
+    records += [record("b", seed, bits) for seed, bits in ((1, 7.1), (3, 8.3), (4, 1.0))]
+    found = effect(records, test)
+    assert found is not None
+    # Differences of -0.1 and -0.3: half of the interval is t(1) = 12.706 times 0.1.
+    assert (found.mean, found.pairs) == (pytest.approx(-0.2), 2)
+    assert found.resolution == pytest.approx(1.2706)
+    # One pair: three seeds of `a` have a deviation of 0.5, t(2) = 4.303.
+    found = effect(records[:4], test)
+    assert found is not None
+    assert found.pairs == 1
+    assert found.resolution == pytest.approx(4.303 * 0.5 * math.sqrt(2))
+    assert effect(records[:3], test) is None
+    # Of times, the quickest round of one against the slowest of the other.
+    found = effect([], {"page": "", "one": [9.0, 10.0, 12.0], "other": [18.0, 20.0, 25.0]})
+    assert found is not None
+    assert (found.mean, found.low, found.high) == (pytest.approx(-50), pytest.approx(-64), pytest.approx(-100 / 3))
+
+
+def test_what_is_left_to_run_takes_at_most_30_hours_and_the_list_says_so(tmp_path: Path) -> None:
+    done = [json.loads(line)["job"] for path in RESULTS for line in path.read_text(encoding="utf-8").splitlines()]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps({"job": name}) + "\n" for name in done))
+    printed = run_cli("python", CLAIMS_FOLDER / "driver.py", tmp_path, "--out", tmp_path, "--list").stdout
+    assert "streaming/xl/1  done\nstreaming/xl/2  done\nstreaming/xl/3  1.1 h\n" in printed
+    left = [float(line.split()[1]) for line in printed.splitlines() if line.endswith("h left")]
+    assert len(left) == len(PARTS)
+    assert sum(left) <= 30
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +186,11 @@ def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) ->
     wanted = [
         "streaming/ql/1",
         "plenty/ql_no_droppath",
-        "multiscale/topdown_even",
+        "multiscale_fast/topdown_even",
         "hierarchical/iem",
         "hierarchical/finetune",
     ]
-    command: list[str | Path] = ["python", CLAIMS / "driver.py", text, "--out", tmp_path / "out"]
+    command: list[str | Path] = ["python", CLAIMS_FOLDER / "driver.py", text, "--out", tmp_path / "out"]
     command += ["--max-updates", "2", "--only", *wanted]
     run_cli(*command, timeout=900)
     results = tmp_path / "out" / "results.jsonl"
@@ -137,13 +211,13 @@ def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) ->
     # A further call has nothing to do.
     assert run_cli(*command).stdout == ""
     assert results.read_text() == written
-    tables = run_cli("python", CLAIMS / "tables.py", results, "--figures", tmp_path).stdout
-    parts = list(dict.fromkeys(name.split("/")[0] for name in wanted))
-    headings = [line.split(": ") for line in tables.splitlines() if ": " in line and not line.startswith("|")]
-    assert [name for name, what in headings if what == "claims"] == list(PAPERS)
-    assert [name for name, what in headings if what != "claims"] == parts
-    assert "| first phase, then end to end |" in tables
-    assert len(list(tmp_path.glob("claims_*.png"))) == len(parts)
+    printed = run_cli("python", CLAIMS_FOLDER / "tables.py", results, "--figure", tmp_path / "claims.png").stdout
+    headings = [line for line in printed.splitlines() if line and not line.startswith("|")]
+    parts = [part for part in PARTS if any(name.startswith(f"{part}/") for name in wanted)]
+    expected = [f"claims of {paper}" for paper in PAPERS.values()] + [f"runs of {part}" for part in parts]
+    assert headings == [*expected, "not run"]
+    assert "| first phase, then end to end |" in printed
+    assert (tmp_path / "claims.png").stat().st_size > 1000
 
 
 @pytest.mark.slow
@@ -152,7 +226,7 @@ def test_another_librarys_model_is_trained_on_the_rows_of_the_recipes_and_writte
 ) -> None:
     out = tmp_path / "out"
     data = corpora.prepare("some_subwords", text, out)
-    command: list[str | Path] = ["python", CLAIMS / "others.py", out, "--only", "fairseq"]
+    command: list[str | Path] = ["python", CLAIMS_FOLDER / "others.py", out, "--only", "fairseq"]
     run_cli(*command, timeout=300)
     (record,) = map(json.loads, (out / "others.jsonl").read_text().splitlines())
     assert record["updates"] == corpora.targets(data) // (4 * 512)
@@ -169,10 +243,11 @@ def test_a_failing_training_is_one_sentence_that_names_its_log(tmp_path: Path) -
     manifest = {"splits": {"train": {"targets": 5000}}}
     (out / "data" / "subwords" / "manifest.json").write_text(json.dumps(manifest))  # without the data themselves
     done = run_cli(
-        *("python", CLAIMS / "driver.py", tmp_path, "--out", out, "--only", "multiscale/vanilla4"), check=False
+        *("python", CLAIMS_FOLDER / "driver.py", tmp_path, "--out", out, "--only", "multiscale_long/vanilla6"),
+        check=False,
     )
     assert done.returncode == 1
-    log = out.resolve() / "multiscale" / "vanilla4.1" / "train.log"
+    log = out.resolve() / "multiscale_long" / "vanilla6.1" / "train.log"
     assert done.stderr == f"claims: fairseq-train ended with exit code 1, see {log}\n"
     assert log.is_file()
     assert not (out / "results.jsonl").exists()
@@ -186,18 +261,18 @@ def test_a_failing_training_is_one_sentence_that_names_its_log(tmp_path: Path) -
     ],
 )
 def test_wrong_input_is_refused_in_one_sentence(run: str, sentence: str, tmp_path: Path) -> None:
-    done = run_cli(*("python", CLAIMS / "driver.py", tmp_path, "--out", tmp_path / "out", "--only", run), check=False)
+    done = run_cli(
+        *("python", CLAIMS_FOLDER / "driver.py", tmp_path, "--out", tmp_path / "out", "--only", run), check=False
+    )
     assert done.returncode != 0
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
-    done = subprocess.run(
-        [sys.executable, str(CLAIMS / "tables.py"), str(RESULTS)], capture_output=True, text=True, check=True
-    )
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    tables = [block for block in done.stdout.split("\n\n") if block.lstrip().startswith("|")]
-    assert tables
-    for table in tables:
-        assert table.strip() in page
+    page = PAGE.read_text(encoding="utf-8")
+    named = tables.tables(tables.read(RESULTS))
+    assert tables.filled("<!-- table: a -->\n\n| old |\nb\n", {"a": "| new |"}) == "<!-- table: a -->\n\n| new |\nb\n"
+    shown = {found[1] for found in tables.BLOCK.findall(page)}
+    assert shown == set(named) - {"runs of recipes_2048"}  # which recipes.md has
+    assert tables.filled(page, named) == page

@@ -8,7 +8,7 @@
 TEXT has train/*.txt, valid/*.txt and test/*.txt, a document a file, such as novels. Every run is one process with one
 thread; --jobs of them go on at a time, and share the GPU with --device cuda. A run that is done appends one line to
 OUT/results.jsonl, with its curve and tests, and is not repeated; the same command goes on with runs that were
-interrupted. --list prints the runs and starts none.
+interrupted. --list prints the runs and the hours of one core that they take, and starts none.
 """
 
 from __future__ import annotations
@@ -215,7 +215,10 @@ def main() -> None:
     driver = Driver(args.text.resolve(), args.out.resolve(), args.max_updates, args.device)
     done = driver.done()
     if args.list:
-        print("\n".join(f"{job.name}{'  (done)' if job.name in done else ''}" for job in jobs))
+        print("\n".join(f"{job.name}  {'done' if job.name in done else f'{job.run.hours:.1f} h'}" for job in jobs))
+        for part in PARTS:
+            left = sum(job.run.hours for job in jobs if job.run.part == part and job.name not in done)
+            print(f"{part}: {left:.1f} h left")
         return
     jobs = [job for job in jobs if job.name not in done]
     for corpus in sorted({PARTS[job.run.part].corpus for job in jobs}):

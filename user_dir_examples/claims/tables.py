@@ -1,31 +1,33 @@
 #!/usr/bin/env python3
-"""Tables and figures of docs/claims.md from the results of driver.py.
+"""The tables and the figure of docs/claims.md, from the results of driver.py.
 
-    python user_dir_examples/claims/tables.py runs/claims/results.jsonl [MORE.jsonl ...] [--figures docs/figures]
+    python user_dir_examples/claims/tables.py docs/claims.jsonl docs/recipes.jsonl [--page docs/claims.md]
+        [--figure docs/figures/claims.png]
 
-Prints a Markdown table of the claims of each paper with their verdicts, and one for each part that has results. Several
-seeds are given as their mean, with the lowest and the highest in brackets.
+Prints a table of the claims of each paper with their verdicts, one for each part that has results, and one of the runs
+that are not done; --page writes them into a page, behind comments that name them. Several seeds are given as their
+mean, with the lowest and the highest in brackets.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from math import log2
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from claims import CLAIMS, Claim, Record, in_bits, measured, of_run, verdict
+from claims import CLAIMS, PAPERS, Effect, Record, bits, effect, in_characters, of_run, verdict
 from fairseq_ms.analysis import report
-from runs import PARTS, RUNS
+from runs import PARTS, RUNS, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-# The runs whose wall-clock a claim is about; of other parts, all are drawn.
-OVER_HOURS = {"hierarchical": ("end_to_end", "end_to_end_as_long", "finetune")}
+BLOCK = re.compile(r"(<!-- table: (.+) -->\n\n)(?:\|.*\n)*")
 
 
 def read(files: Sequence[Path]) -> list[Record]:
@@ -41,41 +43,88 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{mean:.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
 
 
-def claims_table(records: Sequence[Record], claims: Sequence[Claim]) -> str:
-    """A row for each claim: the paper's numbers, those of the two runs, and what they say."""
-    lines = ["| claim | paper | here | verdict |", "| --- | --- | --- | --- |"]
-    for claim in claims:
-        sides = [(claim.one, claim.measure), (claim.other, claim.other_measure or claim.measure)]
-        values = [measured(records, *side) for side in sides]
-        here = "; ".join(cell(records, *side, found) for side, found in zip(sides, values) if found)
-        one, other = (
-            found if in_bits(run) else [log2(value) for value in found] for (run, _), found in zip(sides, values)
-        )
-        judged = verdict(one, claim.relation, other)
-        lines.append(f"| {claim.words} ({claim.place}) | {claim.paper} | {here} | {judged} |")
-    return "\n".join(lines)
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def cell(records: Sequence[Record], name: str, measure: str, values: Sequence[float]) -> str:
-    """A run's title, what was measured, the result, and what a training step keeps if the claim is about memory."""
-    (run,) = [run for run in RUNS if run.full_name == name]
-    kept = of_run(records, name)[0]["kept_bytes_per_target"]
-    memory = f" ({kept / 1000:.1f} kB)" if kept else ""
-    where = "" if measure == "test" else f", {measure}"
-    return f"{run.title}{where}: {spread(values, 3 if in_bits(name) else 1)}{memory}"
+def title(name: str) -> str:
+    """Of a part/run, without flags."""
+    return next(run.title for run in RUNS if run.full_name == name).partition(" --")[0]
 
 
-def table(records: Sequence[Record], part: str) -> str:
+def signed(value: float, unit: str) -> str:
+    """An effect, in the digits of its unit."""
+    return f"{value:+.1f}%" if unit == "per cent" else f"{value:+.3f}"
+
+
+def tested(records: Sequence[Record], claim: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Effect | None]]:
+    """The tests of a claim that found something, or the first one."""
+    found = [(test, effect(records, test)) for test in claim["tests"]]
+    return [pair for pair in found if pair[1]] or found[:1]
+
+
+def claims_table(records: Sequence[Record], paper: str) -> str:
+    """A row for each test of each claim: the paper's numbers, ours, and what they say."""
+    rows = []
+    for claim in CLAIMS:
+        if claim["paper"] != paper:
+            continue
+        unit, numbers = claim.get("unit", "bits"), claim.get("numbers", [])
+        words = f"{claim['about']}: “{claim['sentence']}” ({claim['place']})"
+        theirs = ", ".join(f"{number['model']} {number['value']}" for number in numbers)
+        theirs += f": {signed(claim['effect'], unit)}" if numbers else ""
+        for test, found in tested(records, claim):
+            judged = verdict(found, claim.get("claimed", "less"), claim.get("effect"), test.get("void"))
+            numeric = [here(records, test), "", "", ""]
+            if found:
+                interval = (
+                    ""
+                    if found.pairs == 1 or isinf(found.resolution) or found.low == found.high
+                    else (f" ({signed(found.low, unit)} .. {signed(found.high, unit)})")
+                )
+                resolves = "" if found.pairs is None else "?" if isinf(found.resolution) else f"{found.resolution:.3f}"
+                pairs = "" if found.pairs is None else str(found.pairs)
+                numeric[1:] = [signed(found.mean, unit) + interval, resolves, pairs]
+            rows.append([words, theirs, *numeric, judged])
+            words = theirs = ""
+    return markdown(["claim", "paper", "here", "effect", "resolves", "pairs", "verdict"], rows)
+
+
+def here(records: Sequence[Record], test: Mapping[str, Any]) -> str:
+    """What was compared, with the results of the seeds that both have."""
+    setting = test["setting"]
+    if "page" in test:
+        return f"{setting}: {median(test['one']):g} and {median(test['other']):g} {test['unit']}"
+    if "one" not in test:
+        return ""
+    measure = test.get("measure", "test")
+    sides = [(test["one"], measure), (test["other"], test.get("other_measure", measure))]
+    found = [bits(records, *side) for side in sides]
+    characters = in_characters(test["one"])
+    cells = []
+    for (run, _), values in zip(sides, found):
+        shown = [
+            values[seed] if characters else 2 ** values[seed]
+            for seed in found[0]
+            if seed in values and seed in found[1]
+        ]
+        cells.append(f"{title(run)} {spread(shown, 3 if characters else 1) if shown else ''}".strip())
+    return f"{setting}: {'; '.join(cells)}"
+
+
+def part_table(records: Sequence[Record], part: str) -> str:
     """A part's rows; "" where nothing of it is done."""
-    digits = 3 if part == "hierarchical" else 1
+    digits = 3 if in_characters(part) else 1
     columns = list(dict.fromkeys(column for run in RUNS if run.part == part for column, _ in run.columns))
-    lines = []
+    rows = []
     for run in RUNS:
-        found = of_run(records, run.full_name) if run.part == part else []
+        found = list(of_run(records, run.full_name).values()) if run.part == part else []
         if not found:
             continue
         # The first phase of HAED has a loss of its own kind.
-        value: Callable[[float], float] = (lambda bits: bits) if part == "hierarchical" else (lambda bits: 2**bits)
+        value: Callable[[float], float] = (lambda bits: bits) if in_characters(part) else (lambda bits: 2**bits)
         best = [value(min(record["valid_bits"])) for record in found] if run.columns else []
         last = [value(record["valid_bits"][-1]) for record in found] if run.columns else []
         tests = [[record["tests"][column] for record in found if column in record["tests"]] for column in columns]
@@ -84,55 +133,83 @@ def table(records: Sequence[Record], part: str) -> str:
             cells.append(f"{found[0]['kept_bytes_per_target'] / 1000:.1f} kB")
         hours = sum(record["hours"][-1] for record in found) / len(found)
         cells += [f"{found[0]['parameters'] / 1e6:.1f} M", str(found[0]["updates"][-1]), f"{hours:.2f}"]
-        lines.append(f"| {run.title} | {' | '.join(cells)} |")
-    if not lines:
-        return ""
+        rows.append([run.title, *cells])
     kept = ["kept for backward, per target"] if PARTS[part].memory else []
     header = ["", "best valid", "last valid", *columns, *kept, "parameters", "updates", "hours"]
-    return "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *lines])
+    return markdown(header, rows) if rows else ""
 
 
-def draw(figure: Figure, records: Sequence[Record], part: str) -> None:
-    """The validation curves of a part: over updates, and over hours or, where claims are about it, memory."""
-    panels = ["updates", "memory"] if PARTS[part].memory else ["updates", "hours"]
-    runs = [run for run in RUNS if run.part == part and run.columns and of_run(records, run.full_name)]
-    for axes, over in zip(figure.subplots(1, 2), panels):
-        for index, run in enumerate(runs):
-            if over == "hours" and run.name not in OVER_HOURS.get(part, run.name):
+def missing_table(records: Sequence[Record]) -> str:
+    """The runs that are not done, by part, with the hours of one core that they need."""
+    rows, total = [], 0.0
+    for part in PARTS:
+        missing: dict[Run, list[int]] = {}
+        for run in RUNS:
+            seeds = [seed for seed in run.seeds if str(seed) not in of_run(records, run.full_name)]
+            if run.part == part and seeds:
+                missing[run] = seeds
+        if missing:
+            hours = sum(run.hours * len(seeds) for run, seeds in missing.items())
+            names = (f"{run.name} ({', '.join(map(str, seeds))})" for run, seeds in missing.items())
+            rows.append([f"`{part}`", ", ".join(names), f"{hours:.1f}"])
+            total += hours
+    return markdown(["part", "runs (seeds)", "hours"], [*rows, ["all", "", f"{total:.1f}"]])
+
+
+def tables(records: Sequence[Record]) -> dict[str, str]:
+    """All tables by name."""
+    named = {f"claims of {name}": claims_table(records, paper) for paper, name in PAPERS.items()}
+    named.update({f"runs of {part}": part_table(records, part) for part in PARTS})
+    return {name: text for name, text in {**named, "not run": missing_table(records)}.items() if text}
+
+
+def filled(page: str, named: Mapping[str, str]) -> str:
+    """A page with its tables made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}{named[found[2]]}\n", page)
+
+
+def draw(figure: Figure, records: Sequence[Record]) -> None:
+    """The paper's effects and ours with their intervals, a row for each test that counts."""
+    panels = figure.subplots(1, 2, width_ratios=(2, 1))
+    for axes, unit in zip(panels, ("bits", "per cent")):
+        labels: list[str] = []
+        for claim in CLAIMS:
+            shown = [(test, found) for test, found in tested(records, claim) if found and not test.get("void")]
+            if claim.get("unit", "bits") != unit:
                 continue
-            for seed, record in enumerate(of_run(records, run.full_name)):
-                # Seeds of a run look alike, and a label that begins with _ is not in the legend.
-                label = "_" * seed + run.title
-                if over == "memory":
-                    kept = record["kept_bytes_per_target"] / 1000
-                    report.plot_line(axes, index, [kept], [record["tests"]["test"]], label)
-                else:
-                    report.plot_line(axes, index, record[over], record["valid_bits"], label)
-        xlabel = {"updates": "updates", "hours": "hours of training", "memory": "kept for backward, kB per target"}[
-            over
-        ]
-        ylabel = f"test {PARTS[part].metric}" if over == "memory" else "validation loss, bits"
-        report.finish_axes(axes, xlabel, ylabel, legend=axes.get_subplotspec().is_first_col())
+            for test, found in shown:
+                at, half = len(labels), 0.0 if isinf(found.resolution) else None
+                ends = [[found.mean - found.low], [found.high - found.mean]] if half is None else [[half], [half]]
+                style = {"fmt": "s" if found.pairs == 1 else "o", "color": "C7" if found.pairs == 1 else "C0"}
+                axes.errorbar([found.mean], [at], xerr=ends, capsize=2, linestyle="", **style)
+                if "effect" in claim:
+                    axes.plot([claim["effect"]], [at], "D", color="C3", markerfacecolor="white")
+                labels.append(f"{claim['about']} ({test['setting']})")
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_yticks(range(len(labels)), labels, fontsize=7)
+        axes.invert_yaxis()
+        what = (
+            "bits; diamonds: the papers, grey squares: one pair of runs"
+            if unit == "bits"
+            else "per cent of time or memory"
+        )
+        report.finish_axes(axes, what, "", legend=False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS")
-    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="write claims_PART.png there as well")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put the tables there instead of printing them")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the effects there")
     args = parser.parse_args()
-    if args.figures:
-        args.figures.mkdir(parents=True, exist_ok=True)
     records = read(args.results)
-    for paper, claims in CLAIMS.items():
-        print(f"\n{paper}: claims\n\n{claims_table(records, claims)}")
-    for part, settings in PARTS.items():
-        text = table(records, part)
-        if not text:
-            continue
-        print(f"\n{part}: {settings.metric}\n\n{text}")
-        if args.figures:
-            path = args.figures / f"claims_{part}.png"
-            report.write_png(str(path), lambda figure, part=part: draw(figure, records, part), width=13, height=5)
+    named = tables(records)
+    if args.figure:
+        report.write_png(str(args.figure), lambda figure: draw(figure, records), width=13, height=6)
+    if args.page:
+        args.page.write_text(filled(args.page.read_text(encoding="utf-8"), named), encoding="utf-8")
+    else:
+        print("\n\n".join(f"{name}\n\n{text}" for name, text in named.items()))
 
 
 if __name__ == "__main__":

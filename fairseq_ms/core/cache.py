@@ -14,6 +14,7 @@ from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 
 if TYPE_CHECKING:
     from fairseq_ms.core.fixed import Place
+    from fairseq_ms.core.hierarchical.chunks import Unfinished
 
 
 class CannotTruncate(Exception):
@@ -44,7 +45,7 @@ class State(ABC):
 
     length: Any = 0
     config: Any = None
-    places: Sequence[Place] = ()
+    places: Sequence[Place | Unfinished] = ()
     phase: int = -1
 
     def __init__(self, config: Any, batch_size: int) -> None:

@@ -12,14 +12,12 @@ chunk's beginning the last one of the chunk before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.cache import Reorderable, State
 from fairseq_ms.core.hierarchical.caches import ChunkCaches, Rectangles, RowCache, RowCaches
 from fairseq_ms.core.hierarchical.chunks import (
     ChunkEncoder,
@@ -30,6 +28,7 @@ from fairseq_ms.core.hierarchical.chunks import (
     Unfinished,
 )
 from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
+from fairseq_ms.core.hierarchical.state import HAEDState
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import CausalModel, start_residuals
 from fairseq_ms.core.ops.linear import Linear
@@ -72,7 +71,7 @@ class TransformerMain(MainModel):
         if self.config.positions == "rotary":
             places_RC = chunks.to_rows(chunks.index_W.double().unsqueeze(1)).squeeze(2)
             rotation_2RCF = self.config.rotation(places_RC, x_RCD)
-        pasts = None if past is None else past.extend(chunks.begun(e_WE)[0], chunks.counts_R, x_RCD.size(1))
+        pasts = None if past is None else past.extend(chunks.row_R, chunks.counts_R, x_RCD.size(1))
         return chunks.from_rows(self.stack(x_RCD, pasts, rotation_2RCF))
 
     def new_state(self, rows: int, chunks: int) -> RowCaches:
@@ -190,20 +189,6 @@ class TransformerDecoder(nn.Module):
         return ChunkCaches(self.stack, rows, self.places.num_embeddings, table_VU)
 
 
-class HAEDState(State):
-    """What main model and chunk decoder know of every row, and the chunk that it is in."""
-
-    def __init__(self, model: HAED, batch_size: int, chunks: int) -> None:
-        super().__init__(model.config, batch_size)
-        length, pad = model.segmentation.max_length, model.segmentation.pad
-        self.main = model.main.new_state(batch_size, chunks)
-        self.decoder = model.chunk_decoder.new_state(batch_size)
-        self.unfinished = Unfinished(batch_size, length, pad, model.project.weight.device)
-
-    def parts(self) -> Iterable[Reorderable]:
-        return self.main, self.decoder, self.unfinished
-
-
 def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
     """What both phases of training have: segmentation, chunk encoder and main model."""
     c, encoding = config, config.dim - config.width_of_positions
@@ -245,6 +230,7 @@ class HAED(CausalModel):
 
     config: HAEDConfig
     project: Linear
+    has_fixed_steps = True
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
@@ -258,16 +244,16 @@ class HAED(CausalModel):
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
         """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""
         tokens_BT = tokens_BT.long()
-        if state is not None and state.length and tokens_BT.size(1) > 1:
+        if state is not None and tokens_BT.size(1) > 1 and state.length:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
         chunks = self.segmentation(tokens_BT, state and state.unfinished)
         m_WD = None
         if len(chunks.tokens_WL):  # one more token need not end a chunk
-            e_WE = self.encoder(chunks.tokens_WL)  # equation 1: each chunk by itself
+            e_WE = self.encoder(chunks.tokens_WL, chunks.ended_B is not None)  # equation 1: each chunk by itself
             m_WD = self.main(e_WE, chunks, state and state.main)  # equation 2: the chunks up to each
         x_BTU = self.chunk_decoder(tokens_BT, m_WD, chunks, state and state.decoder)  # equation 3: the next chunk
         if state is not None:
-            state.length += tokens_BT.size(1)
+            state.move_on(tokens_BT.size(1), chunks.ended_B)
         return x_BTU
 
     def max_length(self) -> int | None:
@@ -277,7 +263,9 @@ class HAED(CausalModel):
         length = self.segmentation.max_length
         # A word has about five characters; caches of rows with more chunks grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
-        return HAEDState(self, batch_size, chunks)
+        unfinished = Unfinished(batch_size, length, self.segmentation.pad, self.project.weight.device)
+        main, decoder = self.main.new_state(batch_size, chunks), self.chunk_decoder.new_state(batch_size)
+        return HAEDState(self.config, main, decoder, unfinished)
 
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """``loss`` from features (B, T, D)."""

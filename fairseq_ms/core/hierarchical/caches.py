@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.core.ops.lstm import Steps
+from fairseq_ms.core.ops.lstm import Steps, replaced
 
 
 @dataclass(frozen=True)
@@ -75,44 +76,47 @@ class RowCache:
 
 
 class RowCaches:
-    """Keys and values of every layer of a stack, and how many positions each row has of them.
+    """Keys and values (layers, 2, B, N, S, H) of a stack, and how many positions each row has of them.
 
     Args:
         stack: the layers.
         rows: B.
         capacity: positions to allocate; the buffers double when a row is full.
         like: a tensor of the wanted type and device.
+
+    Attributes:
+        fixed: whether attention runs over all the room there is, and not over what the longest row has of it.
     """
+
+    fixed = False
 
     def __init__(self, stack: TransformerStack, rows: int, capacity: int, like: Tensor) -> None:
         attention = next(iter(stack.layers)).attention
-        shape = (2, rows, attention.heads, max(capacity, 1), attention.head_dim)
+        shape = (len(stack.layers), 2, rows, attention.heads, max(capacity, 1), attention.head_dim)
         # Zeros: where a bias hides a position, what is there has to be finite.
-        self.buffers = [like.new_zeros(shape) for _ in stack.layers]
+        self.buffers = like.new_zeros(shape)
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=like.device)
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
-        self.buffers = [buffer.index_select(1, order) for buffer in self.buffers]
+        self.buffers = self.buffers.index_select(2, order)
         self.lengths_B = self.lengths_B.index_select(0, order)
 
     def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
         """What each layer attends to when some rows get so many more positions, padded to ``most``."""
         place_RC = self.lengths_B[row_R].unsqueeze(1) + torch.arange(most, device=row_R.device)
-        seen = int(place_RC.max()) + 1
-        self._reserve(seen)
+        seen = self.buffers.size(4) if self.fixed else int(place_RC.max()) + 1
+        self.reserve(seen)
         hidden_RCS = torch.arange(seen, device=row_R.device) > place_RC.unsqueeze(2)
-        bias = self.buffers[0].new_zeros(hidden_RCS.shape).masked_fill_(hidden_RCS, -torch.inf).unsqueeze(1)
+        bias = self.buffers.new_zeros(hidden_RCS.shape).masked_fill_(hidden_RCS, -torch.inf).unsqueeze(1)
         self.lengths_B = self.lengths_B.index_add(0, row_R, counts_R)
-        return [RowCache(buffer, row_R.unsqueeze(1), place_RC, bias) for buffer in self.buffers]
+        return [RowCache(buffer, row_R.unsqueeze(1), place_RC, bias) for buffer in self.buffers.unbind()]
 
-    def _reserve(self, positions: int) -> None:
-        two, rows, heads, capacity, head_dim = self.buffers[0].shape
+    def reserve(self, positions: int) -> None:
+        """Make room for so many positions in every row."""
+        capacity = self.buffers.size(4)
         if positions > capacity:
-            grown = [b.new_zeros(two, rows, heads, max(positions, 2 * capacity), head_dim) for b in self.buffers]
-            for new, old in zip(grown, self.buffers, strict=True):
-                new[:, :, :, :capacity] = old
-            self.buffers = grown
+            self.buffers = F.pad(self.buffers, (0, 0, 0, max(positions, 2 * capacity) - capacity))
 
 
 class ChunkCaches:
@@ -136,8 +140,8 @@ class ChunkCaches:
 
     def begin(self, rows_R: Tensor, context_RU: Tensor) -> None:
         """Let some rows begin a chunk, with a new context."""
-        self.context_BU = self.context_BU.index_copy(0, rows_R, context_RU)
-        self.layers.lengths_B = self.layers.lengths_B.index_fill(0, rows_R, 0)
+        self.context_BU = replaced(self.context_BU, rows_R, context_RU)
+        self.layers.lengths_B = replaced(self.layers.lengths_B, rows_R, 0)
 
     def unfinished(self, steps: Steps, at_Q: Tensor) -> list[Rectangles]:
         """How each layer joins whole texts, whose last chunks it takes in; ``at_Q`` is where each step lies."""
@@ -150,7 +154,7 @@ class ChunkCaches:
         row_Q = row_W[steps.sequence_Q]
         cached_X = (row_Q >= 0).nonzero().squeeze(1)
         where = row_Q[cached_X], steps.place_Q[cached_X]
-        caches = [RowCache(buffer, *where) for buffer in self.layers.buffers]
+        caches = [RowCache(buffer, *where) for buffer in self.layers.buffers.unbind()]
         return [Rectangles(steps.rectangles, cache, at_Q[cached_X]) for cache in caches]
 
     def reorder(self, order: Tensor) -> None:

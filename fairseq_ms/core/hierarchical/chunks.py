@@ -6,13 +6,13 @@ Where a chunk ends is a function of the tokens read so far and of nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.lstm import LSTM, Steps
+from fairseq_ms.core.ops.lstm import LSTM, Steps, replaced
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class ChunkTable:
     exactly one decoded chunk, and there are as many decoded chunks as source chunks.
 
     For one ``more`` token of every row, source chunks are those that it ends, if any, and there is a decoded chunk a
-    row.
+    row. Of fixed shapes, they are the chunks of all rows as far as they have come, and ``ended_B`` says which have
+    ended, or none where none can have.
 
     Attributes:
         tokens_WL: the W source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
@@ -36,6 +37,7 @@ class ChunkTable:
         decoded_Q: which of the decoded chunks the output at that position belongs to.
         place_Q: its place in that chunk, from 0.
         more: whether these are one more token each.
+        ended_B: see above.
     """
 
     tokens_WL: Tensor
@@ -46,6 +48,12 @@ class ChunkTable:
     decoded_Q: Tensor
     place_Q: Tensor
     more: bool = False
+    ended_B: Tensor | None = None
+
+    @property
+    def row_R(self) -> Tensor:
+        """The rows that have any."""
+        return self.row_W if self.more else self.row_W[self.counts_R.cumsum(0) - 1]
 
     @classmethod
     def of(cls, tokens_BT: Tensor, ends_BT: Tensor, valid_BT: Tensor, pad: int, max_length: int) -> ChunkTable:
@@ -75,7 +83,7 @@ class ChunkTable:
 
     def to_rows(self, x_WD: Tensor) -> Tensor:
         """Lay one vector per chunk out by row, (W, D) to (R, C, D), zero behind a row's last chunk."""
-        rows, most = self.counts_R.numel(), int(self.counts_R.max())
+        rows, most = self.counts_R.numel(), 1 if self.more else int(self.counts_R.max())
         if x_WD.shape[0] == rows * most:
             return x_WD.view(rows, most, -1)
         x_RCD = x_WD.new_zeros(rows, most, x_WD.shape[1])
@@ -104,11 +112,13 @@ class ChunkTable:
         return Steps(symbol_Q, self.decoded_Q, self.place_Q, self.position_Q, tokens_BT.numel(), kept_B, self.more)
 
     def begun(self, x_WD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows R that are now in a chunk behind one of these, and what the last one in each of them has, (R, D)."""
+        """The rows R that are now in a chunk behind one of these, and what the last one in each of them has, (R, D).
+
+        Of fixed shapes, the rows are given as ``ended_B``.
+        """
         if self.more:
-            return self.row_W, x_WD
-        last_B = self.counts_R.cumsum(0) - 1
-        return self.row_W[last_B], x_WD.index_select(0, last_B)
+            return self.row_W if self.ended_B is None else self.ended_B, x_WD
+        return self.row_R, x_WD.index_select(0, self.counts_R.cumsum(0) - 1)
 
 
 class Unfinished:
@@ -118,13 +128,20 @@ class Unfinished:
         tokens_BL: its tokens so far, padded.
         place_B: how many these are; -1 before the first token of all.
         counts_B: how many chunks have ended before.
+        may_end: whether one more token of fixed shapes may end a chunk; None where its shapes are not fixed.
     """
+
+    may_end: bool | None = None
 
     def __init__(self, rows: int, length: int, pad: int, device: torch.device) -> None:
         self.tokens_BL = torch.full((rows, length), pad, device=device)
         self.place_B = torch.full((rows,), -1, device=device)
         self.counts_B = torch.zeros_like(self.place_B)
         self.fresh = True
+
+    def begin(self, phase: int) -> None:
+        """Begin a step of fixed shapes, at whose end chunks may end or not."""
+        self.may_end = bool(phase)
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
@@ -169,7 +186,8 @@ class Segmentation(nn.Module):
         self.max_length = max_length
         self.pad = pad
         is_separator_V = torch.zeros(vocabulary, dtype=torch.bool)
-        is_separator_V[list(separators)] = True
+        for symbol in separators:
+            is_separator_V[symbol] = True
         # Derived from the dictionary, so it is rebuilt and not stored in checkpoints.
         self.register_buffer("is_separator_V", is_separator_V, persistent=False)
 
@@ -196,13 +214,16 @@ class Segmentation(nn.Module):
     def _one_more(self, tokens_B1: Tensor, unfinished: Unfinished) -> ChunkTable:
         chunk_BL = unfinished.tokens_BL.scatter(1, unfinished.place_B.unsqueeze(1), tokens_B1)
         ends_B, unfinished.place_B = self.advance(unfinished.place_B, tokens_B1[:, 0])
-        row_W = ends_B.nonzero().squeeze(1)
-        tokens_WL = chunk_BL[row_W]
-        unfinished.tokens_BL = chunk_BL.index_fill_(0, row_W, self.pad)
-        index_W = unfinished.counts_B[row_W]
+        row_B, ended_B = torch.arange(ends_B.numel(), device=ends_B.device), None
+        if unfinished.may_end is None:
+            row_W = ends_B.nonzero().squeeze(1)
+        else:
+            row_W, ended_B = row_B if unfinished.may_end else row_B[:0], ends_B
+        tokens_WL, index_W = chunk_BL[row_W], unfinished.counts_B[row_W]
+        unfinished.tokens_BL = chunk_BL.masked_fill(ends_B.unsqueeze(1), self.pad)
         unfinished.counts_B = unfinished.counts_B + ends_B
-        row_B, one_W = torch.arange(ends_B.numel(), device=ends_B.device), torch.ones_like(row_W)
-        return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, more=True)
+        one_W = torch.ones_like(row_W)
+        return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, True, ended_B)
 
     def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
@@ -248,22 +269,26 @@ class ChunkEncoder(nn.Module, ABC):
         self.out_dim = out_dim
         self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
 
-    def forward(self, tokens_WL: Tensor) -> Tensor:
-        """(W, L) tokens, padded on the right, to (W, E) encodings."""
-        if tokens_WL.shape[0] == 1:
-            return self.encode(tokens_WL)
+    def forward(self, tokens_WL: Tensor, fixed: bool = False) -> Tensor:
+        """(W, L) tokens, padded on the right, to (W, E) encodings; of ``fixed`` shapes, whatever the tokens are."""
+        if fixed or tokens_WL.shape[0] == 1:
+            return self.encode(tokens_WL, fixed)
         distinct_YL, which_W, _ = unique_chunks(tokens_WL)
         return self.encode(distinct_YL).index_select(0, which_W)
 
-    def encode(self, tokens_YL: Tensor) -> Tensor:
+    def encode(self, tokens_YL: Tensor, fixed: bool = False) -> Tensor:
         """As ``forward``, without looking for repeated chunks."""
-        units_YE = self.units(tokens_YL)
+        units_YE = (self.padded_units if fixed else self.units)(tokens_YL)
         missing = self.out_dim - units_YE.shape[1]
         return F.pad(units_YE, (0, missing)) if missing >= 0 else units_YE[:, : self.out_dim]
 
     @abstractmethod
     def units(self, tokens_YL: Tensor) -> Tensor:
         """(Y, L) tokens to one vector each, as wide as the encoder has units."""
+
+    def padded_units(self, tokens_YL: Tensor) -> Tensor:
+        """The same by operations that do not depend on how much is padding."""
+        return self.units(tokens_YL)
 
 
 class MLPEncoder(ChunkEncoder):
@@ -287,14 +312,27 @@ class LSTMEncoder(ChunkEncoder):
         self.lstm = LSTM(embed_dim, 0, units)
 
     def units(self, tokens_YL: Tensor) -> Tensor:
-        # Finished hypotheses have padding anywhere: all up to the last real token is read, and at least one.
-        inside_YL = (tokens_YL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
-        inside_YL[:, 0] = True
+        inside_YL = self._inside(tokens_YL)
         chunk_Q, place_Q = inside_YL.nonzero().unbind(1)
         slot_Q = torch.arange(chunk_Q.numel(), device=chunk_Q.device)
         steps = Steps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
         hidden_QU = self.lstm(self.embed.weight, None, steps)
         return hidden_QU.index_select(0, inside_YL.sum(dim=1).cumsum(0) - 1)
+
+    def padded_units(self, tokens_YL: Tensor) -> Tensor:
+        rows_Y, table_RG = torch.arange(tokens_YL.size(0), device=tokens_YL.device), self.embed.weight
+        state = replace(self.lstm.new_state(tokens_YL.size(0), table_RG), table_RG=self.lstm.project_table(table_RG))
+        units_YU = state.hidden_BU
+        for symbol_Y, inside_Y in zip(tokens_YL.unbind(1), self._inside(tokens_YL).unbind(1)):
+            steps = Steps(symbol_Y, rows_Y, rows_Y, rows_Y, len(rows_Y), more=True)
+            units_YU = replaced(units_YU, inside_Y, self.lstm(table_RG, None, steps, state))
+        return units_YU
+
+    def _inside(self, tokens_YL: Tensor) -> Tensor:
+        """Whether a token is read: all up to the last that is no padding, which finished hypotheses have anywhere."""
+        inside_YL = (tokens_YL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
+        inside_YL[:, 0] = True  # one at least
+        return inside_YL
 
 
 def unique_chunks(tokens_WL: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -81,9 +81,12 @@ class HAEDConfig(LayerConfig):
 
     @property
     def max_chunks(self) -> int:
-        """In the longest text: its first token is a chunk by itself, and a word may be a single token."""
-        most = self.max_positions
-        return 1 + (most if self.segmentation == "words" else -(-most // self.max_segment_len))
+        """In the longest text."""
+        return self.chunks_of(self.max_positions)
+
+    def chunks_of(self, length: int) -> int:
+        """In a text of so many tokens at most: its first is a chunk by itself, and a word may be a single token."""
+        return 1 + (length if self.segmentation == "words" else -(-length // self.max_segment_len))
 
 
 @dataclass(frozen=True, kw_only=True)

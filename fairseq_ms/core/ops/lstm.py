@@ -101,11 +101,11 @@ class LSTMState:
     table_RG: Tensor | None = None
 
     def begin(self, rows_R: Tensor, context_RG: Tensor) -> None:
-        """Let some rows begin anew, with a new context."""
+        """Let some rows begin anew, with a new context; which, as ``replaced`` is told."""
         assert self.context_BG is not None
-        self.context_BG = self.context_BG.index_copy(0, rows_R, context_RG)
-        self.hidden_BU = self.hidden_BU.index_fill(0, rows_R, 0.0)
-        self.cell_BU = self.cell_BU.index_fill(0, rows_R, 0.0)
+        self.context_BG = replaced(self.context_BG, rows_R, context_RG)
+        self.hidden_BU = replaced(self.hidden_BU, rows_R, 0.0)
+        self.cell_BU = replaced(self.cell_BU, rows_R, 0.0)
 
     def at(self, rows_R: Tensor) -> LSTMState:
         """The state of some rows."""
@@ -116,6 +116,13 @@ class LSTMState:
         """Row i becomes what row ``order[i]`` was."""
         moved = self.at(order)
         self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
+
+
+def replaced(x_B: Tensor, rows: Tensor, new: Tensor | float) -> Tensor:
+    """x (B, ...) with other rows: those at indices (R,), or of as many new ones those that are True in (B,)."""
+    if rows.dtype == torch.bool:
+        return torch.where(rows.view(-1, *[1] * (x_B.dim() - 1)), new, x_B)
+    return x_B.index_copy(0, rows, new) if isinstance(new, Tensor) else x_B.index_fill(0, rows, new)
 
 
 class LSTM(Packs):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear
+from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear, normalised_heads
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed, recomputed
 from fairseq_ms.core.ops.rotary import beginnings, rotate, rotation
 
@@ -248,15 +247,8 @@ class QueryKey(nn.Module):
         """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
         if self.query is not None and self.key is not None:
             gains = self.query.weight.expand(queries, -1), self.key.weight.expand(keys, -1)
-            x_BTO = recomputed(_normalised_heads, x_BTO, torch.cat(gains), enabled=self.recompute)
+            x_BTO = recomputed(normalised_heads, x_BTO, torch.cat(gains), enabled=self.recompute)
         return x_BTO if rotation_2TF is None else rotate(x_BTO, rotation_2TF, queries + keys)
-
-
-def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
-    """x (B, T, O) whose first N heads have a mean square of 1, times their gains."""
-    heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
-    heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=1e-5) * gain_NH
-    return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
 
 
 class SelfAttention(nn.Module):

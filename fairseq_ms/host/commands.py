@@ -240,7 +240,7 @@ def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
 def try_without_trace(original: Callable[..., None], save_dir: str) -> None:
     """``verify_checkpoint_directory``, the last thing before a training prints its configuration.
 
-    The folder that it makes as a trial is removed until the first checkpoint; so is what a killed run left half written.
+    Its trial folder is removed until the first checkpoint, and so is what a killed run left half written.
     """
     new = [folder for folder in (Path(save_dir), *Path(save_dir).parents) if not folder.exists()]
     try:

@@ -159,6 +159,13 @@ def normalise(norm: Norm, x: Tensor, weight_D: Tensor, bias_D: Tensor | None = N
     return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
 
 
+def normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
+    """x (B, T, O) whose first N heads have a mean square of 1, times their gains."""
+    heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
+    heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=1e-5) * gain_NH
+    return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
+
+
 def norm_linear(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -> Tensor:
     """``linear(norm(x))``, its naive twin; x (..., D) -> (..., O). Without a norm, ``linear(x)``.
 

@@ -197,7 +197,7 @@ def test_runs_are_trained_tested_and_written_once(text: Path, tmp_path: Path) ->
     written = results.read_text()
     records = {record["job"]: record for record in map(json.loads, written.splitlines())}
     assert set(records) == {f"{name.removesuffix('/1')}/1" for name in wanted}
-    ql, plenty, topdown, iem, finetune = records.values()
+    ql, plenty, topdown, iem, finetune = (records[f"{name.removesuffix('/1')}/1"] for name in wanted)
     assert set(ql["tests"]) == {"window 16", "window 32"}
     assert all(1 < value < 1000 for value in ql["tests"].values())
     assert set(plenty["tests"]) == set(ql["tests"])

@@ -25,6 +25,7 @@ STREAMS, SEGMENT = ("transformer_xl", "compressive_transformer", "transformer_ql
 # Tokens generated behind a text of the length.
 NEW = 16
 LOSS = "linear_cross_entropy"
+PLAIN = f"{FAIRSEQ}, cross_entropy"
 
 
 def models(shape: Shape) -> dict[str, tuple[str, dict[str, object]]]:
@@ -60,8 +61,8 @@ def tables(options: Options) -> list[Table]:
 
     what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows of the retina {WINDOWS}."
     about = (
-        f"Forward and backward over one sequence of length T, `{LOSS}`; {what} Streaming models read segments of "
-        f"{SEGMENT} with as much memory, one of which is measured."
+        f"Forward and backward over one sequence of length T, `{LOSS}` unless a row says otherwise; {what} "
+        f"Streaming models read segments of {SEGMENT} with as much memory, one of which is measured."
     )
     then = f"{NEW} tokens by the core's `generate` behind a text of T - {NEW}, the text's pass left out; {what}"
     ratios = {
@@ -71,7 +72,11 @@ def tables(options: Options) -> list[Table]:
     }
     settings = ["model", "T", "precision"]
     columns = {TIME: "ms a token", "peak": "peak, GB"}
-    steps, tokens, later = rows(step_work, names), rows(generation_work, names[1:]), dict(list(ratios.items())[1:])
+    steps, tokens, later = (
+        rows(step_work, [PLAIN, *names]),
+        rows(generation_work, names[1:]),
+        dict(list(ratios.items())[1:]),
+    )
     return [
         Table("growth", "Training by length", about, settings, COLUMNS, steps, 1e6, ratios, training_parity),
         Table("growth-generation", "Generation by length", then, settings, columns, tokens, 1e3, later),
@@ -80,9 +85,10 @@ def tables(options: Options) -> list[Table]:
 
 def step_work(name: str, shape: Shape, precision: str, options: Options) -> Work:
     """A training step over a sequence, or over a segment behind a full memory."""
+    loss = LOSSES["cross_entropy" if name == PLAIN else LOSS]
     model = _model(name, shape).to(options.device, DTYPES[precision]).train()
     sample: Any = training_sample(model, 1, min(SEGMENT, shape.length) if name in STREAMS else shape.length)
-    return training_work(model, sample, LOSSES[LOSS], options)
+    return training_work(model, sample, loss, options)
 
 
 def generation_work(name: str, shape: Shape, precision: str, options: Options) -> Work:
@@ -116,7 +122,7 @@ def generation_work(name: str, shape: Shape, precision: str, options: Options) -
 
 
 def _model(name: str, shape: Shape) -> Any:
-    if name in (FAIRSEQ, VANILLA):
-        return build_model(name, shape)
+    if name in (FAIRSEQ, PLAIN, VANILLA):
+        return build_model(name.removesuffix(", cross_entropy"), shape)
     arch, flags = models(shape)[name]
     return build(arch, shape, **flags)

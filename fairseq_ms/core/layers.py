@@ -167,7 +167,7 @@ class TokenEmbedding(nn.Module):
         self.positions = nn.Embedding(positions, dim) if positions is not None else None
 
     def forward(self, tokens_BT: Tensor, start: int | Tensor = 0) -> Tensor:
-        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; start may be a tensor (1,).
+        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; of one, start may be a tensor (1,).
 
         Padding must be on the right, so that no token that counts has it in its past.
         """
@@ -175,8 +175,9 @@ class TokenEmbedding(nn.Module):
         if self.scale != 1.0:
             x_BTD = x_BTD * self.scale
         if self.positions is not None:
-            positions_T = torch.arange(tokens_BT.size(1), device=tokens_BT.device) + start
-            x_BTD = x_BTD + self.positions(positions_T)
+            if not isinstance(start, Tensor):
+                start = torch.arange(start, start + tokens_BT.size(1), device=tokens_BT.device)
+            x_BTD = x_BTD + self.positions(start)
         return self.drop(x_BTD)
 
     def like(self) -> Tensor:

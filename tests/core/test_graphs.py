@@ -181,7 +181,8 @@ def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
     if torch.get_default_device().type != "cuda":
         # The steps are those that a GPU captures; here they run one by one.
         monkeypatch.setattr("fairseq_ms.core.model.takes_graphs", lambda model, graphs: graphs)
-    model, prompt = build(name, max_positions=128).double(), torch.randint(11, (2, 5))
+    units = {"main_units": 20, "encoder_units": 24, "decoder_units": 16} if name in ("HAED", "HRED") else {}
+    model, prompt = build(name, max_positions=128, **units).double(), torch.randint(11, (2, 5))
     for n, rows in ((1, 2), (2, 2), (60, 2), (30, 1), (40, 2)):
         seeds = [torch.Generator(prompt.device).manual_seed(3) for _ in range(2)]
         # More text than the first had, of weights that have moved, behind a state of the caller's.

@@ -220,7 +220,7 @@ class Segmentation(nn.Module):
         else:
             row_W, ended_B = row_B if unfinished.may_end else row_B[:0], ends_B
         tokens_WL, index_W = chunk_BL[row_W], unfinished.counts_B[row_W]
-        unfinished.tokens_BL = chunk_BL.masked_fill(ends_B.unsqueeze(1), self.pad)
+        unfinished.tokens_BL = replaced(chunk_BL, row_W if ended_B is None else ended_B, self.pad)
         unfinished.counts_B = unfinished.counts_B + ends_B
         one_W = torch.ones_like(row_W)
         return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, True, ended_B)

@@ -127,9 +127,8 @@ class LayerConfig:
         self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
     ) -> Tensor | None:
         """The ``rotation`` of the blocks of k tokens that ``count`` tokens behind ``start`` finish."""
-        if self.positions != "rotary":
-            return None
-        return self.rotation(beginnings(start, count, factor), like, head_dim)
+        rotary = self.positions == "rotary"
+        return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
 
 
 def check_probability(name: str, value: float) -> None:

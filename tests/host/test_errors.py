@@ -27,7 +27,7 @@ from tests.helpers.resumed import TINY, tiny_training, write_parts
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
 # What is said of --arch retina_ml.
-CLOSE = "--arch must be a name that fairseq knows, such as retina_lm or retina_lm_base or retina_lm_small"
+CLOSE = "--arch must be a name that fairseq knows, such as retina_lm or retina_lm_tiny or retina_lm_base"
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
         why = "with an adaptive input, which waits to know the bands of its tokens"
     elif not has_graphs(device):
         why = f"on {device}, which has none"
-    elif autocast_dtype(device.type) is not None:
+    elif autocast_dtype(device) is not None:
         why = "under autocast, which casts weights anew"
     if graphs and why:
         raise ValueError(f"graphs must not be True {why}: got True")

@@ -82,7 +82,7 @@ class _Sum(torch.autograd.Function):
         ctx.types = x_QD.dtype, weight_VD.dtype
         dtype = F.linear(x_QD[:0], weight_VD).dtype  # autocast may choose another one
         ctx.scale = _SCALE_OF_FLOAT16 if dtype == torch.float16 else 1.0
-        with autocast_to(x_QD.device.type, None):
+        with autocast_to(x_QD.device, None):
             x_QD, weight_VD = x_QD.to(dtype), weight_VD.to(dtype)
             loss = torch.zeros((), dtype=_precise(dtype), device=x_QD.device)
             grad_x_QD = torch.empty_like(x_QD) if needs_x else None

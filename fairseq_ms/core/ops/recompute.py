@@ -150,33 +150,33 @@ class Dropout(nn.Module):
         return dropout(x, self.p, self.training, self.recompute)
 
 
-def autocast_dtype(device_type: str) -> torch.dtype | None:
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The type that autocast runs matrix products in now, or None where it is off or unknown (the meta device)."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
     return None
 
 
-def autocast_to(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:
     """Autocast to a type, off for None, and nothing on a device that knows none."""
-    if not torch.amp.is_autocast_available(device_type):
+    if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
-    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, *inputs: Tensor) -> Tensor:
         ctx.function = function
-        ctx.device_type = inputs[0].device.type
-        ctx.autocast_dtype = autocast_dtype(ctx.device_type)
+        ctx.device = inputs[0].device
+        ctx.autocast_dtype = autocast_dtype(ctx.device)
         ctx.save_for_backward(*inputs)
         return function(*inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        with autocast_to(ctx.device_type, ctx.autocast_dtype), torch.enable_grad():
+        with autocast_to(ctx.device, ctx.autocast_dtype), torch.enable_grad():
             inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
             return None, *torch.autograd.grad(ctx.function(*inputs), inputs, grad)
 

@@ -74,7 +74,7 @@ class ImplicitEmbedding(nn.Module):
             E wide, are filled up with zeros: the first E entries of an output count.
     """
 
-    def __init__(self, config: HAEDConfig, projected: bool = False) -> None:
+    def __init__(self, config: HAEDConfig, projected: bool) -> None:
         super().__init__()
         self.segmentation, self.encoder, self.main = hierarchy(config)
         self.query = Linear(config.dim, self.encoder.out_dim) if projected else None

@@ -6,12 +6,15 @@ from __future__ import annotations
 SAMPLE, SEED = 6, 1
 
 _INVARIANTS = "tests/models/test_invariants.py -k"
+# Steps of fixed shapes, for graphs of CUDA.
+_GRAPHS = "tests/core/test_graphs.py"
 _RETINA = (
     "tests/core/ops/test_window_attention.py tests/core/test_retina.py",
     "tests/core/ops/test_dropout_masks.py",
     f"{_INVARIANTS} retina_lm",
+    _GRAPHS,
 )
-_STREAMING = ("tests/models/test_streaming.py", "tests/core/test_streaming.py")
+_STREAMING = ("tests/models/test_streaming.py", "tests/core/test_streaming.py", _GRAPHS)
 _FIRST_PHASE = ("tests/models/test_iem.py",)
 
 # Arguments of pytest for each file; later ones run if all tests of those before have passed.
@@ -23,12 +26,21 @@ TABLE: dict[str, tuple[str, ...]] = {
     "fairseq_ms/core/ops/window_attention.py": _RETINA,
     "fairseq_ms/core/retina.py": _RETINA,
     "fairseq_ms/core/pooling.py": ("tests/core/test_pooling.py", "tests/models/test_multiscale.py"),
-    "fairseq_ms/core/bottomup.py": ("tests/models/test_multiscale.py", f"{_INVARIANTS} multiscale_bottomup"),
-    "fairseq_ms/core/topdown.py": ("tests/models/test_multiscale.py", f"{_INVARIANTS} multiscale_topdown"),
+    "fairseq_ms/core/bottomup.py": (
+        "tests/models/test_multiscale.py",
+        f"{_INVARIANTS} multiscale_bottomup",
+        f"tests/core/test_groups.py tests/core/test_layers.py tests/models/test_distributed.py {_GRAPHS}",
+    ),
+    "fairseq_ms/core/topdown.py": (
+        "tests/models/test_multiscale.py",
+        f"{_INVARIANTS} multiscale_topdown",
+        f"tests/models/test_distributed.py {_GRAPHS}",
+    ),
     "fairseq_ms/core/cache.py": (
         "tests/core/test_cache.py",
         "tests/core/test_retina.py -k 'pieces or cache'",
         f"{_INVARIANTS} 'vanilla_lm or retina_lm or multiscale or coarse_lm'",
+        _GRAPHS,
     ),
     "fairseq_ms/core/ops/relative_attention.py": (
         "tests/core/ops/test_relative_attention.py",

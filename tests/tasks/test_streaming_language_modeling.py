@@ -136,13 +136,16 @@ def test_training_carries_its_memory_and_validation_in_between_does_not_touch_it
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(arch: str, seed: int) -> None:
-    task, case = make(arch, seed)
+@pytest.mark.parametrize(("reset", "shards"), [("corpus", {}), ("document", {"num_shards": 2, "shard_id": 1})])
+def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(
+    reset: str, shards: dict[str, int], arch: str, seed: int
+) -> None:
+    task, case = make(arch, seed, reset=reset)
     without_dropout(case)
-    samples = list(batches_of(task, "train", 2))
+    samples = list(batches_of(task, "train", 2, **shards))
     scores = [train(task, sample) for sample in samples]
     task._iterators.clear()
-    batches_of(task, "train", 2)
+    batches_of(task, "train", 2, **shards)
     middle = len(samples) // 2
     assert [train(task, sample) for sample in samples[middle:]] == pytest.approx(scores[middle:], rel=EXACT)
     # A batch that is shown again is given the same memory again.

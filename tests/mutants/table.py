@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Mutants of a file, and the seed of the sample whose score docs/testing.md states.
-SAMPLE, SEED = 6, 1
+SAMPLE, SEED = 3, 1
 
 _INVARIANTS = "tests/models/test_invariants.py -k"
 # Steps of fixed shapes, for graphs of CUDA.
@@ -65,6 +65,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "fairseq_ms/criterions/in_batch_sampled_softmax.py": (
         "tests/criterions/test_in_batch_softmax.py",
         *_FIRST_PHASE,
+        "tests/host/test_several_processes.py -k twice_the_batch",
     ),
     "fairseq_ms/data/chunk_sampling.py": _FIRST_PHASE,
     "fairseq_ms/host/context_window.py": (

@@ -1,4 +1,4 @@
-"""The short form of the campaign, a trial of every kind, and that what is not survived is noticed and counted."""
+"""The short form of the campaign, some of its trials, and that what is not survived is noticed and counted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 from tests.faults import campaign, trials
 from tests.faults.trials import Bench, Failed
 
-# A row for every kind of trial, with all architectures among them.
+# Trials of the kinds that tests/host has not, with all architectures among them; it has damaged checkpoints.
 ROWS = {
     "kill -9, one process": "retina_lm",
     "kill -9, one of two": "transformer_xl",
     "SIGTERM, one of two": "transformer_xl",
     "full disk in write": "",
-    "checkpoint_last.pt: one bit flipped": "",
     "train.idx: garbled": "",
 }
 
@@ -29,7 +28,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_fault_of_every_kind_is_survived(row: str, bench: Bench, tmp_path: Path) -> None:
+def test_a_fault_of_the_campaign_is_survived(row: str, bench: Bench, tmp_path: Path) -> None:
     trial = next(
         trial
         for trial in campaign.all_trials(seed=3, share=0.01, strikes=2)

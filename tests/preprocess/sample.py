@@ -1,7 +1,14 @@
 """A small text in which everything stands that could be misread, and runs of the pipeline over it."""
 
+import contextlib
+import importlib
+import io
 import random
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.documents import Reader
@@ -50,3 +57,18 @@ def job_of(source: Path, out: Path, dataset: Dataset = DATASET, workers: int = 1
 def tree(folder: Path) -> dict[str, bytes]:
     """All files below a folder with their content."""
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def prepare(dataset: str, *flags: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a data set's script in this process, with one worker and without progress bars; `check` as in `run_cli`."""
+    out, err = io.StringIO(), io.StringIO()
+    main = importlib.import_module(f"fairseq_ms_pipeline.datasets.{dataset}").main
+    command = ["prepare.py", *map(str, flags), "--workers", "1", "--quiet"]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", command)
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+    assert not (check and code), err.getvalue()
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())

@@ -8,19 +8,18 @@ import pytest
 from fairseq.data import Dictionary, encoders, indexed_dataset
 
 from fairseq_ms.export import tokenizer
-from fairseq_ms_pipeline.datasets import text
 from fairseq_ms_pipeline.files import read_json
 from tests.helpers import trained
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
+from tests.preprocess import sample
 
 ODD = "\ufefftabs\tand \u00a0 spaces  \r\n\n\n  東京は 😀👩\u200d👩 é e\u0301 <unk> </s> <s> @@ \u2028 \x0b\n \n"
 
 
-def prepare(monkeypatch, folder: Path, *flags: object) -> int:
-    command = ["prepare", "--input", folder, "--bpe", "hf_byte_bpe", "--workers", "1", "--quiet", *flags]
-    monkeypatch.setattr(sys, "argv", [*map(str, command)])
-    return text.main()
+def prepare(folder: Path, *flags: object) -> str:
+    """What is said of the flags; nothing where all is well."""
+    return sample.prepare("text", "--input", folder, "--bpe", "hf_byte_bpe", *flags, check=False).stderr
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for split, content in {"train": lines, "valid": lines[:9], "test": ["plain", ODD]}.items():
         (folder / "texts").mkdir(exist_ok=True)
         (folder / "texts" / f"{split}.txt").write_text("\n".join(content), encoding="utf-8", newline="\n")
-    with pytest.MonkeyPatch.context() as patch:
-        assert prepare(patch, folder / "texts", "--out", folder / "out", "--bpe-merges", "9") == 0
+    assert prepare(folder / "texts", "--out", folder / "out", "--bpe-merges", "9") == ""
     return folder / "texts", folder / "out"
 
 
@@ -82,16 +80,15 @@ def test_the_pipeline_of_the_folder_gives_the_same_symbols_for_a_text_of_lines(p
         (["--bpe-merges", "0"], "--bpe-merges must be at least 1, not 0."),
     ],
 )
-def test_a_flag_that_cannot_work_with_it_is_refused(flags, sentence, prepared, tmp_path, monkeypatch, capsys) -> None:
-    assert prepare(monkeypatch, prepared[0], "--out", tmp_path / "out", *flags) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_flag_that_cannot_work_with_it_is_refused(flags, sentence, prepared, tmp_path) -> None:
+    assert sentence in prepare(prepared[0], "--out", tmp_path / "out", *flags)
     assert not (tmp_path / "out").exists()
 
 
-def test_without_tokenizers_the_sentence_says_what_to_install(prepared, tmp_path, monkeypatch, capsys) -> None:
+def test_without_tokenizers_the_sentence_says_what_to_install(prepared, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert prepare(monkeypatch, prepared[0], "--out", tmp_path / "out") == 2
-    assert "--bpe hf_byte_bpe needs the package tokenizers: run pip install tokenizers." in capsys.readouterr().err
+    said = prepare(prepared[0], "--out", tmp_path / "out")
+    assert "--bpe hf_byte_bpe needs the package tokenizers: run pip install tokenizers." in said
     assert not (tmp_path / "out").exists()
 
 

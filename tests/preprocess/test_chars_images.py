@@ -18,6 +18,7 @@ from fairseq_ms_pipeline.images.read import TOKENS, photographs, raster
 from fairseq_ms_pipeline.images.stages import SHARD_IMAGES, run
 from fairseq_ms_pipeline.text import byte_symbols, characters, undone
 from tests.helpers.cli import ROOT, run_cli
+from tests.preprocess.sample import prepare
 
 
 def manifest_of(out):
@@ -37,9 +38,7 @@ def test_wikitext_becomes_characters_and_back(tmp_path, unit):
         for split in ("train", "valid", "test"):
             archive.writestr(f"wikitext-103/wiki.{split}.tokens", text)
     out = tmp_path / "out"
-    script = ROOT / "preprocess" / "chars" / "prepare.py"
-    flags = ["--input", tmp_path / "wikitext-103-v1.zip", "--out", out, "--level", unit, "--workers", "1", "--quiet"]
-    run_cli("python", script, *flags)
+    prepare("chars", "--input", tmp_path / "wikitext-103-v1.zip", "--out", out, "--level", unit)
     kept = "".join(" ".join(line.split()).replace("▁", "_") + "\n" for line in lines * 5)
     assert (out / "text" / "test.txt").read_text() == kept
     dictionary, data = read_back(out, "test")

@@ -13,14 +13,10 @@ from pathlib import Path
 import pytest
 
 from fairseq_ms import cli
-from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.cli import run_cli
+from tests.preprocess.sample import prepare
 
 WORDS = ["the", "of", "river", "unnatural", "kings", "walked", "dance", "dancing", "town", "towns", "<unk>", "@-@"]
-
-
-def prepare(dataset: str, *flags, check: bool = True):
-    script = ROOT / "preprocess" / dataset / "prepare.py"
-    return run_cli("python", script, *flags, "--workers", "1", "--quiet", check=check)
 
 
 def manifest_of(out: Path) -> dict:
@@ -248,20 +244,6 @@ def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -
     assert flag is not None, told
     prepare(*command, *flag[1].split())
     assert all(counts["lines"] > 0 for counts in manifest_of(out)["splits"].values())
-
-
-def test_the_command_prepares_what_the_script_prepares(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.mkdir()
-    for split in ("train", "valid", "test"):
-        (text / f"{split}.txt").write_text("\n".join(sentences(5, len(split))) + "\n")
-    flags = ("--input", text, "--level", "word", "--workers", "1", "--quiet")
-    prepare("text", "--input", text, "--level", "word", "--out", tmp_path / "script")
-    run_cli("fairseq-ms", "prepare", "text", *flags, "--out", tmp_path / "command")
-    for path in sorted((tmp_path / "script").rglob("*")):
-        twin = tmp_path / "command" / path.relative_to(tmp_path / "script")
-        assert path.is_dir() or path.name == "manifest.json" or path.read_bytes() == twin.read_bytes()
-    assert manifest_of(tmp_path / "command")["splits"] == manifest_of(tmp_path / "script")["splits"]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms_pipeline.datasets import text
 from fairseq_ms_pipeline.files import read_json
+from tests.preprocess import sample
 
 ARTICLES = [f"Article {number}\n  über   alles 東京\n\nend" for number in range(60)]
 
 
-def prepare(monkeypatch, *flags: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["prepare", *map(str, flags), "--level", "word", "--workers", "1", "--quiet"])
-    return text.main()
+def prepare(*flags: object) -> str:
+    """What is said of the flags; nothing where all is well."""
+    return sample.prepare("text", *flags, "--level", "word", check=False).stderr
 
 
 def write(folder: Path, form: str, column: str = "text", articles: list = ARTICLES) -> Path:
@@ -41,13 +41,10 @@ def write(folder: Path, form: str, column: str = "text", articles: list = ARTICL
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "jsonl.gz", "parquet", "saved"])
-def test_every_row_of_every_format_is_a_document_with_its_own_lines(form: str, tmp_path: Path, monkeypatch) -> None:
+def test_every_row_of_every_format_is_a_document_with_its_own_lines(form: str, tmp_path: Path) -> None:
     source = write(tmp_path, form, "body")
     flags = ("--input", source, "--column", "body", "--tokenise", "none", "--blank-lines", "keep")
-    assert (
-        prepare(monkeypatch, *flags, "--valid-fraction", "0.2", "--test-fraction", "0.2", "--out", tmp_path / "out")
-        == 0
-    )
+    assert prepare(*flags, "--valid-fraction", "0.2", "--test-fraction", "0.2", "--out", tmp_path / "out") == ""
     splits = read_json(tmp_path / "out" / "manifest.json")["splits"]
     assert sum(counts["documents"] for counts in splits.values()) == len(ARTICLES)
     lines = [
@@ -56,14 +53,14 @@ def test_every_row_of_every_format_is_a_document_with_its_own_lines(form: str, t
     assert sorted(lines) == sorted(" ".join(line.split()) for article in ARTICLES for line in article.split("\n"))
 
 
-def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(tmp_path: Path, monkeypatch) -> None:
+def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 
     parts = {"train": ARTICLES[:40], "validation": ARTICLES[40:50], "test": ARTICLES[50:]}
     rows = {split: Dataset.from_dict({"text": articles}) for split, articles in parts.items()}
     DatasetDict(rows).save_to_disk(str(tmp_path / "saved"))
     (tmp_path / "saved" / "train" / "cache-1.arrow").write_bytes(b"what `map` has kept")
-    assert prepare(monkeypatch, "--input", tmp_path / "saved", "--out", tmp_path / "out") == 0
+    assert prepare("--input", tmp_path / "saved", "--out", tmp_path / "out") == ""
     splits = read_json(tmp_path / "out" / "manifest.json")["splits"]
     assert {split: counts["documents"] for split, counts in splits.items()} == {"train": 40, "valid": 10, "test": 10}
 
@@ -90,40 +87,35 @@ def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(t
         ),
     ],
 )
-def test_a_broken_file_is_one_sentence(form, spoil, sentence, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_broken_file_is_one_sentence(form, spoil, sentence, tmp_path: Path) -> None:
     source = write(tmp_path, form)
     spoil(source)
-    capsys.readouterr()
-    assert prepare(monkeypatch, "--input", source, "--out", tmp_path / "out") == 2
-    said = capsys.readouterr().err
+    said = prepare("--input", source, "--out", tmp_path / "out")
     assert sentence in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "parquet", "saved"])
-def test_without_the_column_or_text_in_it_the_sentence_says_what_there_is(form, tmp_path, monkeypatch, capsys) -> None:
+def test_without_the_column_or_text_in_it_the_sentence_says_what_there_is(form, tmp_path) -> None:
     source = write(tmp_path, form, "body")
     flags = ("--input", source, "--out", tmp_path / "out")
-    assert prepare(monkeypatch, *flags) == 2
-    assert "has no field text: its fields are id, body; --column names one." in capsys.readouterr().err
-    assert prepare(monkeypatch, *flags, "--column", "id") == 2
-    assert f"--input {source} has no text." in capsys.readouterr().err
+    assert "has no field text: its fields are id, body; --column names one." in prepare(*flags)
+    assert f"--input {source} has no text." in prepare(*flags, "--column", "id")
     empty = write(tmp_path, form, "body", ["", "\n \n"])
-    assert prepare(monkeypatch, "--input", empty, "--out", tmp_path / "out", "--column", "body") == 2
-    assert "has no text." in capsys.readouterr().err
+    assert "has no text." in prepare("--input", empty, "--out", tmp_path / "out", "--column", "body")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_column_has_no_meaning_for_plain_text(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_column_has_no_meaning_for_plain_text(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("words\n")
-    assert prepare(monkeypatch, "--input", tmp_path / "mine.txt", "--out", tmp_path / "out", "--column", "body") == 2
-    assert "--column body has no meaning where --input has no JSON or table" in capsys.readouterr().err
+    said = prepare("--input", tmp_path / "mine.txt", "--out", tmp_path / "out", "--column", "body")
+    assert "--column body has no meaning where --input has no JSON or table" in said
 
 
-def test_without_pyarrow_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_without_pyarrow_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
     source = write(tmp_path, "parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert prepare(monkeypatch, "--input", source, "--out", tmp_path / "out") == 2
-    assert "mine.parquet needs the package pyarrow: run pip install pyarrow." in capsys.readouterr().err
+    said = prepare("--input", source, "--out", tmp_path / "out")
+    assert "mine.parquet needs the package pyarrow: run pip install pyarrow." in said
     assert not (tmp_path / "out").exists()

@@ -18,8 +18,7 @@ from fairseq_ms_pipeline.manifest import differences, table
 from fairseq_ms_pipeline.run import run
 from fairseq_ms_pipeline.subwords import Segmenter
 from fairseq_ms_pipeline.text import decoded
-from tests.helpers.cli import ROOT, run_cli
-from tests.preprocess.sample import DATASET, job_of, tree, write_sample
+from tests.preprocess.sample import DATASET, job_of, prepare, tree, write_sample
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +220,7 @@ def test_a_count_that_differs_from_the_papers_is_warned_of():
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     source = write_sample(tmp_path / "sample.txt")
     before = tree(tmp_path)
-    script = ROOT / "preprocess" / "text" / "prepare.py"
-    done = run_cli("python", script, "--input", source, "--out", tmp_path / "out", "--dry-run")
+    done = prepare("text", "--input", source, "--out", tmp_path / "out", "--dry-run")
     assert "nothing is written" in done.stdout
     assert "30,000 BPE operations" in done.stdout
     assert tree(tmp_path) == before

@@ -1,18 +1,23 @@
 """Exercises in recall: what is asked was written, at the distance that the flags allow."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
 from fairseq_ms_pipeline.recall import ASK, FILLERS, SET, TASKS, Exercises, Recall
-from tests.helpers.cli import ROOT, run_cli
+from tests.preprocess.sample import prepare
 
-SCRIPT = ROOT / "preprocess" / "recall" / "prepare.py"
+
+@functools.cache
+def exercises(recall: Recall, seed: int) -> list[tuple[str, str]]:
+    """The split and the text of every line."""
+    return [(line.split, line.text) for line in Exercises(recall, seed).lines(lambda count: None)]
 
 
 def lines(recall: Recall, split: str, seed: int = 1) -> list[list[str]]:
-    return [line.text.split() for line in Exercises(recall, seed).lines(lambda count: None) if line.split == split]
+    return [text.split() for of, text in exercises(recall, seed) if of == split]
 
 
 def small(task: str, filler: str = "constant", ask: str = "announced", **more: int) -> Recall:
@@ -76,8 +81,7 @@ def test_keys_of_a_line_differ_and_one_of_them_is_asked_for():
 def test_filler_holds_no_symbol_of_an_exercise(filler):
     recall = small("passkey", filler)
     meant = {SET, ASK, *recall.symbols()}
-    texts = lines(recall, "test")
-    fill = [word for words in texts for word in words[2:-2]]
+    fill = [word for words in lines(recall, "test") for word in words[2:-2]]
     assert not meant & set(fill)
     kinds = len(set(fill))
     assert kinds == {"constant": 1, "counting": 16}.get(filler, kinds)
@@ -92,15 +96,15 @@ def test_filler_of_the_documentation_is_other_text_in_each_split():
 
 def test_one_seed_gives_the_same_exercises_and_another_seed_others():
     recall = small("copy")
-    assert lines(recall, "test") == lines(recall, "test")
+    assert exercises(recall, 1) == exercises.__wrapped__(recall, 1)
     assert lines(recall, "test") != lines(recall, "test", seed=2)
     assert lines(recall, "test") != lines(recall, "valid")
 
 
 def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(tmp_path: Path):
     flags = ["--exercise", "pairs", "--pairs", "2", "--values", "8", "--longest", "30", "--tokens", "3000"]
-    command = ["python", str(SCRIPT), "--out", str(tmp_path / "out"), "--test-tokens", "900", "--workers", "1", *flags]
-    run_cli(*command)
+    command = ("recall", "--out", tmp_path / "out", "--test-tokens", "900", *flags)
+    prepare(*command)
     known = json.loads((tmp_path / "out" / "bin" / "recall.json").read_text())
     symbols = {line.split()[0] for line in (tmp_path / "out" / "bin" / "dict.txt").read_text().splitlines()}
     assert {known["set"], known["ask"], *known["choices"]} <= symbols
@@ -108,7 +112,7 @@ def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["settings"]["recall"]["longest"] == 30
     assert all(counts["unknown"] == 0 for counts in manifest["splits"].values())
-    assert "prepared already" in run_cli(*command).stdout
+    assert "prepared already" in prepare(*command).stdout
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(
     ],
 )
 def test_flags_that_cannot_work_get_one_sentence_and_leave_nothing(tmp_path: Path, flags, sentence):
-    done = run_cli("python", SCRIPT, "--out", tmp_path / "out", *flags, check=False)
+    done = prepare("recall", "--out", tmp_path / "out", *flags, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].endswith(sentence)
     assert not (tmp_path / "out").exists()

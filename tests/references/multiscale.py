@@ -22,6 +22,7 @@ from tests.references.parts import (
     linear,
     norm,
     pool,
+    predict,
     rows,
     within,
 )
@@ -93,11 +94,6 @@ def embed(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]
     return [words[token] * scale + (places[t] if places is not None else 0.0) for t, token in enumerate(tokens)]
 
 
-def predict(weights: Weights, state: Vector) -> Vector:
-    """The decoder of the listings, a matrix from the width of the model to the vocabulary."""
-    return weights.get("decoder.project.weight", weights["decoder.embed.words.weight"]) @ state
-
-
 def in_front(part: Weights, state: Vector, flags: Flags) -> Vector:
     """What attention and feed-forward read: LN(x), or with ``--decoder-normalize-after`` x."""
     return state if flags.get("decoder_normalize_after") else norm(within(part, "norm"), state)
@@ -138,14 +134,8 @@ def self_attention(
     )
     out = []
     for t, state in enumerate(states):
-        answers = [
-            attend(
-                turned(flags, weights, "query", head(queries[t], n, heads), t * k),
-                [turned(flags, weights, "key", head(keys[s], n, heads), s * k) for s in seen(t)],
-                [head(values[s], n, heads) for s in seen(t)],
-            )
-            for n in range(heads)
-        ]
+        blocks = ([s * k for s in seen(t)], [keys[s] for s in seen(t)], [values[s] for s in seen(t)])
+        answers = of_a_scale(flags, weights, t * k, queries[t], *blocks, 0, heads, heads)
         summed = state + linear(within(weights, "out"), torch.cat(answers))
         out.append(behind(layer, "after_attention", summed, flags))
     return out

@@ -103,3 +103,8 @@ def feed_forward(weights: Weights, state: Vector, function: str) -> Vector:
 def rows(weights: Weights, start: int, stop: int) -> Weights:
     """The part of a linear layer that computes the outputs ``start`` to ``stop - 1``."""
     return {name: value[start:stop] for name, value in weights.items()}
+
+
+def predict(weights: Weights, state: Vector) -> Vector:
+    """Logits (V,): a matrix from the width of the model to the vocabulary, which may be that of the embedding."""
+    return weights.get("decoder.project.weight", weights["decoder.embed.words.weight"]) @ state

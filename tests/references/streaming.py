@@ -16,10 +16,12 @@ import torch
 from tests.references.parts import (
     Vector,
     Weights,
+    attend,
     feed_forward,
     head,
     linear,
     norm,
+    predict,
     rows,
     softmax,
     within,
@@ -90,11 +92,6 @@ def embed(weights: Weights, tokens: Sequence[int]) -> list[Vector]:
     """Rows of the embedding matrix times sqrt(D), as in Transformer-XL."""
     words = weights["decoder.embed.words.weight"]
     return [words[token] * math.sqrt(words.shape[1]) for token in tokens]
-
-
-def predict(weights: Weights, state: Vector) -> Vector:
-    """Logits (V,)."""
-    return weights.get("decoder.project.weight", weights["decoder.embed.words.weight"]) @ state
 
 
 def segments(tokens: Sequence[int], length: int) -> list[list[int]]:
@@ -170,13 +167,8 @@ def reconstruction(
     for query in projected(segment, 0):
         answers = []
         for states in (old, new):
-            keys, values = projected(states, 1), projected(states, 2)
-            parts = []
-            for n in range(heads):
-                scores = [head(query, n, heads) @ head(key, n, heads) / math.sqrt(width) for key in keys]
-                seen = (p * head(value, n, heads) for p, value in zip(softmax(scores), values))
-                parts.append(sum(seen, zeros(width)))
-            answers.append(torch.cat(parts))
+            seen = [[[head(s, n, heads) for s in projected(states, which)] for which in (1, 2)] for n in range(heads)]
+            answers.append(torch.cat([attend(head(query, n, heads), *seen[n]) for n in range(heads)]))
         differences.append(answers[0] - answers[1])
     return torch.stack(differences).square().mean()
 

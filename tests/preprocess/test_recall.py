@@ -103,7 +103,7 @@ def test_one_seed_gives_the_same_exercises_and_another_seed_others():
 
 def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(tmp_path: Path):
     flags = ["--exercise", "pairs", "--pairs", "2", "--values", "8", "--longest", "30", "--tokens", "3000"]
-    command = ("recall", "--out", tmp_path / "out", "--test-tokens", "900", *flags)
+    command = ("recall", "--out", str(tmp_path / "out"), "--test-tokens", "900", *flags)
     prepare(*command)
     known = json.loads((tmp_path / "out" / "bin" / "recall.json").read_text())
     symbols = {line.split()[0] for line in (tmp_path / "out" / "bin" / "dict.txt").read_text().splitlines()}

@@ -41,6 +41,10 @@ COMMANDS = {
 }
 # Those that do not lie in `fairseq_ms.analysis`, which says what a module has to define.
 _ELSEWHERE = {
+    "bench": "fairseq_ms.commands.bench",
+    "config": "fairseq_ms.commands.config",
+    "prepare": "fairseq_ms.commands.prepare",
+    "user-dir": "fairseq_ms.commands.user_dir",
     "export": "fairseq_ms.export.command",
     "lm-eval": "fairseq_ms.harness.lm_eval",
     "lm-eval-task": "fairseq_ms.harness.lm_eval_task",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairseq_ms import cli
-from fairseq_ms.analysis import prepare
+from fairseq_ms.commands import prepare
 
 # Command, what a flag was called or is spelled by others, its name, and a value.
 HIDDEN = [

@@ -1,4 +1,4 @@
-"""What the papers measure on their models: one file for each command of `fairseq-ms`, and what they share.
+"""What the papers measure on their models: a file for each such command of `fairseq-ms`, and what they share.
 
 A command is a row of the table in `fairseq_ms.cli`, a function of its name in `flags`, which adds flags to a parser,
 and a module with

@@ -13,7 +13,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_ms.analysis import untrained
-from fairseq_ms.analysis.config import config_text
+from fairseq_ms.commands.config import config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from fairseq_ms.optim import of_torch
 from tests.registry import dictionary

@@ -19,7 +19,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_ms
-from fairseq_ms.analysis.prepare import datasets
+from fairseq_ms.commands.prepare import datasets
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 
 REGISTRIES = {

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 import fairseq_ms  # noqa: F401  (registers everything)
 from fairseq_ms.analysis import report, training_step, untrained
-from fairseq_ms.analysis.config import SIZES
+from fairseq_ms.commands.config import SIZES
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.registry import CONFIGS
 from tests.helpers.hydra import by_hydra

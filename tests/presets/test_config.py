@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fairseq_ms import cli
-from fairseq_ms.analysis.config import SIZES, config_text
+from fairseq_ms.commands.config import SIZES, config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS, Preset
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_ms.analysis.config import settings
+from fairseq_ms.commands.config import settings
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from tests.helpers.hydra import OF_PAPERS
 

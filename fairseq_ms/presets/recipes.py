@@ -94,7 +94,7 @@ def _text(size: _Size) -> Recipe:
             "task": {"_name": "language_modeling", "tokens_per_sample": 512, "sample_break_mode": "none"},
             "dataset": {"batch_size": size.rows},
             "criterion": {"_name": "linear_cross_entropy"},
-            "optimization": {"max_update": "???", "lr": [0.02], "clip_norm": 1.0},
+            "optimization": {"max_update": "???", "lr": [0.01], "clip_norm": 1.0},
             "optimizer": {"_name": "muon", "adam_lr": round(rate * width / size.dim, 4)},
             "lr_scheduler": {"_name": "cosine", "warmup_updates": size.warmup},
         },

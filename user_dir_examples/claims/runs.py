@@ -228,8 +228,13 @@ def _recipes() -> Iterator[Run]:
         ("window8", THREE),
     ):
         yield _today(shape, "muon", MUON, seeds=seeds)
-    for shape in ("vanilla", "retina"):
-        for rate in (0.01, 0.04):
+    for shape, rates in (
+        ("vanilla", (0.005, 0.01, 0.04)),
+        ("retina", (0.005, 0.01, 0.04)),
+        ("topdown", (0.01,)),
+        ("bottomup", (0.01,)),
+    ):
+        for rate in rates:
             yield _today(shape, f"muon_{rate}", f"{MUON} --lr {rate}", f"{shape} at {rate}")
     yield _today("vanilla", "today", TODAY)
     for shape in ("vanilla", "retina"):

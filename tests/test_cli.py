@@ -91,7 +91,7 @@ def test_the_help_of_every_command_is_shown_without_torch_or_fairseq():
         ("perplexity a.pt --json FOLDER", "--json must name a file: FOLDER is a folder"),
         ("config haed_wt103 --out FOLDER", "--out must name a file: FOLDER is a folder"),
         (
-            "memory --paper --nonsense 3",
+            "context-length --paper --nonsense 3",
             "--paper prints the paper's models alone: --nonsense must not be given with it",
         ),
         ("memory --arch vanilla_lm --fit nan", "--fit must be a number of GiB above 0: got nan"),

@@ -87,21 +87,17 @@ def add_outputs(parser: argparse.ArgumentParser, figure: bool = True) -> None:
         parser.add_argument("--png", metavar="FILE", help="write the figure")
 
 
-def add_model(parser: argparse.ArgumentParser, paper: str) -> None:
-    """One model, as a checkpoint or by fairseq's flags, or the paper's own."""
-    parser.usage = f"{parser.prog} (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT | --paper) [OPTIONS]"
+def add_model(parser: argparse.ArgumentParser, others: str = "") -> None:
+    """One model, as a checkpoint or by fairseq's flags, or what else the command has, such as " | --paper"."""
+    parser.usage = f"{parser.prog} (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT{others}) [OPTIONS]"
     parser.set_defaults(fairseq_flags=[])
     parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
-    parser.add_argument("--paper", action="store_true", help=paper)
 
 
 def check_model(args: argparse.Namespace) -> None:
-    """Raise UsageError when more than one of these is given."""
-    given = args.fairseq_flags[0] if args.fairseq_flags else "--path" if args.path and args.paper else None
-    if args.paper and given:
-        raise UsageError(f"--paper prints the paper's models alone: {given} must not be given with it")
-    if args.path and given:
-        raise UsageError(f"--path brings its own flags: {given} must not be given with it")
+    """Raise UsageError when both are given."""
+    if args.path and args.fairseq_flags:
+        raise UsageError(f"--path brings its own flags: {args.fairseq_flags[0]} must not be given with it")
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:

@@ -65,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the table."""
     report.check_outputs(args)
     arguments.quieten()
+    given = args.fairseq_flags[0] if args.fairseq_flags else "--path" if args.path else None
+    if args.paper and given:
+        raise UsageError(f"--paper prints the paper's models alone: {given} must not be given with it")
     arguments.check_model(args)
     if args.paper:
         return _paper(args)

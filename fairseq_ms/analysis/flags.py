@@ -44,7 +44,8 @@ def coarse_completions(parser: argparse.ArgumentParser) -> None:
 
 def context_length(parser: argparse.ArgumentParser) -> None:
     """A model, by fairseq's flags or as a checkpoint, or the paper's tables."""
-    add_model(parser, "print every n_c of the paper's Tables 1, 3 and 5")
+    add_model(parser, " | --paper")
+    parser.add_argument("--paper", action="store_true", help="print every n_c of the paper's Tables 1, 3 and 5")
     parser.add_argument("--measure", action="store_true", help="also measure the network itself, token by token")
     add_outputs(parser, figure=False)
 
@@ -76,7 +77,7 @@ def context_window(parser: argparse.ArgumentParser) -> None:
 
 def memory(parser: argparse.ArgumentParser) -> None:
     """A model, by fairseq's flags or as a checkpoint, and what to say about it."""
-    add_model(parser, "print the paper's Table 8 from its own way of counting")
+    add_model(parser)
     parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
     add_counts(
         parser,
@@ -87,8 +88,6 @@ def memory(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-measurement", action="store_true", help="follow the shapes of a step without running it")
     parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
-    what = "of --fit: our step, with weights, gradients and Adam, or the paper's, as in Table 8"
-    add_choice(parser, "--accounting", ("ours", "paper"), what)
     help = "memory and forward time of one layer at 1x, 4x, 16x and 64x for these numbers of tokens (Figure 2)"
     add_list(parser, "--sweep", help=help)
     add_cpu(parser)

@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
     report.check_outputs(args)
     arguments.quieten()
     arguments.check_model(args)
-    if args.paper:
-        return _paper(args)
     if args.data and not args.path:
         raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
     if args.fit is None:
@@ -84,17 +82,6 @@ def _asked(args: argparse.Namespace) -> _Asked:
     return _Asked(cfg, vocabulary, loaded, args.batch_size or 1, training_step.tokens_of(cfg), device, dtype)
 
 
-def _paper(args: argparse.Namespace) -> int:
-    blocks = memory_fit.table_8()
-    for title, parts, weights in blocks:
-        print(f"{title} (paper's way of counting, batch 64, half precision)")
-        print(format_parts(parts, {} if weights is None else {"model": weights}, with_total=weights is not None))
-    content = [{"title": title, "rows": as_json(parts), "weights": weights} for title, parts, weights in blocks]
-    bars = {f"{title.split(',')[0]} {part}": parts[part] for title, parts, _ in blocks[1:] for part in parts}
-    report.write_outputs(args, {"paper": content}, partial(draw, parts=bars), width=9)
-    return 0
-
-
 def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
     batch, tokens = asked.batch, asked.tokens
     print(f"{asked}, {asked.vocabulary} symbols, {asked.dtype.itemsize} bytes a number")
@@ -127,12 +114,12 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
     return 0
 
 
-def format_parts(parts: Parts, extra: Mapping[str, float], with_total: bool = True) -> str:
+def format_parts(parts: Parts, extra: Mapping[str, float]) -> str:
     """A row for each part in GB (1e9 bytes), then further lines and the total."""
     shown, rows = _purposes(parts), list[list[object]]()
     for part, purposes in parts.items():
         rows.append([part, *(purposes.get(name, 0.0) / GB for name in shown), sum(purposes.values()) / GB])
-    further = {**extra, **({"total": total(parts) + sum(extra.values())} if with_total else {})}
+    further = {**extra, "total": total(parts) + sum(extra.values())}
     rows += [[name, *[None] * len(shown), value / GB] for name, value in further.items()]
     return report.format_table(["part", *shown, "total (GB)"], rows)
 
@@ -165,8 +152,6 @@ def draw(figure: report.Figure, parts: Parts) -> None:
 
 def _fit(args: argparse.Namespace, asked: _Asked) -> int:
     def footprint(layers: memory_fit.Layers) -> float:
-        if args.accounting == "paper":
-            return memory_fit.paper_bytes(asked.cfg, layers, asked.batch, asked.vocabulary)
         return memory_fit.step_bytes(asked.cfg, layers, asked.batch, asked.vocabulary, asked.device, asked.dtype)
 
     scales = memory_fit.scales_of(asked.cfg)

@@ -21,7 +21,6 @@ ANALYSES = {
     "neighbors": "neighbors RETINA DATA --tokens-per-sample 64 --limit 2000 --scales 4,16 --top 2 --remove-bpe",
     "sample_metrics": "sample-metrics MODELS DATA --prompts 8 --length 128 --timed 2 --remove-bpe",
     "memory": "memory --path RETINA DATA --batch-size 16",
-    "memory_paper": "memory --paper",
     "memory_fit": "memory --arch multiscale_topdown_books_7_7_8_8 --fp16 --fit 20 "
     "--tokens-per-sample 512 --batch-size 64",
     "memory_sweep": "memory --arch vanilla_lm --sweep 128,256,512,1024",

@@ -165,8 +165,8 @@ class StreamState(State):
             self.done = 0
         return y_BTD
 
-    def fixed(self, capacity: int) -> FixedStream:
-        return FixedStream(self.model, self.batch_size)
+    def fixed(self, capacity: int) -> State:
+        return self.model.fixed_state(self.model, self.batch_size)
 
     def parts(self) -> Iterable[SegmentCache]:
         return self.caches.values()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
-from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.layers import ResidualLayer
-from fairseq_ms.core.memory import Memory, Mems, StreamState
+from fairseq_ms.core.memory import FixedStream, Memory, Mems, StreamState
 from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.device import keep_in_graph
@@ -168,6 +169,7 @@ class StreamingModel(LanguageModel):
 
     config: StreamingConfig
     has_position_embedding = False
+    fixed_state: Callable[[Any, int], State] = FixedStream
     # Whether ``remember`` returns a loss in training.
     has_auxiliary_loss = False
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.layers import TypedList, check_probability
 from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.recompute import draw_uniform
+from fairseq_ms.core.phased import PhasedStream
 from fairseq_ms.core.scales import Scale, check_scales
 from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel, TransformerXLLayer
 
@@ -40,6 +41,8 @@ class TransformerQL(StreamingModel):
     """Layers at every scale, each over [memory, segment] of that scale, then layers over their mean."""
 
     config: TransformerQLConfig
+    has_fixed_steps = True
+    fixed_state = PhasedStream
 
     def __init__(self, config: TransformerQLConfig) -> None:
         super().__init__(config)
@@ -102,6 +105,16 @@ class TransformerQL(StreamingModel):
         drawn = draw_uniform()
         # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
         return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
+
+    def done(self, tokens: int) -> dict[str, int]:
+        """By the memories' names, how many states a segment has for them behind so many of its tokens."""
+        names, fine = dict.fromkeys((layer.name for layer in self.final), tokens), (tokens, 0)
+        for scale, layers in zip(self.lengths, self.scales):
+            count, trail = fine
+            count = (trail + count - scale.skip) // scale.ratio if tokens else 0
+            names |= dict.fromkeys([*(layer.name for layer in layers), scale.output], count)
+            fine = count, scale.trail
+        return names
 
     def memory_lengths(self) -> dict[str, int]:
         names: dict[str, int] = {}

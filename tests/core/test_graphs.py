@@ -25,6 +25,7 @@ ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": True}
 WORDS: dict[str, Any] = {"separators": (3, 7), "max_segment_len": 5, "dim": 128, "heads": 2}
 PIXELS = {**WORDS, "segmentation": "fixed", "separators": (), "max_segment_len": 3}
 SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
+QL = (core.Scale(1, 2), core.Scale(2, 1), core.Scale(4, 1))
 # A name, what differs from the usual sizes, and how many kinds of step there are.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vanilla": ("Vanilla", {"normalize_before": False}, 1),
@@ -36,6 +37,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),
     "bottomup, rotary": ("BottomUp", {**ROTARY, "downsampler": "max", "scales": SCALES}, 4),
     "transformer-xl": ("TransformerXL", {"segment_len": 7, "mem_len": 9}, 2),
+    "transformer-ql": ("TransformerQL", {"segment_len": 4, "mem_len": 5, "scales": QL, "output_layers": 1}, 4),
+    "transformer-ql, no memory": ("TransformerQL", {"segment_len": 4, "mem_len": 0, "scales": QL}, 4),
     "haed, words": ("HAED", WORDS, 1),
     "haed, fixed": ("HAED", {**PIXELS, "positions": "rotary"}, 2),
     "haed, local": ("HAED", {**WORDS, "decoder": "transformer", "decoder_units": 24}, 1),

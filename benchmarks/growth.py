@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from fairseq.utils import apply_to_sample
 
 from benchmarks.device import peak
-from benchmarks.peers import FAIRSEQ, LOSSES, VANILLA, Shape, build, build_model
+from benchmarks.peers import FAIRSEQ, GPT2, LOSSES, VANILLA, Shape, build, build_model, random_sample
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, to
 from benchmarks.training import COLUMNS, training_parity, training_work
 from fairseq_ms.analysis.training_step import training_sample
@@ -61,7 +62,8 @@ def tables(options: Options) -> list[Table]:
 
     what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows of the retina {WINDOWS}."
     about = (
-        f"Forward and backward over one sequence of length T, `{LOSS}` unless a row says otherwise; {what} "
+        f"Forward and backward over one sequence of length T, `{LOSS}` unless a row says otherwise, GPT-2 with "
+        f"`cross_entropy`; {what} "
         f"Streaming models read segments of {SEGMENT} with as much memory, one of which is measured."
     )
     then = f"{NEW} tokens by the core's `generate` behind a text of T - {NEW}, the text's pass left out; {what}"
@@ -73,7 +75,7 @@ def tables(options: Options) -> list[Table]:
     settings = ["model", "T", "precision"]
     columns = {TIME: "ms a token", "peak": "peak, GB"}
     steps, tokens, later = (
-        rows(step_work, [PLAIN, *names]),
+        rows(step_work, [PLAIN, GPT2, *names]),
         rows(generation_work, names[1:]),
         dict(list(ratios.items())[1:]),
     )
@@ -85,9 +87,12 @@ def tables(options: Options) -> list[Table]:
 
 def step_work(name: str, shape: Shape, precision: str, options: Options) -> Work:
     """A training step over a sequence, or over a segment behind a full memory."""
-    loss = LOSSES["cross_entropy" if name == PLAIN else LOSS]
+    loss = LOSSES["cross_entropy" if name in (PLAIN, GPT2) else LOSS]
     model = _model(name, shape).to(options.device, DTYPES[precision]).train()
-    sample: Any = training_sample(model, 1, min(SEGMENT, shape.length) if name in STREAMS else shape.length)
+    if name == GPT2:
+        sample: Any = apply_to_sample(lambda tensor: tensor.to(options.device), random_sample(shape, 1))
+    else:
+        sample = training_sample(model, 1, min(SEGMENT, shape.length) if name in STREAMS else shape.length)
     return training_work(model, sample, loss, options)
 
 
@@ -122,7 +127,7 @@ def generation_work(name: str, shape: Shape, precision: str, options: Options) -
 
 
 def _model(name: str, shape: Shape) -> Any:
-    if name in (FAIRSEQ, PLAIN, VANILLA):
+    if name in (FAIRSEQ, PLAIN, VANILLA, GPT2):
         return build_model(name.removesuffix(", cross_entropy"), shape)
     arch, flags = models(shape)[name]
     return build(arch, shape, **flags)

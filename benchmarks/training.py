@@ -117,7 +117,9 @@ def tables(options: Options) -> list[Table]:
     names = (FAIRSEQ, GPT2, VANILLA, *MULTISCALE)
     return [
         _table("training", "Training at BookCorpus' sizes", books, names, options),
-        _table("wikitext-103", "Training at WikiText-103's sizes", wikitext, (FAIRSEQ, VANILLA, *presets), options),
+        _table(
+            "wikitext-103", "Training at WikiText-103's sizes", wikitext, (FAIRSEQ, GPT2, VANILLA, *presets), options
+        ),
     ]
 
 

@@ -254,10 +254,8 @@ class BottomUp(LanguageModel):
             BottomUpScale(scale.factor, scale.factor // finer.factor, scale.layers, config, config.downsampler)
             for finer, scale in pairwise(config.scales)
         )
-        attention, depth = (
-            AggregationAttention(config, {scale.factor: scale.heads for scale in coarse}),
-            finest.layers + 1,
-        )
+        attention = AggregationAttention(config, {scale.factor: scale.heads for scale in coarse})
+        depth = finest.layers + 1
         self.aggregate = AggregationLayer(config, attention, depth)
         self.stack = TransformerStack(config, finest.layers, depth)
         self.reset_parameters()

@@ -28,6 +28,8 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
 
     Raises ValueError where they are asked for and cannot be.
     """
+    if graphs is False:
+        return False
     device, why = next(model.parameters()).device, None
     if not model.has_fixed_steps:
         why = f"with {type(model).__name__}, whose steps have no fixed shapes"
@@ -39,7 +41,7 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
         why = "under autocast, which casts weights anew"
     if graphs and why:
         raise ValueError(f"graphs must not be True {why}: got True")
-    return graphs is not False and why is None
+    return why is None
 
 
 def check_batch(batch_size: int, tokens_BT: Tensor) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+from fairseq.utils import apply_to_sample
+
 from benchmarks.device import peak, ran_out
-from benchmarks.peers import LOSSES
+from benchmarks.peers import FAIRSEQ, GPT2, LOSSES, Shape, build_model, random_sample
 from benchmarks.table import DOES_NOT_FIT, GB, Cell, Options, Row, Table, Work
 from benchmarks.training import step
 from fairseq_ms.analysis import untrained
@@ -49,6 +52,13 @@ PAPER = {
     **{f"vanilla_lm_books_12_window{width}": 23.78 for width in (8, 16, 64, 128, 256)},
     **{f"retina_lm_books_12_{near}_256_512": 23.95 for near in (8, 16, 128)},
 }
+# Others of as many layers as a vanilla preset: data set and layers.
+PEERS = {
+    f"{peer} {layers}, {data}": (peer, data, layers)
+    for data, layers in (("ccnews", 14), ("wt103", 16), ("books", 14))
+    for peer in (FAIRSEQ, GPT2)
+}
+WIDTHS = {"ccnews": 1024}
 # By column: flags, and the criterion.
 VARIANTS: dict[str, tuple[list[str], str]] = {
     "everything": (["--recompute", "none"], "cross_entropy"),
@@ -69,6 +79,7 @@ def tables(options: Options) -> list[Table]:
     names = presets()
     if options.quick:
         names = ["multiscale_topdown_ccnews_2_4_8_12", "multiscale_bottomup_wt103_5_10", "retina_lm_books_12_8_256_512"]
+    names += list(PEERS)
     precision = "fp16" if options.on_gpu else "float32"
     about = (
         f"`--batch-size {BATCH}`, {TOKENS} tokens, {precision}, dropout 0.1 everywhere, peak in GB. On a GPU, "
@@ -88,9 +99,11 @@ def tables(options: Options) -> list[Table]:
 
 
 def peaks(name: str, options: Options) -> Mapping[str, Cell]:
-    """A preset's peaks, beside the paper's number."""
-    found: dict[str, Cell] = {"paper": PAPER[name]}
+    """Peaks of a preset, beside the paper's number, or of another library's model, as far as it has the variants."""
+    found: dict[str, Cell] = {} if name in PEERS else {"paper": PAPER[name]}
     for column, (flags, criterion) in VARIANTS.items():
+        if name in PEERS and (flags or (name.startswith(GPT2) and criterion == "linear_cross_entropy")):
+            continue
         try:
             found[column] = _peak(name, flags, criterion, options) / GB
         except Exception as error:
@@ -102,10 +115,17 @@ def peaks(name: str, options: Options) -> Mapping[str, Cell]:
 
 def _peak(name: str, flags: list[str], criterion: str, options: Options) -> int:
     rows, tokens = (2, 64) if options.quick else (BATCH, TOKENS)
-    vocabulary = 97 if options.quick else VOCABULARY[name.split("_")[2]]
-    settings = ["--arch", name, "--tokens-per-sample", str(tokens), *flags, *(SMALL if options.quick else [])]
-    model = untrained.build_model(untrained.parse(settings), vocabulary).to(options.device).train()
-    if options.on_gpu:
-        model.half()
-    sample: Any = training_sample(model, rows, tokens)
-    return peak(lambda: step([model], lambda: LOSSES[criterion](model, sample)), options)
+    if name in PEERS:
+        peer, data, layers = PEERS[name]
+        dim = WIDTHS.get(data, 768)
+        sizes = {"dim": 48, "ffn_dim": 96, "vocabulary": 97} if options.quick else {"dim": dim, "ffn_dim": 4 * dim}
+        shape = Shape(**{"vocabulary": VOCABULARY[data], **sizes}, length=tokens, layers=layers, dropout=0.1)
+        model, sample = build_model(peer, shape), random_sample(shape, rows)
+    else:
+        vocabulary = 97 if options.quick else VOCABULARY[name.split("_")[2]]
+        settings = ["--arch", name, "--tokens-per-sample", str(tokens), *flags, *(SMALL if options.quick else [])]
+        model = untrained.build_model(untrained.parse(settings), vocabulary)
+        sample = training_sample(model, rows, tokens)
+    model = model.to(options.device, torch.float16 if options.on_gpu else torch.float32).train()
+    moved: Any = apply_to_sample(lambda tensor: tensor.to(options.device), sample)
+    return peak(lambda: step([model], lambda: LOSSES[criterion](model, moved)), options)

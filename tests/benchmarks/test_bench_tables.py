@@ -68,14 +68,14 @@ def test_peers_are_measured_where_they_are_installed(peer: Path, tmp_path: Path)
     run_cli("fairseq-ms", "bench", "all", *flags, env={"PYTHONPATH": str(peer)}, timeout=1200.0)
     lines = (tmp_path / "page.md").read_text().splitlines()
     lines = [line for line in lines if line.startswith(("| TransfoXL", "| Hugging Face"))]
-    assert len(lines) == 7
+    assert len(lines) == 10
     assert not [line for line in lines if "not " in line or "failed" in line]
 
 
 def test_every_preset_of_tables_2_to_4_has_the_papers_number() -> None:
     assert set(train_mem.presets()) == set(train_mem.PAPER)
     (table,) = train_mem.tables(Options())
-    assert [row.settings[0] for row in table.rows] == train_mem.presets()
+    assert [row.settings[0] for row in table.rows] == [*train_mem.presets(), *train_mem.PEERS]
     assert all(PRESETS[name].table in ("Table 2", "Table 3", "Table 4") for name in train_mem.PAPER)
 
 

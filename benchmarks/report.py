@@ -19,7 +19,7 @@ def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mappin
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     minutes = sum(float(record["seconds"]) for record in known) / 60.0
     on_gpu = "threads" not in machine
-    command = f"fairseq-ms bench{' --device cuda' if on_gpu else ''} --report FILE"
+    how = "--device cuda" if on_gpu else f"--threads {machine['threads']}"
     memory = (
         "Memory is `torch.cuda.max_memory_allocated` of a forward and backward pass with weights and gradients, before "
         "the optimizer; a GB is 10^9 bytes. Models are in half precision throughout, as `--fp16` and `--bf16` run them."
@@ -33,7 +33,7 @@ def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mappin
         f"{machine['device']} with {machine['memory_gb']} GB, torch {machine['torch']}, Python {machine['python']}:",
         f"{minutes:.0f} minutes of measuring; rows with {said}." if said else "nothing measured yet.",
         "",
-        f"    {command}{'      # or: make gpu' if on_gpu else ''}",
+        f"    fairseq-ms bench all {how} --report FILE{'      # or: make gpu' if on_gpu else ''}",
         "",
         *_wrapped(f"{about}such numbers, too. {memory}"),
     ]

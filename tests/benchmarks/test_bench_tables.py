@@ -79,13 +79,15 @@ def test_every_preset_of_tables_2_to_4_has_the_papers_number() -> None:
     assert all(PRESETS[name].table in ("Table 2", "Table 3", "Table 4") for name in train_mem.PAPER)
 
 
-def test_the_page_in_docs_is_what_its_records_say() -> None:
+@pytest.mark.parametrize(("name", "device"), [("results_gpu", "cuda"), ("results_cpu", "cpu")])
+def test_a_page_in_docs_is_what_its_records_say(name: str, device: str) -> None:
     docs = Path(__file__).parents[2] / "docs"
-    first, *lines = map(json.loads, (docs / "results_gpu.jsonl").read_text().splitlines())
-    found = list(tables(Options(device="cuda")).values())
-    rows = {table.key(row) for table in found for row in table.rows}
-    assert {line["key"] for line in lines} <= rows
-    assert (docs / "results_gpu.md").read_text() == page(found, {line["key"]: line for line in lines}, first["machine"])
+    first, *lines = map(json.loads, (docs / f"{name}.jsonl").read_text().splitlines())
+    found = tables(Options(device=device))
+    rows = {table.key(row) for table in found.values() for row in table.rows}
+    assert {line["key"] for line in lines} <= rows | set(found)
+    written = page(list(found.values()), {line["key"]: line for line in lines}, first["machine"])
+    assert (docs / f"{name}.md").read_text() == written
 
 
 def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: Path) -> None:

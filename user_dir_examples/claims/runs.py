@@ -220,6 +220,8 @@ def _today(
 def _recipes() -> Iterator[Run]:
     """Rotary positions and Muon: what tells most first."""
     yield _today("vanilla", "rotary", ROTARY)
+    for rate in (0.003, 0.012):
+        yield _today("vanilla", f"rotary_{rate}", f"{ROTARY} --lr {rate}", f"vanilla, Adam at {rate}")
     for shape, seeds in (
         ("vanilla", FIVE),
         ("retina", FIVE),
@@ -228,13 +230,10 @@ def _recipes() -> Iterator[Run]:
         ("window8", THREE),
     ):
         yield _today(shape, "muon", MUON, seeds=seeds)
-    for shape, rates in (
-        ("vanilla", (0.005, 0.01, 0.04)),
-        ("retina", (0.005, 0.01, 0.04)),
-        ("topdown", (0.01,)),
-        ("bottomup", (0.01,)),
-    ):
-        for rate in rates:
+    for shape in ("vanilla", "retina", "bottomup", "topdown"):
+        yield _today(shape, "muon_0.01", f"{MUON} --lr 0.01", f"{shape} at 0.01", seeds=THREE)
+    for shape in ("vanilla", "retina"):
+        for rate in (0.005, 0.04):
             yield _today(shape, f"muon_{rate}", f"{MUON} --lr {rate}", f"{shape} at {rate}")
     yield _today("vanilla", "today", TODAY)
     for shape in ("vanilla", "retina"):

@@ -57,6 +57,8 @@ def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: T
     ``before`` holds at least k - 1 positions before ``start``; without it there is padding, as before the first token.
     """
     factor = pool.factor
+    if factor == 1:
+        return x_BTD
     first = first_block(start, factor)
     count = first_block(start + x_BTD.size(1), factor) - first
     if before_BMD is None:

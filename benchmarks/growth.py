@@ -33,14 +33,15 @@ def models(shape: Shape) -> dict[str, tuple[str, dict[str, object]]]:
     """Architectures of equally many layers at 1x, or in all."""
     quarter = max(1, shape.layers // 4)
     stacks = f"64x={quarter},16x={quarter},4x={quarter},1x={quarter}"
-    stream: dict[str, object] = {"decoder_normalize_before": True, "mem_len": SEGMENT}
+    segment = min(SEGMENT, shape.length)
+    stream: dict[str, object] = {"decoder_normalize_before": True, "tokens_per_sample": segment, "mem_len": segment}
     pieces = {"decoder_layers": shape.layers, **stream}
     return {
         "retina": ("retina_lm", {"decoder_layers": shape.layers, "scale_windows": WINDOWS}),
         "topdown": ("multiscale_topdown", {"scale_layers": stacks}),
         "bottomup": ("multiscale_bottomup", {"scale_layers": stacks.removeprefix(f"64x={quarter},")}),
         "transformer_xl": ("transformer_xl", pieces),
-        "compressive_transformer": ("compressive_transformer", {**pieces, "compressed_mem_len": SEGMENT // 2}),
+        "compressive_transformer": ("compressive_transformer", {**pieces, "compressed_mem_len": segment // 2}),
         "transformer_ql": ("transformer_ql", {"scale_layers": f"1x={quarter},2x={quarter}", **stream}),
     }
 
@@ -92,7 +93,7 @@ def step_work(name: str, shape: Shape, precision: str, options: Options) -> Work
     if name == GPT2:
         sample: Any = apply_to_sample(lambda tensor: tensor.to(options.device), random_sample(shape, 1))
     else:
-        sample = training_sample(model, 1, min(SEGMENT, shape.length) if name in STREAMS else shape.length)
+        sample = training_sample(model, 1, model.decoder.core.segment_len if name in STREAMS else shape.length)
     return training_work(model, sample, loss, options)
 
 

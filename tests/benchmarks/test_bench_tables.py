@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import train_mem
+from benchmarks import growth, train_mem
 from benchmarks.report import page
 from benchmarks.table import TIME, NotInstalledError, Options
 from benchmarks.tables import FIRST, by_value, tables
@@ -88,6 +88,12 @@ def test_a_page_in_docs_is_what_its_records_say(name: str, device: str) -> None:
     assert {line["key"] for line in lines} <= rows | set(found)
     written = page(list(found.values()), {line["key"]: line for line in lines}, first["machine"])
     assert (docs / f"{name}.md").read_text() == written
+
+
+def test_a_model_with_a_memory_reads_texts_of_any_length_in_the_same_segments() -> None:
+    for name in growth.STREAMS:
+        model = growth._model(name, replace(growth.TINY, length=2048))
+        assert (model.decoder.core.segment_len, model.decoder.core.mem_len) == (512, 512)
 
 
 def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: Path) -> None:

@@ -33,15 +33,14 @@ def models(shape: Shape) -> dict[str, tuple[str, dict[str, object]]]:
     """Architectures of equally many layers at 1x, or in all."""
     quarter = max(1, shape.layers // 4)
     stacks = f"64x={quarter},16x={quarter},4x={quarter},1x={quarter}"
-    segment = min(SEGMENT, shape.length)
-    stream: dict[str, object] = {"decoder_normalize_before": True, "tokens_per_sample": segment, "mem_len": segment}
+    stream: dict[str, object] = {"decoder_normalize_before": True, "mem_len": SEGMENT}
     pieces = {"decoder_layers": shape.layers, **stream}
     return {
         "retina": ("retina_lm", {"decoder_layers": shape.layers, "scale_windows": WINDOWS}),
         "topdown": ("multiscale_topdown", {"scale_layers": stacks}),
         "bottomup": ("multiscale_bottomup", {"scale_layers": stacks.removeprefix(f"64x={quarter},")}),
         "transformer_xl": ("transformer_xl", pieces),
-        "compressive_transformer": ("compressive_transformer", {**pieces, "compressed_mem_len": segment // 2}),
+        "compressive_transformer": ("compressive_transformer", {**pieces, "compressed_mem_len": SEGMENT // 2}),
         "transformer_ql": ("transformer_ql", {"scale_layers": f"1x={quarter},2x={quarter}", **stream}),
     }
 
@@ -131,4 +130,4 @@ def _model(name: str, shape: Shape) -> Any:
     if name in (FAIRSEQ, PLAIN, VANILLA, GPT2):
         return build_model(name.removesuffix(", cross_entropy"), shape)
     arch, flags = models(shape)[name]
-    return build(arch, shape, **flags)
+    return build(arch, replace(shape, length=min(SEGMENT, shape.length)) if name in STREAMS else shape, **flags)

@@ -37,7 +37,7 @@ XL, COMPRESSIVE, QL, PEER = "transformer_xl", "compressive_transformer", "transf
 VOCABULARY = {"simplebooks92": 98_304, "wt103": 267_735}
 SMALL = ["--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2"]
 SMALL += ["--adaptive-input-cutoff", "20,40", "--adaptive-softmax-cutoff", "20,40"]
-# Streams of a step, and their width, as in docs/results.md.
+# Streams of a step, and their width.
 CONTEXT_STREAMS, DIM = 8, 256
 
 

@@ -226,10 +226,10 @@ def test_a_state_of_another_batch_size_is_refused(name: str) -> None:
 def test_steps_refuse_other_rows_than_they_have_and_a_text_for_which_there_is_no_room() -> None:
     steps, token = Steps(build("Vanilla"), 3, 2), torch.zeros(3, 1, dtype=torch.long)
     steps(token)
-    with pytest.raises(ValueError, match="state must be of the batch size of the tokens 1: got 3$"):
+    with pytest.raises(ValueError, match=r"state must be of the batch size of the tokens 1: got 3$"):
         steps(token[:1])
     steps(token)
-    with pytest.raises(ValueError, match="a text must have at most 2 tokens, for which its state has room: got 3$"):
+    with pytest.raises(ValueError, match=r"a text must have at most 2 tokens, for which its state has room: got 3$"):
         steps(token)
 
 

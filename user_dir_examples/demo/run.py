@@ -122,6 +122,8 @@ def compare(data: Path, out: Path) -> None:
 
 def lengthen(data: Path, out: Path) -> None:
     """Print a table: what longer texts than those of the training cost both models, and how well they read them."""
+    # Several threads would wait for each other awake, for long where another program has a processor.
+    torch.set_num_threads(1)
     models = {}
     for name in MODELS:
         path, overrides = str(out / name / "checkpoint_best.pt"), {"data": str(data)}

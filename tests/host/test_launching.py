@@ -12,6 +12,7 @@ from fairseq.dataclass.configs import DistributedTrainingConfig
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import commands
+from tests.helpers.cli import run_cli
 from tests.helpers.forked import curve, run
 from tests.helpers.launched import Nodes
 from tests.helpers.resumed import TINY, TRANSFORMER_XL, assert_same_weights, tiny_training
@@ -86,6 +87,29 @@ def test_three_processes_of_legacy_ddp_resume_bit_identically(folders: list[Path
             arguments = command("vanilla_lm", folders, tmp_path / place, *more, "--max-update", end)
             assert run(arguments, tmp_path / f"{place}{end}.log", 3) == [0, 0, 0]
     assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
+
+
+@pytest.mark.slow
+def test_one_process_of_a_group_trains_and_resumes_as_one_alone(folders: list[Path], tmp_path: Path) -> None:
+    """Over NCCL on a GPU, so that its code has run where there is one GPU only; over gloo on a CPU."""
+    on_gpu = torch.get_default_device().type == "cuda"
+    curves: dict[str, dict] = {"alone": {}, "group": {}}
+    for place, end in (("alone", "9"), ("group", "4"), ("group", "9")):
+        meeting = ("--distributed-no-spawn", "--distributed-init-method", f"{tmp_path.as_uri()}/met{end}")
+        group = ("--distributed-world-size", "1", "--distributed-backend", "nccl" if on_gpu else "gloo", *meeting)
+        more = (*MODELS["vanilla_lm"], *SCHEDULE, "--max-update", end, *(group if place == "group" else ()))
+        arguments = tiny_training(folders, tmp_path / place, *more)
+        printed = run_cli(*[word for word in arguments if not (on_gpu and word == "--cpu")])
+        log = tmp_path / f"{place}{end}.log"
+        log.write_text(printed.stdout + printed.stderr)
+        assert ("initialized host" in log.read_text()) == (place == "group")
+        curves[place] |= curve(log)
+    norms = [[float(record["gnorm"]) for record in found.values() if "gnorm" in record] for found in curves.values()]
+    assert len(norms[0]) >= 9
+    # Printed with three decimals; a GPU may add up in another order.
+    assert norms[1] == pytest.approx(norms[0], abs=2e-3 if on_gpu else 0.0)
+    if not on_gpu:
+        assert_same_weights(tmp_path / "alone", tmp_path / "group")
 
 
 # The second process of the second of two nodes with two GPUs, as torchrun starts it.

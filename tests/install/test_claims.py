@@ -161,7 +161,7 @@ def test_what_is_left_to_run_takes_at_most_30_hours_and_the_list_says_so(tmp_pat
     done = [json.loads(line)["job"] for path in RESULTS for line in path.read_text(encoding="utf-8").splitlines()]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps({"job": name}) + "\n" for name in done))
     printed = run_cli("python", CLAIMS_FOLDER / "driver.py", tmp_path, "--out", tmp_path, "--list").stdout
-    assert "streaming/xl/1  done\nstreaming/xl/2  done\nstreaming/xl/3  1.1 h\n" in printed
+    assert "streaming/xl/3  done\nstreaming/ql/1  done\nstreaming/ql/2  done\nstreaming/ql/3  1.1 h\n" in printed
     left = [float(line.split()[1]) for line in printed.splitlines() if line.endswith("h left")]
     assert len(left) == len(PARTS)
     assert sum(left) <= 30

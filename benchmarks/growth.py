@@ -20,7 +20,7 @@ from fairseq_ms.analysis.training_step import training_sample
 CPU = Shape(dim=252, ffn_dim=1008, heads=12, vocabulary=1000, layers=4)
 GPU = Shape(dim=768, ffn_dim=3072, heads=12, vocabulary=31_300, layers=12)
 TINY = Shape(dim=24, ffn_dim=48, heads=12, vocabulary=101, layers=4)
-WINDOWS = "1x=0:64,16x=64:1024,64x=1024:8192"
+LOCAL, WINDOWS = "1x=0:64", "1x=0:64,16x=64:1024,64x=1024:8192"
 # These read a long text in segments.
 STREAMS, SEGMENT = ("transformer_xl", "compressive_transformer", "transformer_ql"), 512
 # Tokens generated behind a text of the length.
@@ -36,6 +36,7 @@ def models(shape: Shape) -> dict[str, tuple[str, dict[str, object]]]:
     stream: dict[str, object] = {"decoder_normalize_before": True, "mem_len": SEGMENT}
     pieces = {"decoder_layers": shape.layers, **stream}
     return {
+        "local": ("vanilla_lm", {"decoder_layers": shape.layers, "scale_windows": LOCAL}),
         "retina": ("retina_lm", {"decoder_layers": shape.layers, "scale_windows": WINDOWS}),
         "topdown": ("multiscale_topdown", {"scale_layers": stacks}),
         "bottomup": ("multiscale_bottomup", {"scale_layers": stacks.removeprefix(f"64x={quarter},")}),
@@ -60,7 +61,7 @@ def tables(options: Options) -> list[Table]:
             for name in chosen
         ]  # fmt: skip
 
-    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows of the retina {WINDOWS}."
+    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows of the retina {WINDOWS}, local {LOCAL}."
     about = (
         f"Forward and backward over one sequence of length T, `{LOSS}` unless a row says otherwise, GPT-2 with "
         f"`cross_entropy`; {what} "

@@ -189,6 +189,7 @@ SHAPES = {
         "--arch multiscale_bottomup --scale-layers 16x=3,4x=4,1x=4",
     ),
     "window8": ("vanilla, 6 layers, window of 8", "--arch vanilla_lm --decoder-layers 6 --scale-windows 1x=0:8"),
+    "window64": ("vanilla, 6 layers, window of 64", "--arch vanilla_lm --decoder-layers 6 --scale-windows 1x=0:64"),
 }
 # What the runs with learned positions are called.
 LEARNED = {"vanilla": "vanilla6", "topdown": "topdown_even"}
@@ -198,7 +199,7 @@ THREE, FIVE = (1, 2, 3), (1, 2, 3, 4, 5)
 def _learned(part: str, shape: str, seeds: Sequence[int] = (1,), more: str = "", name: str = "") -> Run:
     """A multi-scale model as in the paper: learned positions, Adam."""
     title, flags = SHAPES[shape]
-    title += f", clipped at {more.split()[-1]}" if more else ""
+    title += {"_clip": ", clipped at 0.25", "_scaled": ", embeddings scaled"}.get(name, "")
     return Run(part, LEARNED.get(shape, shape) + name, title, "", f"{flags} {more}".strip(), seeds=seeds)
 
 
@@ -228,6 +229,7 @@ def _recipes() -> Iterator[Run]:
         ("topdown", FIVE),
         ("bottomup", THREE),
         ("window8", THREE),
+        ("window64", THREE),
     ):
         yield _today(shape, "muon", MUON, seeds=seeds)
     for shape in ("vanilla", "retina", "bottomup", "topdown"):
@@ -260,6 +262,8 @@ def _multiscale() -> Iterator[Run]:
         yield _learned("multiscale_fast", shape, seeds)
     for shape in ("vanilla", "topdown_coarse", "retina"):
         yield _learned("multiscale_long", shape)
+    for shape in ("vanilla", "retina", "topdown_coarse"):
+        yield _learned("multiscale_fast", shape, THREE, "--scale-embedding", "_scaled")
     for shape in ("vanilla", "bottomup"):
         yield _learned("multiscale_fast", shape, THREE, "--clip-norm 0.25", "_clip")
     yield _learned("multiscale_fast", "window8")

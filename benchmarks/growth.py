@@ -61,7 +61,7 @@ def tables(options: Options) -> list[Table]:
             for name in chosen
         ]  # fmt: skip
 
-    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows of the retina {WINDOWS}, local {LOCAL}."
+    what = f"{shape.layers} layers of {shape.dim}, {shape.heads} heads, no dropout; windows {WINDOWS}, local {LOCAL}."
     about = (
         f"Forward and backward over one sequence of length T, `{LOSS}` unless a row says otherwise, GPT-2 with "
         f"`cross_entropy`; {what} "

@@ -109,17 +109,19 @@ def test_a_claim_has_its_papers_words_and_numbers_and_tests_that_can_be_made(cla
         (-0.03, 0.01, 3, "less", -0.2, "no difference larger than 0.030 bits"),
         (-0.03, 0.01, 3, "level", None, "no difference larger than 0.030 bits"),
         (-3.0, 1.0, None, "less", -20.0, "no difference larger than 3.0%"),
-        # What could not have been told is not tested.
-        (-0.3, 0.1, 3, "less", -0.2, "not tested: the interval holds 0 and the paper's effect"),
-        # No more than the paper's effect, on either side of it.
-        (-0.3, 0.1, 3, "at most", 0.2, "confirmed"),
-        (0.3, 0.4, 3, "at most", 0.2, "reversed"),
-        (0.1, 0.3, 3, "at most", 0.2, "not tested: the interval holds the paper's effect"),
+        (-0.3, 0.1, 3, "less", -0.2, "inconclusive: the interval holds 0 and the paper's effect"),
+        # Less than twice the paper's effect, which the paper's own is, or than none.
+        (0.1, 0.3, 3, "at most", 0.2, "confirmed"),
+        (0.5, 0.6, 3, "at most", 0.2, "reversed"),
+        (0.1, 0.5, 3, "at most", 0.2, "inconclusive: the interval holds twice the paper's effect"),
+        (-0.3, -0.1, 3, "at most", None, "confirmed"),
+        (0.1, 0.3, 3, "at most", None, "reversed"),
+        (-0.03, 0.01, 3, "at most", None, "no difference larger than 0.030 bits"),
         # One pair says no more than where it points.
-        (-0.3, -0.1, 1, "less", -0.2, "not tested: one pair, points the same way"),
-        (0.1, 0.3, 1, "less", -0.2, "not tested: one pair, points the other way"),
-        (-0.1, 0.1, 1, "less", -0.2, "not tested: one pair, within the spread of seeds"),
-        (-math.inf, math.inf, 1, "less", -0.2, "not tested: one pair, spread of seeds unknown"),
+        (-0.3, -0.1, 1, "less", -0.2, "inconclusive: one pair, points the same way"),
+        (0.1, 0.3, 1, "less", -0.2, "inconclusive: one pair, points the other way"),
+        (-0.1, 0.1, 1, "less", -0.2, "inconclusive: one pair, within the spread of seeds"),
+        (-math.inf, math.inf, 1, "less", -0.2, "inconclusive: one pair, spread of seeds unknown"),
     ],
 )
 def test_a_verdict_needs_an_interval_on_one_side(

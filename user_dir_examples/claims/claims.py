@@ -68,10 +68,11 @@ def bits(records: Sequence[Record], run: str, measure: str) -> dict[str, float]:
 def of_one_pair(records: Sequence[Record], run: str, measure: str) -> float:
     """How far two runs of one model with different seeds lie apart, in bits, 19 times of 20.
 
-    From all models with the same measure that have several seeds; infinite where none has.
+    From all models of the same part with the same measure that have several seeds; infinite where none has.
     """
-    names = {record["job"].rpartition("/")[0] for record in records}
-    seeds = [list(bits(records, name, measure).values()) for name in names if in_characters(name) == in_characters(run)]
+    part = run.partition("/")[0]
+    names = {record["job"].rpartition("/")[0] for record in records if record["job"].partition("/")[0] == part}
+    seeds = [list(bits(records, name, measure).values()) for name in names]
     several = [values for values in seeds if len(values) > 1]
     freedom = sum(len(values) - 1 for values in several)
     if not freedom:
@@ -107,25 +108,27 @@ def verdict(found: Effect | None, claimed: str, paper: float | None, void: str |
 
     Args:
         found: ours; None where it was not measured
-        claimed: "less", "more", "level", or "at most" (no more than the paper's effect)
+        claimed: "less", "more", "level", or "at most" (less than twice the paper's effect, or than 0 where it has none)
         paper: the paper's effect, where it has a number
         void: why the test is no test of this claim
     """
     if void or found is None:
         return f"not tested: {void or 'not run'}"
-    none = paper if claimed == "at most" and paper is not None else 0.0
+    none = 2 * paper if claimed == "at most" and paper is not None else 0.0
     below, above = found.high < none, found.low > none
     agrees = {"less": below, "at most": below, "more": above, "level": False}[claimed]
     if found.pairs == 1:
         if isinf(found.resolution):
-            return "not tested: one pair, spread of seeds unknown"
+            return "inconclusive: one pair, spread of seeds unknown"
         if not (below or above):
-            return "not tested: one pair, within the spread of seeds"
-        return f"not tested: one pair, points {'the same' if agrees else 'the other'} way"
+            return "inconclusive: one pair, within the spread of seeds"
+        return f"inconclusive: one pair, points {'the same' if agrees else 'the other'} way"
     if below or above:
         smaller = agrees and none == 0 and paper is not None and max(map(abs, (found.low, found.high))) < abs(paper)
         return ("confirmed, but smaller" if smaller else "confirmed") if agrees else "reversed"
+    if none:
+        return "inconclusive: the interval holds twice the paper's effect"
     if paper is not None and found.low <= paper <= found.high:
-        return f"not tested: the interval holds {'0 and ' if none == 0 else ''}the paper's effect"
+        return "inconclusive: the interval holds 0 and the paper's effect"
     unit = "%" if found.pairs is None else " bits"
     return f"no difference larger than {max(-found.low, found.high):.{1 if found.pairs is None else 3}f}{unit}"

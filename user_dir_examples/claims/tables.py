@@ -184,15 +184,11 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
                 axes.errorbar([found.mean], [at], xerr=ends, capsize=2, linestyle="", **style)
                 if "effect" in claim:
                     axes.plot([claim["effect"]], [at], "D", color="C3", markerfacecolor="white")
-                labels.append(f"{claim['about']} ({test['setting']})")
+                labels.append(f"{claim['about']} ({test['setting']})".replace("`", ""))
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_yticks(range(len(labels)), labels, fontsize=7)
         axes.invert_yaxis()
-        what = (
-            "bits; diamonds: the papers, grey squares: one pair of runs"
-            if unit == "bits"
-            else "per cent of time or memory"
-        )
+        what = "bits; diamonds: the papers, grey squares: one pair of runs" if unit == "bits" else "time, memory: %"
         report.finish_axes(axes, what, "", legend=False)
 
 

@@ -8,6 +8,7 @@ A module may also define
 - ``TASK``: the fairseq task it is trained with (default "language_modeling")
 - ``CONTEXT_WINDOW``: the context window of the evaluation tests, 0 for a task that refuses one (default 9 or 12)
 - ``CRITERION``: fairseq's criterion name (default "cross_entropy")
+- ``HAS_LONGEST_TEXT``: False where ``has_position_embedding`` is (default True)
 - ``BEAM``: the beam of the generation tests, 1 where scores tie (default: several)
 - ``DATA_DECIDES_SHAPES``: True where the tokens decide the shapes, which no trace can follow (default False)
 - ``first_output_that_sees(flags, position)``: the first output that a token there must change (default that position)

@@ -23,7 +23,11 @@ from tests.helpers.corpus import model_flags, random_flags
 from tests.helpers.windows import block_lengths, naive_log_probs, scored_log_probs
 from tests.registry import ARCHITECTURES, GENERATORS, POSITIONS, build, dictionary, setting
 
-PLAIN = [arch for arch in ARCHITECTURES if setting(arch, "TASK", "language_modeling") == "language_modeling"]
+PLAIN = [
+    arch
+    for arch in ARCHITECTURES
+    if setting(arch, "TASK", "language_modeling") == "language_modeling" and setting(arch, "HAS_LONGEST_TEXT", True)
+]
 WINDOW = 12
 
 

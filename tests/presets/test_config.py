@@ -96,10 +96,11 @@ def test_list_prints_every_preset_with_its_sizes_and_its_table(listed: Any) -> N
     assert sorted(row[0] for row in rows) == sorted(CONFIGS)
 
 
-def test_list_has_the_models_in_the_order_of_the_readme(listed: Any) -> None:
+def test_list_has_the_models_that_have_presets_in_the_order_of_the_readme(listed: Any) -> None:
     first_column = re.findall(r"^\| (\[`.*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     order = [arch for cell in first_column for arch in re.findall(r"`(\w+)`", cell.partition("](")[0])]
-    assert list(dict.fromkeys(CONFIGS[row[0]].model for row in listed[0])) == order
+    found = list(dict.fromkeys(CONFIGS[row[0]].model for row in listed[0]))
+    assert found == [arch for arch in order if arch in found]
 
 
 def test_the_stored_sizes_are_those_of_all_presets() -> None:

@@ -191,6 +191,8 @@ SHAPES = {
     "window8": ("vanilla, 6 layers, window of 8", "--arch vanilla_lm --decoder-layers 6 --scale-windows 1x=0:8"),
     "window64": ("vanilla, 6 layers, window of 64", "--arch vanilla_lm --decoder-layers 6 --scale-windows 1x=0:64"),
 }
+# What they choose otherwise, by the end of their names.
+OTHERWISE = {"_clip": "clipped at 0.25", "_scaled": "embeddings scaled", "_init": "weights from 0.09"}
 # What the runs with learned positions are called.
 LEARNED = {"vanilla": "vanilla6", "topdown": "topdown_even"}
 THREE, FIVE = (1, 2, 3), (1, 2, 3, 4, 5)
@@ -199,7 +201,7 @@ THREE, FIVE = (1, 2, 3), (1, 2, 3, 4, 5)
 def _learned(part: str, shape: str, seeds: Sequence[int] = (1,), more: str = "", name: str = "") -> Run:
     """A multi-scale model as in the paper: learned positions, Adam."""
     title, flags = SHAPES[shape]
-    title += {"_clip": ", clipped at 0.25", "_scaled": ", embeddings scaled"}.get(name, "")
+    title += f", {OTHERWISE[name]}" if name else ""
     return Run(part, LEARNED.get(shape, shape) + name, title, "", f"{flags} {more}".strip(), seeds=seeds)
 
 
@@ -221,6 +223,7 @@ def _today(
 def _recipes() -> Iterator[Run]:
     """Rotary positions and Muon: what tells most first."""
     yield _today("vanilla", "rotary", ROTARY)
+    yield _today("vanilla", "rotary_init", f"{ROTARY} --init-std 0.09", "vanilla, weights from 0.09")
     for rate in (0.003, 0.012):
         yield _today("vanilla", f"rotary_{rate}", f"{ROTARY} --lr {rate}", f"vanilla, Adam at {rate}")
     for shape, seeds in (
@@ -262,8 +265,8 @@ def _multiscale() -> Iterator[Run]:
         yield _learned("multiscale_fast", shape, seeds)
     for shape in ("vanilla", "topdown_coarse", "retina"):
         yield _learned("multiscale_long", shape)
-    for shape in ("vanilla", "retina", "topdown_coarse"):
-        yield _learned("multiscale_fast", shape, THREE, "--scale-embedding", "_scaled")
+    yield _learned("multiscale_fast", "vanilla", (1,), "--scale-embedding", "_scaled")
+    yield _learned("multiscale_fast", "vanilla", (1,), "--scale-embedding --init-std 0.09", "_init")
     for shape in ("vanilla", "bottomup"):
         yield _learned("multiscale_fast", shape, THREE, "--clip-norm 0.25", "_clip")
     yield _learned("multiscale_fast", "window8")

@@ -90,7 +90,7 @@ def parser_sentence(message: str, parser: ArgumentParser) -> str:
         return f"{flag} is no flag of this model: --scale-layers says how many layers it has at each scale"
     near = difflib.get_close_matches(flag, known, 1)
     hint = f": did you mean {near[0]}?" if near else " (--help lists those it has)"
-    return f"{flag} is no flag of this command and model{hint}"
+    return f"{flag} is no flag of this command, task and model{hint}"
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

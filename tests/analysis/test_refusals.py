@@ -9,8 +9,8 @@ from fairseq_ms.cli import main
 # MODELS is a folder of small models with 64 positions.
 REFUSED = [
     ("memory", "--arch must name an architecture"),
-    ("memory --arch vanilla_lm --accounting paper", "--accounting is no flag of this command and model"),
-    ("memory --arch vanilla_lm --no-such-flag", "--no-such-flag is no flag of this command and model"),
+    ("memory --arch vanilla_lm --accounting paper", "--accounting is no flag of this command, task and model"),
+    ("memory --arch vanilla_lm --no-such-flag", "--no-such-flag is no flag of this command, task and model"),
     ("memory --arch no_such_arch", "--arch must be a name that fairseq knows"),
     ("memory --arch vanilla_lm --decoder-attention-heads 7", "--decoder-attention-heads must divide"),
     ("memory --arch vanilla_lm --vocabulary 3", "--vocabulary must be more than"),

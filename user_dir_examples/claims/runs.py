@@ -192,7 +192,7 @@ SHAPES = {
     "window64": ("vanilla, 6 layers, window of 64", "--arch vanilla_lm --decoder-layers 6 --scale-windows 1x=0:64"),
 }
 # What they choose otherwise, by the end of their names.
-OTHERWISE = {"_clip": "clipped at 0.25", "_scaled": "embeddings scaled", "_init": "weights from 0.09"}
+OTHERWISE = {"_clip": "clipped at 0.25", "_scaled": "embeddings scaled", "_init": "scaled, weights from 0.09"}
 # What the runs with learned positions are called.
 LEARNED = {"vanilla": "vanilla6", "topdown": "topdown_even"}
 THREE, FIVE = (1, 2, 3), (1, 2, 3, 4, 5)
@@ -237,6 +237,7 @@ def _recipes() -> Iterator[Run]:
         yield _today(shape, "muon", MUON, seeds=seeds)
     for shape in ("vanilla", "retina", "bottomup", "topdown"):
         yield _today(shape, "muon_0.01", f"{MUON} --lr 0.01", f"{shape} at 0.01", seeds=THREE)
+    yield _today("vanilla", "muon_0.01_init", f"{MUON} --lr 0.01 --init-std 0.09", "vanilla at 0.01, weights from 0.09")
     for shape in ("vanilla", "retina"):
         for rate in (0.005, 0.04):
             yield _today(shape, f"muon_{rate}", f"{MUON} --lr {rate}", f"{shape} at {rate}")
@@ -266,7 +267,8 @@ def _multiscale() -> Iterator[Run]:
     for shape in ("vanilla", "topdown_coarse", "retina"):
         yield _learned("multiscale_long", shape)
     yield _learned("multiscale_fast", "vanilla", (1,), "--scale-embedding", "_scaled")
-    yield _learned("multiscale_fast", "vanilla", (1,), "--scale-embedding --init-std 0.09", "_init")
+    for shape in ("vanilla", "retina", "topdown_coarse", "bottomup"):
+        yield _learned("multiscale_fast", shape, THREE, "--scale-embedding --init-std 0.09", "_init")
     for shape in ("vanilla", "bottomup"):
         yield _learned("multiscale_fast", shape, THREE, "--clip-norm 0.25", "_clip")
     yield _learned("multiscale_fast", "window8")

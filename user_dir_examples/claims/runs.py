@@ -192,7 +192,12 @@ SHAPES = {
     "window64": ("vanilla, 6 layers, window of 64", "--arch vanilla_lm --decoder-layers 6 --scale-windows 1x=0:64"),
 }
 # What they choose otherwise, by the end of their names.
-OTHERWISE = {"_clip": "clipped at 0.25", "_scaled": "embeddings scaled", "_init": "scaled, weights from 0.09"}
+OTHERWISE = {
+    "_clip": "clipped at 0.25",
+    "_scaled": "embeddings scaled",
+    "_weights": "weights from 0.09",
+    "_init": "scaled, weights from 0.09",
+}
 # What the runs with learned positions are called.
 LEARNED = {"vanilla": "vanilla6", "topdown": "topdown_even"}
 THREE, FIVE = (1, 2, 3), (1, 2, 3, 4, 5)
@@ -223,7 +228,8 @@ def _today(
 def _recipes() -> Iterator[Run]:
     """Rotary positions and Muon: what tells most first."""
     yield _today("vanilla", "rotary", ROTARY)
-    yield _today("vanilla", "rotary_init", f"{ROTARY} --init-std 0.09", "vanilla, weights from 0.09")
+    scaled = f"{ROTARY} --scale-embedding --init-std 0.09"
+    yield _today("vanilla", "rotary_init", scaled, "vanilla, Adam, scaled, weights from 0.09")
     for rate in (0.003, 0.012):
         yield _today("vanilla", f"rotary_{rate}", f"{ROTARY} --lr {rate}", f"vanilla, Adam at {rate}")
     for shape, seeds in (
@@ -267,6 +273,7 @@ def _multiscale() -> Iterator[Run]:
     for shape in ("vanilla", "topdown_coarse", "retina"):
         yield _learned("multiscale_long", shape)
     yield _learned("multiscale_fast", "vanilla", (1,), "--scale-embedding", "_scaled")
+    yield _learned("multiscale_fast", "vanilla", (1,), "--init-std 0.09", "_weights")
     for shape in ("vanilla", "retina", "topdown_coarse", "bottomup"):
         yield _learned("multiscale_fast", shape, THREE, "--scale-embedding --init-std 0.09", "_init")
     for shape in ("vanilla", "bottomup"):

@@ -244,6 +244,7 @@ def _recipes() -> Iterator[Run]:
     for shape in ("vanilla", "retina", "bottomup", "topdown"):
         yield _today(shape, "muon_0.01", f"{MUON} --lr 0.01", f"{shape} at 0.01", seeds=THREE)
     yield _today("vanilla", "muon_0.01_init", f"{MUON} --lr 0.01 --init-std 0.09", "vanilla at 0.01, weights from 0.09")
+    yield _today("vanilla", "muon_0.01_scaled", f"{MUON} --lr 0.01 --scale-embedding", "vanilla at 0.01, scaled")
     for shape in ("vanilla", "retina"):
         for rate in (0.005, 0.04):
             yield _today(shape, f"muon_{rate}", f"{MUON} --lr {rate}", f"{shape} at {rate}")

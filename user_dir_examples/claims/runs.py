@@ -244,7 +244,9 @@ def _recipes() -> Iterator[Run]:
     for shape in ("vanilla", "retina", "bottomup", "topdown"):
         yield _today(shape, "muon_0.01", f"{MUON} --lr 0.01", f"{shape} at 0.01", seeds=THREE)
     yield _today("vanilla", "muon_0.01_init", f"{MUON} --lr 0.01 --init-std 0.09", "vanilla at 0.01, weights from 0.09")
-    yield _today("vanilla", "muon_0.01_scaled", f"{MUON} --lr 0.01 --scale-embedding", "vanilla at 0.01, scaled")
+    scaled = f"{MUON} --lr 0.01 --scale-embedding"
+    yield _today("vanilla", "muon_0.01_scaled", scaled, "vanilla at 0.01, scaled")
+    yield _today("vanilla", "muon_0.01_both", f"{scaled} --init-std 0.09", "vanilla at 0.01, scaled, weights from 0.09")
     for shape in ("vanilla", "retina"):
         for rate in (0.005, 0.04):
             yield _today(shape, f"muon_{rate}", f"{MUON} --lr {rate}", f"{shape} at {rate}")

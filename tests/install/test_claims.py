@@ -147,8 +147,9 @@ def test_effects_are_paired_by_seed_with_students_interval() -> None:
     # Differences of -0.1 and -0.3: half of the interval is t(1) = 12.706 times 0.1.
     assert (found.mean, found.pairs) == (pytest.approx(-0.2), 2)
     assert found.resolution == pytest.approx(1.2706)
-    # One pair: three seeds of `a` have a deviation of 0.5, t(2) = 4.303.
-    found = effect(records[:4], test)
+    # One pair: three seeds of `a` have a deviation of 0.5, t(2) = 4.303. Seeds of another part do not count.
+    apart = [{**record("c", seed, bits), "job": f"q/c/{seed}"} for seed, bits in ((1, 1.0), (2, 9.0))]
+    found = effect([*records[:4], *apart], test)
     assert found is not None
     assert found.pairs == 1
     assert found.resolution == pytest.approx(4.303 * 0.5 * math.sqrt(2))

@@ -22,7 +22,8 @@ import corpora  # noqa: E402
 import driver  # noqa: E402
 import tables  # noqa: E402
 from claims import CLAIMS, PAPERS, Effect, effect, verdict  # noqa: E402
-from runs import PARTS, RUNS, Run  # noqa: E402
+from parts import PARTS, Run  # noqa: E402
+from runs import RUNS  # noqa: E402
 
 # Parsing hydra's configurations takes seconds each.
 HYDRA = ("hred", "encoder64", "iem", "finetune")

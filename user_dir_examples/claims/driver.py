@@ -31,7 +31,8 @@ import torch
 
 import corpora
 from fairseq_ms.analysis import plot_curves as curves
-from runs import PARTS, RUNS, Run
+from parts import PARTS, Run
+from runs import RUNS
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 

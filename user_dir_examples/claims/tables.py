@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from claims import CLAIMS, PAPERS, Effect, Record, bits, effect, in_characters, of_run, verdict
 from fairseq_ms.analysis import report
-from runs import PARTS, RUNS, Run
+from parts import PARTS, Run
+from runs import RUNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,8 +22,7 @@ import corpora  # noqa: E402
 import driver  # noqa: E402
 import tables  # noqa: E402
 from claims import CLAIMS, PAPERS, Effect, effect, verdict  # noqa: E402
-from parts import PARTS, Run  # noqa: E402
-from runs import RUNS  # noqa: E402
+from runs import PARTS, RUNS, Run  # noqa: E402
 
 # Parsing hydra's configurations takes seconds each.
 HYDRA = ("hred", "encoder64", "iem", "finetune")
@@ -93,7 +92,7 @@ def test_a_claim_has_its_papers_words_and_numbers_and_tests_that_can_be_made(cla
             measures = (test.get("measure", "test"), test.get("other_measure", test.get("measure", "test")))
             for name, measure in zip((test["one"], test["other"]), measures):
                 (run,) = [run for run in RUNS if run.full_name == name]
-                assert measure in [column for column, _ in run.columns] + ["last valid"]
+                assert measure in [*run.columns, "last valid"]
         else:
             assert test["void"]
 

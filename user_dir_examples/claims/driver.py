@@ -31,8 +31,7 @@ import torch
 
 import corpora
 from fairseq_ms.analysis import plot_curves as curves
-from parts import PARTS, Run
-from runs import RUNS
+from runs import PARTS, RUNS, Run
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 
@@ -98,7 +97,7 @@ class Driver:
             print(f"{job.name}: training", flush=True)
             self._run(command, folder, log)
         best = folder / "checkpoint_best.pt"
-        tests = {column: self._test(job, lengths, best) for column, lengths in job.run.columns}
+        tests = {column: self._test(job, lengths, best) for column, lengths in job.run.columns.items()}
         points = curves.read(log, "valid")
         earlier = curves.read(self._earlier(job) / "train.log", "train")[-1].hours if job.run.after else 0.0
         record = {
@@ -132,6 +131,7 @@ class Driver:
         if job.run.after:
             command += f" checkpoint.finetune_from_model={self._earlier(job)}/checkpoint_last.pt"
         values = {
+            **part.values,
             "updates": updates,
             "interval": max(1, updates // part.validations),
             "warmup": max(1, updates // 20),
@@ -144,7 +144,7 @@ class Driver:
         return self._command(command, values)
 
     def _command(self, template: str, values: Mapping[str, object], lengths: str = "") -> list[str]:
-        """A command of runs.py; {cpu} and {lengths} are any number of words, everything else is part of one."""
+        """A command of runs.json; {cpu} and {lengths} are any number of words, everything else is part of one."""
         on_cpu = self.device == "cpu"
         template = template.replace("{cpu}", "--cpu" if on_cpu else "").replace("{lengths}", lengths)
         values = {**values, "hydra_cpu": str(on_cpu).lower(), "examples": EXAMPLES}
@@ -152,7 +152,8 @@ class Driver:
 
     def _test(self, job: Job, lengths: str, checkpoint: Path) -> float:
         part = PARTS[job.run.part]
-        command = self._command(part.test, {"checkpoint": checkpoint, "data": self._data(part.corpus)}, lengths)
+        values = {**part.values, "checkpoint": checkpoint, "data": self._data(part.corpus)}
+        command = self._command(part.test, values, lengths)
         log = self.folder(job) / f"test.{lengths.replace(' ', '_')}.log"
         log.unlink(missing_ok=True)
         self._run(command, self.folder(job), log)

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from claims import CLAIMS, PAPERS, Effect, Record, bits, effect, in_characters, of_run, verdict
 from fairseq_ms.analysis import report
-from parts import PARTS, Run
-from runs import RUNS
+from runs import PARTS, RUNS, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +50,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def title(name: str) -> str:
-    """Of a part/run, without flags."""
-    return next(run.title for run in RUNS if run.full_name == name).partition(" --")[0]
+    """Of a part/run."""
+    return next(run.title for run in RUNS if run.full_name == name)
 
 
 def signed(value: float, unit: str) -> str:
@@ -118,7 +117,7 @@ def here(records: Sequence[Record], test: Mapping[str, Any]) -> str:
 def part_table(records: Sequence[Record], part: str) -> str:
     """A part's rows; "" where nothing of it is done."""
     digits = 3 if in_characters(part) else 1
-    columns = list(dict.fromkeys(column for run in RUNS if run.part == part for column, _ in run.columns))
+    columns = list(dict.fromkeys(column for run in RUNS if run.part == part for column in run.columns))
     rows = []
     for run in RUNS:
         found = list(of_run(records, run.full_name).values()) if run.part == part else []

@@ -26,6 +26,7 @@ from fairseq_ms_pipeline.tokenise import tokenise_shard
 from fairseq_ms_pipeline.workers import each
 
 WORK = ".work"
+SHARDS = f"raw/{INDEX}"
 # What the files of BPE are called among the settings.
 GIVEN = ("codes", "merges")
 Thing = TypeVar("Thing")
@@ -116,12 +117,12 @@ def check_out(out: Path, settings: Json) -> bool:
 
 
 def in_work_folder(
-    dataset: Dataset, out: Path, settings: Json, progress: Progress, stages: Callable[[Path], Json], index: str
+    dataset: Dataset, out: Path, settings: Json, progress: Progress, stages: Callable[[Path], Json]
 ) -> Json:
     """Run `stages` in the folder's work folder, under its lock, publish what they leave in its folder `ready`, and
     return the manifest, to which they give `vocabulary` and `splits`; a finished folder is left as it is.
 
-    After an error that the user must mend nothing is left, unless `index`, a file there, says that the input was read.
+    After an error that the user must mend nothing is left, unless shards say that the input was read.
     """
     work = out / WORK
     ready = work / "ready"
@@ -142,7 +143,7 @@ def in_work_folder(
                 write_json(ready / manifests.NAME, {**about, **made, "files": manifests.checksums(ready)})
             manifest = _publish(ready, out)
         except ValueError:
-            if not (work / index).exists():
+            if not (work / SHARDS).exists():
                 shutil.rmtree(out if is_new else work)
             raise
         shutil.rmtree(work)
@@ -159,8 +160,7 @@ def run(job: Job) -> Json:
     """
     job.check()
     progress = Progress(7 if job.dataset.level in CODES else 6, job.quiet)
-    stages = partial(_stages, job, progress)
-    return in_work_folder(job.dataset, job.out, job.settings(), progress, stages, f"raw/{INDEX}")
+    return in_work_folder(job.dataset, job.out, job.settings(), progress, partial(_stages, job, progress))
 
 
 def _stages(job: Job, progress: Progress, work: Path) -> Json:

@@ -107,8 +107,12 @@ def text_files(
 
 def _plain_file(file: Path, name: str, advance: Callable[[int], object]) -> Iterator[TextFile]:
     with _counted(file, advance) as raw:
-        opener = OPENERS.get(file.suffix)
-        yield TextFile(name, opener(raw) if opener else raw)
+        yield _opened(name, raw)
+
+
+def _opened(name: str, stream: IO[bytes]) -> TextFile:
+    opener = OPENERS.get(PurePosixPath(name).suffix)
+    return TextFile(name, opener(stream) if opener else stream)
 
 
 @contextmanager
@@ -146,8 +150,7 @@ def _zip_members(file: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile
         for name in sorted(archive.namelist()):
             if not name.endswith("/") and wanted(name):
                 with archive.open(name) as member:
-                    opener = OPENERS.get(PurePosixPath(name).suffix)
-                    yield TextFile(name, opener(member) if opener else member)
+                    yield _opened(name, member)
 
 
 def _tar_members(tar: tarfile.TarFile, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
@@ -155,8 +158,7 @@ def _tar_members(tar: tarfile.TarFile, wanted: Callable[[str], bool]) -> Iterato
         if member.isfile() and wanted(member.name):
             stream = tar.extractfile(member)
             assert stream is not None, "a regular file always has a stream"
-            opener = OPENERS.get(PurePosixPath(member.name).suffix)
-            yield TextFile(member.name, opener(stream) if opener else stream)
+            yield _opened(member.name, stream)
 
 
 class _Counted(io.FileIO):

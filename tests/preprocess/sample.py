@@ -61,9 +61,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def prepare(dataset: str, *flags: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a data set's script in this process, with one worker and without progress bars; `check` as in `run_cli`."""
+    more = [] if dataset == "images" else ["--workers", "1"]
     out, err = io.StringIO(), io.StringIO()
     main = importlib.import_module(f"fairseq_ms_pipeline.datasets.{dataset}").main
-    command = ["prepare.py", *map(str, flags), "--workers", "1", "--quiet"]
+    command = ["prepare.py", *map(str, flags), *more, "--quiet"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", command)
         try:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -32,23 +32,17 @@ GIVEN = ("codes", "merges")
 Thing = TypeVar("Thing")
 
 
-class LineSource(Protocol):
-    """What the first stage reads from: a `Reader`, or a corpus made on the spot."""
-
-    def lines(self, advance: Callable[[int], object]) -> Iterable[Line]:
-        """All lines of all splits, in a fixed order."""
-
-
 @dataclass(frozen=True)
 class Job:
     """One run of the pipeline: a declaration, where it reads, where it writes, and how many processes.
 
+    lines: gives all lines of all splits in a fixed order, and tells its argument of the bytes that it has read.
     identity: what else decides the result (input names and sizes, the seed), kept in the manifest.
     vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones.
     """
 
     dataset: Dataset
-    source: LineSource
+    lines: Callable[[Callable[[int], object]], Iterable[Line]]
     source_bytes: int | None
     out: Path
     workers: int
@@ -173,7 +167,7 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     dictionary_path = ready / "bin" / "dict.txt"
 
     with progress.stage("read", job.source_bytes) as bar:
-        found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
+        found = write_shards(job.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
     shards = {split: found[split]["shards"] for split in SPLITS}
     names = [name for split in SPLITS for name in shards[split]]
 

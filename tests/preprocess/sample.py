@@ -44,7 +44,7 @@ def write_sample(path: Path, lines: int = 160, seed: int = 3) -> Path:
 def job_of(source: Path, out: Path, dataset: Dataset = DATASET, workers: int = 1, **more) -> Job:
     return Job(
         dataset=dataset,
-        source=Reader(dataset, [source], seed=1),
+        lines=Reader(dataset, [source], seed=1).lines,
         source_bytes=None,
         out=out,
         workers=workers,

@@ -17,7 +17,6 @@ from fairseq_ms_pipeline.dataset import Expected
 from fairseq_ms_pipeline.manifest import differences, table
 from fairseq_ms_pipeline.run import run
 from fairseq_ms_pipeline.subwords import Segmenter
-from fairseq_ms_pipeline.text import decoded
 from tests.preprocess.sample import DATASET, job_of, prepare, tree, write_sample
 
 
@@ -146,25 +145,13 @@ def test_a_vocabulary_that_is_not_of_its_manifest_is_refused(prepared, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
-def test_text_that_is_not_utf8_is_named_by_file_line_and_byte_offset(tmp_path):
-    source = tmp_path / "sample.txt"
-    source.write_bytes("\ufefffirst\n".encode() + b"second caf\xe9 line\n")
-    with pytest.raises(ValueError, match=r"sample.txt, line 2, byte offset 19: byte 0xe9 is not UTF-8"):
-        run(job_of(source, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match="line 1, byte offset 5"):
-        list(decoded([b"\xef\xbb\xbfab\xff"], "name"))
-
-
 @pytest.mark.parametrize(
     ("documents", "advice"),
     [
         ("file", "larger fractions, or smaller documents, such as --documents lines:10."),
-        ("blank", "larger fractions, or smaller documents, such as --documents lines:10."),
         ("lines:50", "larger fractions, or smaller documents, such as --documents lines:5."),
         ("lines:2", "larger fractions, or smaller documents, such as --documents lines:1."),
         ("lines:1", "give it files of its own, or larger fractions."),
-        ("line", "give it files of its own, or larger fractions."),
     ],
 )
 def test_an_empty_split_leaves_nothing_and_the_advice_names_documents_that_are_smaller(tmp_path, documents, advice):

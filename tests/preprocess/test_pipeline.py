@@ -224,7 +224,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     for repetitions in (10, 100):
         source = tmp_path / f"{repetitions}.txt"
         source.write_text(text * repetitions, encoding="utf-8")
-        dataset = replace(DATASET, tokenise="none", shard_bytes=20_000, bpe_merges=30, bpe_sample_bytes=50_000)
+        dataset = replace(DATASET, tokenise="none", shard_bytes=20_000, bpe_merges=400, bpe_sample_bytes=50_000)
         tracemalloc.start()
         run(job_of(source, tmp_path / f"out-{repetitions}", dataset))
         peaks.append(tracemalloc.get_traced_memory()[1])

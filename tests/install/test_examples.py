@@ -202,39 +202,19 @@ def test_the_trainings_of_recall_parse(tmp_path):
             parse(module.training(group, model, tmp_path, tmp_path / model))
 
 
-# A child of the examples: its threads' settings, as it prints them.
-CHILD = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('OMP_WAIT_POLICY'))"
-
-
-def ran_by_the_demo(tmp_path, capfd):
-    module = loaded("demo", "run")
-    module.train([sys.executable, "-c", CHILD], tmp_path / "train.log", 1, "retina_lm")
-    trained = (tmp_path / "train.log").read_text(encoding="utf-8")
-    assert module.run([sys.executable, "-c", CHILD], tmp_path / "run.log") == trained
-    return trained
-
-
-def ran_by_the_demo_of_haed(tmp_path, capfd):
-    (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
-    return loaded("haed", "demo").command(str(tmp_path / "child.py"))
-
-
-def ran_by_recall(tmp_path, capfd):
-    loaded("recall", "run").run([sys.executable, "-c", CHILD])
-    return capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("ran", "threads", "policy"),
-    [(ran_by_the_demo, "None", "passive"), (ran_by_the_demo_of_haed, "None", "passive"), (ran_by_recall, "1", "None")],
+    ("folder", "script", "name", "value"),
+    [
+        ("demo", "run", "OMP_WAIT_POLICY", "passive"),
+        ("demo", "analysis", "OMP_WAIT_POLICY", "passive"),
+        ("haed", "demo", "OMP_WAIT_POLICY", "passive"),
+        ("recall", "run", "OMP_NUM_THREADS", "1"),
+    ],
 )
-def test_tiny_models_do_not_wait_for_their_threads_awake_unless_told_to(
-    ran, threads, policy, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert ran(tmp_path, capfd) == f"{threads} {policy}\n"
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    (tmp_path / "train.log").unlink(missing_ok=True)
-    assert ran(tmp_path, capfd) == "2 active\n"
+def test_tiny_models_do_not_wait_for_their_threads_awake_unless_told_to(folder, script, name, value, monkeypatch):
+    monkeypatch.setenv(name, "told")
+    loaded(folder, script)
+    assert os.environ[name] == "told"
+    monkeypatch.delenv(name)
+    loaded(folder, script)
+    assert os.environ[name] == value

@@ -105,6 +105,8 @@ def check_out(out: Path, settings: Json) -> bool:
             if not file.is_file() or file.stat().st_size != facts["bytes"]:
                 raise ValueError(f"--out {out}: {name} is missing or was changed since: name another.")
         return True
+    if out.is_file():
+        raise ValueError(f"--out {out} is a file: name a folder.")
     if not started.exists() and out.exists() and any(entry.name != WORK for entry in out.iterdir()):
         raise ValueError(f"--out {out} is not empty and holds no run of this tool: name another folder.")
     return False

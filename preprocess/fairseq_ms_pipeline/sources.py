@@ -142,7 +142,11 @@ def _raw_lines(file: TextFile) -> Iterator[bytes]:
 
 
 def _plain_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    if path.is_file():
+        return [path]
+    files = [file for file in path.rglob("*") if file.is_file()]
+    # Hidden folders hold copies of an editor's or what a run of `prepare` has not finished, never data.
+    return sorted(file for file in files if not any(part[0] == "." for part in file.relative_to(path).parts))
 
 
 def _zip_members(file: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
@@ -201,6 +205,11 @@ def articles(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
         found, others = found or bool(values), others or article
         texts = (value.removesuffix("\n") for value in values if value and isinstance(value, str))
         lines = [line for text in texts for line in text.split("\n")]
+        try:
+            "".join(lines).encode()
+        except UnicodeEncodeError as error:
+            character = ascii(error.object[error.start])
+            raise ValueError(f"--input {file.name} has an article with {character}, which is no character.") from None
         if lines:
             yield lines
     if not found:

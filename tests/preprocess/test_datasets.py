@@ -177,6 +177,12 @@ def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_
         ("cc_news", "bad.json", b'{"title": "a",\n maintext: 1}', "bad.json, line 2: not JSON"),
         ("cc_news", "a.json", b'[{"headline": 1}]', "a.json has no field title or maintext or text or plain_text: its"),
         ("cc_news", "none.jsonl", b"[]\n", "it has no articles"),
+        (
+            "text",
+            "half.jsonl",
+            b'{"text": "a \\ud83d b"}\n',
+            "half.jsonl has an article with '\\ud83d', which is no character",
+        ),
         ("text", "blank.txt", b" \n\n", "blank.txt has no text"),
         ("text", "latin.txt", b"one line\ntwo\nthe caf\xe9\n", "line 3, byte offset 20: byte 0xe9 is not UTF-8"),
         ("text", "marked.txt", b"\xef\xbb\xbfab\xff", "line 1, byte offset 5: byte 0xff is not UTF-8"),

@@ -120,6 +120,8 @@ def test_a_folder_with_foreign_files_is_refused_and_left_alone(tmp_path):
     with pytest.raises(ValueError, match=r"--out .* is not empty"):
         run(job_of(source, tmp_path / "out"))
     assert tree(tmp_path / "out") == {"bin/dict.txt": b"of another run 1\n"}
+    with pytest.raises(ValueError, match=r"--out .*sample\.txt is a file: name a folder"):
+        run(job_of(source, source))
 
 
 def test_the_vocabulary_of_another_folder_gives_its_dictionary_and_codes(prepared, tmp_path):

@@ -52,7 +52,7 @@ def zip_of(path: Path, files: dict[str, str]) -> Path:
 
 
 def tar_of(path: Path, files: dict[str, str]) -> Path:
-    with tarfile.open(path, f"w:{path.suffix[1:]}") as tar:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w:bz2") as tar:
         for name, text in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(text.encode())

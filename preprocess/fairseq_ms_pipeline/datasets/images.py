@@ -52,11 +52,12 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"Images of {where} -> {args.out}: bin/ (fairseq), manifest.json (nothing is written by --dry-run)")
         return
     shares = PHOTOGRAPHS if args.photographs else SHARES
-    chosen = {f"{split}_fraction": given[split] or shares[split] for split in SHARES}
-    drawn = {f"{split}_fraction": 0.0 for split in SHARES if split in named}
-    dataset = Dataset("images", "Images", **{**chosen, **drawn})
+    chosen = {split: given[split] or shares[split] for split in SHARES}
+    valid, test = (0.0 if split in named else share for split, share in chosen.items())
+    dataset = Dataset("images", "Images", valid_fraction=valid, test_fraction=test)
     inputs = [{"name": path.name, "bytes": total_bytes([path])} for path in args.input]
-    settings: Json = {"name": "images", "level": "image", **chosen, "seed": seed_of(args)}
+    settings: Json = {"name": "images", "level": "image", "seed": seed_of(args)}
+    settings |= {f"{split}_fraction": share for split, share in chosen.items()}
     settings["inputs"] = inputs or [{"name": "photographs of scikit-learn"}]
     progress = Progress(1, args.quiet)
 

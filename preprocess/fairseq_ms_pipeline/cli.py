@@ -7,13 +7,13 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fairseq_ms_pipeline.dataset import CODES, Dataset
-from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.documents import Line, Reader
 from fairseq_ms_pipeline.download import fetch
 from fairseq_ms_pipeline.run import Job, run
 from fairseq_ms_pipeline.sources import check_inputs, matches, text_files, total_bytes
@@ -121,6 +121,18 @@ def seed_of(args: argparse.Namespace) -> int:
     return SEED if args.seed is None else args.seed
 
 
+def job_of(
+    args: argparse.Namespace,
+    dataset: Dataset,
+    lines: Callable[[Callable[[int], object]], Iterable[Line]],
+    source_bytes: int | None = None,
+    **identity: object,
+) -> Job:
+    """The run that the flags of all data sets ask for; the other arguments are as in `Job`."""
+    identity["seed"] = seed_of(args)
+    return Job(dataset, lines, source_bytes, args.out, args.workers, identity, args.vocab_from, args.quiet)
+
+
 def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
     """The run that reads a data set from `--input`, or from what `--download` fetches.
 
@@ -141,49 +153,31 @@ def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
         matches(file.name, dataset.json_names) for file in text_files(inputs, reader.wanted)
     ):
         raise ValueError(f"--column {args.column} has no meaning where --input has no JSON or table: leave it out.")
-    identity = {
-        "inputs": [{"name": path.name, "bytes": total_bytes([path])} for path in inputs],
-        "seed": seed_of(args),
-    }
-    return Job(
-        dataset=dataset,
-        source=reader,
-        source_bytes=total_bytes(inputs),
-        out=args.out,
-        workers=args.workers,
-        identity=identity,
-        vocabulary_from=args.vocab_from,
-        quiet=args.quiet,
-    )
+    named = [{"name": path.name, "bytes": total_bytes([path])} for path in inputs]
+    return job_of(args, dataset, reader.lines, total_bytes(inputs), inputs=named)
 
 
 def plan(job: Job) -> str:
     """What a run would do, for `--dry-run`."""
     dataset = job.dataset
-    there = next(folder for folder in (job.out, *job.out.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    lines = [f"{dataset.title} -> {job.out} (nothing is written by --dry-run)"]
+    rows = {}
     if job.source_bytes is not None:
-        need = DISK_PER_INPUT_BYTE * job.source_bytes
-        lines.append(f"  input:      {job.source_bytes / 1e6:,.1f} MB on disk")
-        lines.append(f"  disk:       about {need / 1e6:,.0f} MB if uncompressed, {free / 1e6:,.0f} MB free")
+        there = next(folder for folder in (job.out, *job.out.absolute().parents) if folder.exists())
+        need, free = DISK_PER_INPUT_BYTE * job.source_bytes, shutil.disk_usage(there).free
+        rows["input"] = f"{job.source_bytes / 1e6:,.1f} MB on disk"
+        rows["disk"] = f"about {need / 1e6:,.0f} MB if uncompressed, {free / 1e6:,.0f} MB free"
     given = ", ".join(f"{split}: {' '.join(names)}" for split, names in dataset.split_names.items())
     fractions = f"valid {dataset.valid_fraction:g}, test {dataset.test_fraction:g}"
-    drawn = f"{fractions} of documents ({dataset.documents})"
-    lines.append(f"  split:      {given or drawn}")
-    lines.append(f"  tokenise:   {dataset.tokenise}, empty lines: {dataset.blank_lines}")
-    if job.vocabulary_from:
-        lines.append(f"  vocabulary: of {job.vocabulary_from}")
-    elif dataset.level in CODES:
-        lines.append(
-            f"  vocabulary: {dataset.bpe_merges:,} BPE operations learnt on at most "
-            f"{dataset.bpe_sample_bytes / 1e6:,.0f} MB of train"
-        )
-    else:
-        lines.append(f"  vocabulary: every {dataset.level} of train")
-    lines.append(f"  workers:    {job.workers}, shards of {dataset.shard_bytes / 1e6:g} MB")
-    lines.append(f"  writes:     bin/ (fairseq), text/ (tokenised), manifest.json in {job.out}")
-    return "\n".join(lines)
+    rows["split"] = given or f"{fractions} of documents ({dataset.documents})"
+    rows["tokenise"] = f"{dataset.tokenise}, empty lines: {dataset.blank_lines}"
+    most = f"{dataset.bpe_sample_bytes / 1e6:,.0f} MB of train"
+    learnt = f"{dataset.bpe_merges:,} BPE operations learnt on at most {most}"
+    own = learnt if dataset.level in CODES else f"every {dataset.level} of train"
+    rows["vocabulary"] = f"of {job.vocabulary_from}" if job.vocabulary_from else own
+    rows["workers"] = f"{job.workers}, shards of {dataset.shard_bytes / 1e6:g} MB"
+    rows["writes"] = f"bin/ (fairseq), text/ (tokenised), manifest.json in {job.out}"
+    title = f"{dataset.title} -> {job.out} (nothing is written by --dry-run)"
+    return "\n".join([title, *(f"  {name + ':':<12}{what}" for name, what in rows.items())])
 
 
 def one_sentence(action: Callable[[], None]) -> int:
@@ -201,18 +195,18 @@ def one_sentence(action: Callable[[], None]) -> int:
     return 0
 
 
+def run_or_plan(job: Job, dry_run: bool) -> None:
+    """Run the job, or print its plan."""
+    if dry_run:
+        job.check()
+        print(plan(job))
+    else:
+        run(job)
+
+
 def run_job(make_job: Callable[[argparse.Namespace], Job], args: argparse.Namespace) -> int:
     """Run the job, or print its plan with --dry-run; returns the exit code."""
-
-    def action() -> None:
-        job = make_job(args)
-        if args.dry_run:
-            job.check()
-            print(plan(job))
-        else:
-            run(job)
-
-    return one_sentence(action)
+    return one_sentence(lambda: run_or_plan(make_job(args), args.dry_run))
 
 
 def prepare_files(description: str, variants: Mapping[str, Dataset], flag: str = "", help: str = "") -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 SPLITS = ("train", "valid", "test")
 # What BPE has learnt, in files of a prepared folder.
 CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt")}
-LEVELS = (*CODES, "word", "char", "byte")
 
 
 def check_all(*rules: tuple[bool, str, object]) -> None:
@@ -89,9 +88,6 @@ class Dataset:
         known = kind in ("file", "blank", "line", "wikitext") and not size
         lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction
         check_all(
-            (self.level in LEVELS, f"--level must be one of {', '.join(LEVELS)}", self.level),
-            (self.tokenise in ("moses", "none"), "--tokenise must be moses or none", self.tokenise),
-            (self.blank_lines in ("keep", "drop"), "--blank-lines must be keep or drop", self.blank_lines),
             (not lossless or self.tokenise == "none", "--tokenise must be none with --bpe hf_byte_bpe", self.tokenise),
             (self.level not in CODES or self.bpe_merges >= 1, "--bpe-merges must be at least 1", self.bpe_merges),
             (self.dictionary_size >= 0, "--dict-size must be 0 (no limit) or more", self.dictionary_size),

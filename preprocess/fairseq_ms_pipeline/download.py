@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fairseq_ms_pipeline.dataset import Download
-from fairseq_ms_pipeline.files import digest_of, read_json, write_json
+from fairseq_ms_pipeline.files import digest_of
 
 BLOCK = 1 << 18
 ATTEMPTS = 3
@@ -62,33 +62,26 @@ def _fetch_one(source: Download, folder: Path, quiet: bool) -> Path:
     reason = _wrong_digest(part, source)
     if reason:
         part.unlink()
-        _note(part).unlink(missing_ok=True)
         raise ValueError(reason)
     os.replace(part, path)
-    _note(part).unlink(missing_ok=True)
     return path
 
 
-def _note(part: Path) -> Path:
-    return part.with_name(part.name + ".json")
-
-
 def _transfer(source: Download, part: Path, quiet: bool) -> None:
-    """Bring `part` to its full length, from where it stands if the server still has the same file."""
+    """Bring `part` to its full length, from where it stands; the checksum decides whether it is the file."""
+    start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(source.url, headers={"User-Agent": "fairseq_ms"})
-    start = _resume_from(source, part, request)
+    if start:
+        request.add_header("Range", f"bytes={start}-")
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-            # Nothing is left to send; the checksum decides whether what is here is the file.
-            return
+            return  # nothing is left to send
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             start = 0
-        validator = response.headers.get("ETag") or response.headers.get("Last-Modified")
-        write_json(_note(part), {"url": source.url, "validator": validator})
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
         bar = tqdm(
@@ -101,21 +94,6 @@ def _transfer(source: Download, part: Path, quiet: bool) -> None:
     size = part.stat().st_size
     if total is not None and size != total:
         raise ConnectionError(f"the transfer broke off after {size:,} of {total:,} bytes")
-
-
-def _resume_from(source: Download, part: Path, request: urllib.request.Request) -> int:
-    """Ask only for what is missing, if that is sure to be of the same file; returns the first byte."""
-    size = part.stat().st_size if part.exists() else 0
-    known = read_json(_note(part)) if _note(part).exists() else {}
-    if not size or known.get("url") != source.url:
-        return 0
-    validator = known.get("validator")
-    if validator and not validator.startswith("W/"):
-        request.add_header("If-Range", validator)
-    elif not (source.sha256 or source.md5):
-        return 0
-    request.add_header("Range", f"bytes={size}-")
-    return size
 
 
 def _wrong_digest(path: Path, source: Download) -> str:

@@ -38,8 +38,8 @@ class Progress:
 
     def report(self) -> str:
         """One line per stage with its seconds, and the peak memory of the largest process."""
-        lines = [f"  {name:<12} {seconds:8.1f} s" for name, seconds in self.seconds.items()]
-        lines.append(f"  {'all stages':<12} {sum(self.seconds.values()):8.1f} s")
+        rows = {**self.seconds, "all stages": sum(self.seconds.values())}
+        lines = [f"  {name:<{max(map(len, rows))}} {seconds:8.1f} s" for name, seconds in rows.items()]
         here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         lines.append(f"  peak memory: {here / 1024:.0f} MB here, {workers / 1024:.0f} MB in the largest worker")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -26,28 +26,23 @@ from fairseq_ms_pipeline.tokenise import tokenise_shard
 from fairseq_ms_pipeline.workers import each
 
 WORK = ".work"
+SHARDS = f"raw/{INDEX}"
 # What the files of BPE are called among the settings.
 GIVEN = ("codes", "merges")
 Thing = TypeVar("Thing")
-
-
-class LineSource(Protocol):
-    """What the first stage reads from: a `Reader`, or a corpus made on the spot."""
-
-    def lines(self, advance: Callable[[int], object]) -> Iterable[Line]:
-        """All lines of all splits, in a fixed order."""
 
 
 @dataclass(frozen=True)
 class Job:
     """One run of the pipeline: a declaration, where it reads, where it writes, and how many processes.
 
+    lines: gives all lines of all splits in a fixed order, and tells its argument of the bytes that it has read.
     identity: what else decides the result (input names and sizes, the seed), kept in the manifest.
     vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones.
     """
 
     dataset: Dataset
-    source: LineSource
+    lines: Callable[[Callable[[int], object]], Iterable[Line]]
     source_bytes: int | None
     out: Path
     workers: int
@@ -110,18 +105,20 @@ def check_out(out: Path, settings: Json) -> bool:
             if not file.is_file() or file.stat().st_size != facts["bytes"]:
                 raise ValueError(f"--out {out}: {name} is missing or was changed since: name another.")
         return True
+    if out.is_file():
+        raise ValueError(f"--out {out} is a file: name a folder.")
     if not started.exists() and out.exists() and any(entry.name != WORK for entry in out.iterdir()):
         raise ValueError(f"--out {out} is not empty and holds no run of this tool: name another folder.")
     return False
 
 
 def in_work_folder(
-    dataset: Dataset, out: Path, settings: Json, progress: Progress, stages: Callable[[Path], Json], index: str
+    dataset: Dataset, out: Path, settings: Json, progress: Progress, stages: Callable[[Path], Json]
 ) -> Json:
     """Run `stages` in the folder's work folder, under its lock, publish what they leave in its folder `ready`, and
     return the manifest, to which they give `vocabulary` and `splits`; a finished folder is left as it is.
 
-    After an error that the user must mend nothing is left, unless `index`, a file there, says that the input was read.
+    After an error that the user must mend nothing is left, unless shards say that the input was read.
     """
     work = out / WORK
     ready = work / "ready"
@@ -142,7 +139,7 @@ def in_work_folder(
                 write_json(ready / manifests.NAME, {**about, **made, "files": manifests.checksums(ready)})
             manifest = _publish(ready, out)
         except ValueError:
-            if not (work / index).exists():
+            if not (work / SHARDS).exists():
                 shutil.rmtree(out if is_new else work)
             raise
         shutil.rmtree(work)
@@ -159,8 +156,7 @@ def run(job: Job) -> Json:
     """
     job.check()
     progress = Progress(7 if job.dataset.level in CODES else 6, job.quiet)
-    stages = partial(_stages, job, progress)
-    return in_work_folder(job.dataset, job.out, job.settings(), progress, stages, f"raw/{INDEX}")
+    return in_work_folder(job.dataset, job.out, job.settings(), progress, partial(_stages, job, progress))
 
 
 def _stages(job: Job, progress: Progress, work: Path) -> Json:
@@ -173,7 +169,7 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     dictionary_path = ready / "bin" / "dict.txt"
 
     with progress.stage("read", job.source_bytes) as bar:
-        found = write_shards(job.source.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
+        found = write_shards(job.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
     shards = {split: found[split]["shards"] for split in SPLITS}
     names = [name for split in SPLITS for name in shards[split]]
 

@@ -107,8 +107,12 @@ def text_files(
 
 def _plain_file(file: Path, name: str, advance: Callable[[int], object]) -> Iterator[TextFile]:
     with _counted(file, advance) as raw:
-        opener = OPENERS.get(file.suffix)
-        yield TextFile(name, opener(raw) if opener else raw)
+        yield _opened(name, raw)
+
+
+def _opened(name: str, stream: IO[bytes]) -> TextFile:
+    opener = OPENERS.get(PurePosixPath(name).suffix)
+    return TextFile(name, opener(stream) if opener else stream)
 
 
 @contextmanager
@@ -138,7 +142,11 @@ def _raw_lines(file: TextFile) -> Iterator[bytes]:
 
 
 def _plain_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    if path.is_file():
+        return [path]
+    files = [file for file in path.rglob("*") if file.is_file()]
+    # Hidden folders hold copies of an editor's or what a run of `prepare` has not finished, never data.
+    return sorted(file for file in files if not any(part[0] == "." for part in file.relative_to(path).parts))
 
 
 def _zip_members(file: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
@@ -146,8 +154,7 @@ def _zip_members(file: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile
         for name in sorted(archive.namelist()):
             if not name.endswith("/") and wanted(name):
                 with archive.open(name) as member:
-                    opener = OPENERS.get(PurePosixPath(name).suffix)
-                    yield TextFile(name, opener(member) if opener else member)
+                    yield _opened(name, member)
 
 
 def _tar_members(tar: tarfile.TarFile, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
@@ -155,8 +162,7 @@ def _tar_members(tar: tarfile.TarFile, wanted: Callable[[str], bool]) -> Iterato
         if member.isfile() and wanted(member.name):
             stream = tar.extractfile(member)
             assert stream is not None, "a regular file always has a stream"
-            opener = OPENERS.get(PurePosixPath(member.name).suffix)
-            yield TextFile(member.name, opener(stream) if opener else stream)
+            yield _opened(member.name, stream)
 
 
 class _Counted(io.FileIO):
@@ -199,6 +205,11 @@ def articles(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
         found, others = found or bool(values), others or article
         texts = (value.removesuffix("\n") for value in values if value and isinstance(value, str))
         lines = [line for text in texts for line in text.split("\n")]
+        try:
+            "".join(lines).encode()
+        except UnicodeEncodeError as error:
+            character = ascii(error.object[error.start])
+            raise ValueError(f"--input {file.name} has an article with {character}, which is no character.") from None
         if lines:
             yield lines
     if not found:

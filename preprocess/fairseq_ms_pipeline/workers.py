@@ -1,4 +1,4 @@
-"""The same function on many shards in worker processes, skipping what is finished."""
+"""The same function on many shards in worker processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -32,24 +32,14 @@ def each(function: Callable[..., Result], jobs: Iterable[tuple], workers: int) -
     if workers == 1:
         yield from (function(*job) for job in jobs)
         return
-    waiting = iter(jobs)
     with ProcessPoolExecutor(workers, initializer=_leave_with, initargs=(os.getpid(),)) as pool:
-        running: set[Future[Result]] = set()
         try:
-            while True:
-                # Only a few jobs are handed out at a time, so a failure does not wait for the rest.
-                while len(running) < 2 * workers and (job := next(waiting, None)) is not None:
-                    running.add(pool.submit(function, *job))
-                if not running:
-                    return
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield future.result()
+            for finished in as_completed([pool.submit(function, *job) for job in jobs]):
+                yield finished.result()
         except BrokenProcessPool:
             raise ValueError(
                 f"a worker process died, probably for want of memory: run again with fewer --workers than "
                 f"{workers}; finished shards are kept."
             ) from None
         finally:
-            for future in running:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)

@@ -1,6 +1,7 @@
 """Every script and configuration under user_dir_examples/, found by glob and read by the real commands."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -49,18 +50,11 @@ def test_the_hydra_command_reads_the_ready_configuration_of_every_paper(path):
     assert cfg.model == OmegaConf.load(path).model
 
 
-def comment_lines(path: Path) -> list[str]:
-    """The lines of a shell script's first block of comments."""
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    end = next(index for index, line in enumerate(lines) if not line.startswith("#"))
-    return [line.removeprefix("#") for line in lines[:end]]
-
-
 def invocations(path: Path) -> list[list[str]]:
     """The examples in a script's first comment: lines such as ``train.sh ARCH data --fp16`` without placeholders."""
     found = []
-    for line in comment_lines(path):
-        match = re.fullmatch(rf" {{3}}{re.escape(path.name)} (.+)", line)
+    for line in itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()):
+        match = re.fullmatch(rf"# {{3}}{re.escape(path.name)} (.+)", line)
         if match and not re.search(r"\b[A-Z_]{3,}\b|\[", match[1]):
             found.append(shlex.split(match[1]))
     return found
@@ -146,29 +140,22 @@ def test_a_shell_script_without_arguments_prints_its_usage(path):
     assert os.access(path, os.X_OK)
 
 
-# Scripts without flags, and where they are run.
-WITHOUT_FLAGS = {"demo/analysis.py": "tests/install/test_examples.py"}
-
-
 @pytest.mark.parametrize("path", PYTHON, ids=name)
-def test_a_python_script_explains_its_flags_or_is_run_by_a_test(path, capsys, monkeypatch):
+def test_a_python_script_compiles_and_explains_its_flags(path, capsys, monkeypatch):
     text = path.read_text(encoding="utf-8")
-    if "__main__" not in text:
-        compile(text, str(path), "exec")  # a part of another script
-    elif "argparse" in text:
-        monkeypatch.setattr(sys, "argv", [str(path), "--help"])
-        # As Python does where it starts a script; its neighbours are not those of another folder's.
-        monkeypatch.syspath_prepend(path.parent)
-        known = set(sys.modules)
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_path(str(path), run_name="__main__")
-        for imported in (set(sys.modules) - known) & {beside.stem for beside in path.parent.glob("*.py")}:
-            monkeypatch.delitem(sys.modules, imported)
-        assert stop.value.code == 0
-        assert "usage: " in capsys.readouterr().out
-    else:
-        test = ROOT / WITHOUT_FLAGS[name(path)]
-        assert path.name.removesuffix(".py") in test.read_text(encoding="utf-8")
+    compile(text, str(path), "exec")
+    if "argparse" not in text:
+        return
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    # As Python does where it starts a script; its neighbours are not those of another folder's.
+    monkeypatch.syspath_prepend(path.parent)
+    known = set(sys.modules)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(path), run_name="__main__")
+    for imported in (set(sys.modules) - known) & {beside.stem for beside in path.parent.glob("*.py")}:
+        monkeypatch.delitem(sys.modules, imported)
+    assert stop.value.code == 0
+    assert "usage: " in capsys.readouterr().out
 
 
 def loaded(folder: str, script: str):
@@ -202,39 +189,19 @@ def test_the_trainings_of_recall_parse(tmp_path):
             parse(module.training(group, model, tmp_path, tmp_path / model))
 
 
-# A child of the examples: its threads' settings, as it prints them.
-CHILD = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('OMP_WAIT_POLICY'))"
-
-
-def ran_by_the_demo(tmp_path, capfd):
-    module = loaded("demo", "run")
-    module.train([sys.executable, "-c", CHILD], tmp_path / "train.log", 1, "retina_lm")
-    trained = (tmp_path / "train.log").read_text(encoding="utf-8")
-    assert module.run([sys.executable, "-c", CHILD], tmp_path / "run.log") == trained
-    return trained
-
-
-def ran_by_the_demo_of_haed(tmp_path, capfd):
-    (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
-    return loaded("haed", "demo").command(str(tmp_path / "child.py"))
-
-
-def ran_by_recall(tmp_path, capfd):
-    loaded("recall", "run").run([sys.executable, "-c", CHILD])
-    return capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("ran", "threads", "policy"),
-    [(ran_by_the_demo, "None", "passive"), (ran_by_the_demo_of_haed, "None", "passive"), (ran_by_recall, "1", "None")],
+    ("folder", "script", "name", "value"),
+    [
+        ("demo", "run", "OMP_WAIT_POLICY", "passive"),
+        ("demo", "analysis", "OMP_WAIT_POLICY", "passive"),
+        ("haed", "demo", "OMP_WAIT_POLICY", "passive"),
+        ("recall", "run", "OMP_NUM_THREADS", "1"),
+    ],
 )
-def test_tiny_models_do_not_wait_for_their_threads_awake_unless_told_to(
-    ran, threads, policy, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert ran(tmp_path, capfd) == f"{threads} {policy}\n"
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    (tmp_path / "train.log").unlink(missing_ok=True)
-    assert ran(tmp_path, capfd) == "2 active\n"
+def test_tiny_models_do_not_wait_for_their_threads_awake_unless_told_to(folder, script, name, value, monkeypatch):
+    monkeypatch.setenv(name, "told")
+    loaded(folder, script)
+    assert os.environ[name] == "told"
+    monkeypatch.delenv(name)
+    loaded(folder, script)
+    assert os.environ[name] == value

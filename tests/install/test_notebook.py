@@ -12,8 +12,6 @@ from tests.helpers.cli import ROOT, run_cli
 
 NOTEBOOK = ROOT / "user_dir_examples" / "quickstart.ipynb"
 FIGURES = ("training", "attention", "recall")
-CELL = {"cell_type", "id", "metadata", "source"}
-KEYS = {"markdown": CELL, "code": CELL | {"execution_count", "outputs"}}
 
 
 def notebook() -> dict[str, Any]:
@@ -31,18 +29,6 @@ def as_script(constants: dict[str, int]) -> str:
         script, count = re.subn(rf"^{name} = \d+", f"{name} = {value}", script, flags=re.MULTILINE)
         assert count == 1, name
     return script
-
-
-def test_the_notebook_has_the_keys_of_format_4_5():
-    content = notebook()
-    assert set(content) == {"cells", "metadata", "nbformat", "nbformat_minor"}
-    assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
-    assert content["metadata"]["kernelspec"]["name"] == "python3"
-    for cell in content["cells"]:
-        assert set(cell) == KEYS[cell["cell_type"]]
-        assert all(isinstance(line, str) for line in cell["source"])
-    ids = [cell["id"] for cell in content["cells"]]
-    assert len(set(ids)) == len(ids)
 
 
 def test_the_cells_are_plain_python_under_headings():

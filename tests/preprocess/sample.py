@@ -44,7 +44,7 @@ def write_sample(path: Path, lines: int = 160, seed: int = 3) -> Path:
 def job_of(source: Path, out: Path, dataset: Dataset = DATASET, workers: int = 1, **more) -> Job:
     return Job(
         dataset=dataset,
-        source=Reader(dataset, [source], seed=1),
+        lines=Reader(dataset, [source], seed=1).lines,
         source_bytes=None,
         out=out,
         workers=workers,
@@ -61,9 +61,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def prepare(dataset: str, *flags: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a data set's script in this process, with one worker and without progress bars; `check` as in `run_cli`."""
+    more = [] if dataset == "images" else ["--workers", "1"]
     out, err = io.StringIO(), io.StringIO()
     main = importlib.import_module(f"fairseq_ms_pipeline.datasets.{dataset}").main
-    command = ["prepare.py", *map(str, flags), "--workers", "1", "--quiet"]
+    command = ["prepare.py", *map(str, flags), *more, "--quiet"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", command)
         try:

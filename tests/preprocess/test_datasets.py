@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import io
+import itertools
 import json
 import random
 import re
@@ -13,14 +14,20 @@ from pathlib import Path
 import pytest
 
 from fairseq_ms import cli
+from fairseq_ms_pipeline.files import read_json
 from tests.helpers.cli import run_cli
 from tests.preprocess.sample import prepare
 
 WORDS = ["the", "of", "river", "unnatural", "kings", "walked", "dance", "dancing", "town", "towns", "<unk>", "@-@"]
 
 
-def manifest_of(out: Path) -> dict:
-    return json.loads((out / "manifest.json").read_text())
+def counts_of(out: Path) -> dict[str, dict]:
+    """The manifest's counts of each split."""
+    return read_json(out / "manifest.json")["splits"]
+
+
+def text_of(out: Path, split: str) -> str:
+    return (out / "text" / f"{split}.txt").read_text()
 
 
 def sentences(count: int, seed: int, words=WORDS) -> list[str]:
@@ -44,10 +51,13 @@ def zip_of(path: Path, files: dict[str, str]) -> Path:
     return path
 
 
-def add_to_tar(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
+def tar_of(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w:bz2") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return path
 
 
 def words_with_eol(text: str) -> int:
@@ -67,94 +77,79 @@ def test_wikitext103_keeps_the_split_and_counts_every_line_end(wikitext, tmp_pat
     archive, texts = wikitext
     flags = ["--bpe-merges", "20"] if level == "bpe" else []
     done = prepare("wikitext103", "--input", archive, "--out", tmp_path / "out", "--level", level, *flags)
-    manifest = manifest_of(tmp_path / "out")
     for split, text in texts.items():
-        counts = manifest["splits"][split]
+        counts = counts_of(tmp_path / "out")[split]
         assert counts["words_with_eol"] == words_with_eol(text)
         assert counts["documents"] == text.count("= Article ")
         assert counts["source_bytes"] == len(text.encode())
         assert (counts["targets"] == counts["words_with_eol"]) == (level == "word")
         assert counts["unknown"] == text.split().count("<unk>")
         tokenised = "".join(" ".join(line.split()) + "\n" for line in text.split("\n")[:-1])
-        assert (tmp_path / "out" / "text" / f"{split}.txt").read_text() == tokenised
+        assert text_of(tmp_path / "out", split) == tokenised
     if level == "word":
-        assert manifest["vocabulary"]["types"] == len(set(texts["train"].split())) + 1
+        types = read_json(tmp_path / "out" / "manifest.json")["vocabulary"]["types"]
+        assert types == len(set(texts["train"].split())) + 1
     # Far from the real one, and said so.
     assert "WARNING: train has" in done.stdout
     assert "103,227,021" in done.stdout
 
 
-def test_simplebooks_takes_the_folder_of_the_asked_size_and_not_its_raw_twin(tmp_path):
+@pytest.mark.parametrize("size", ["2", "92"])
+def test_simplebooks_takes_the_folder_of_the_asked_size_and_not_its_raw_twin(size, tmp_path):
     files = {}
-    for size, count in (("2", 40), ("92", 60)):
-        for index, split in enumerate(("train", "valid", "test")):
-            text = "".join(line + "\n" for line in ["CHAPTER I", "", *sentences(count - 10 * index, index)])
-            files[f"simplebooks/simplebooks-{size}/{split}.txt"] = text
-            files[f"simplebooks/simplebooks-{size}-raw/{split}.txt"] = "Raw text.\n" * 500
-            files[f"__MACOSX/simplebooks/simplebooks-{size}/._{split}.txt"] = "\x00\x05\x16\x07"
+    for index, (other, split) in enumerate(itertools.product(("2", "92"), ("train", "valid", "test"))):
+        text = "".join(line + "\n" for line in ["CHAPTER I", "", *sentences(20 + 9 * index, index)])
+        files[f"simplebooks/simplebooks-{other}/{split}.txt"] = text
+        files[f"simplebooks/simplebooks-{other}-raw/{split}.txt"] = "Raw text.\n" * 500
+        files[f"__MACOSX/simplebooks/simplebooks-{other}/._{split}.txt"] = "\x00\x05\x16\x07"
     archive = zip_of(tmp_path / "simplebooks.zip", {"simplebooks/README.md": "# SimpleBooks\n", **files})
-    for size in ("2", "92"):
-        out = tmp_path / size
-        done = prepare("simplebooks", "--input", archive, "--out", out, "--size", size)
-        assert f"SimpleBooks-{size} in" in done.stdout
-        for split in ("train", "valid", "test"):
-            text = files[f"simplebooks/simplebooks-{size}/{split}.txt"]
-            assert (out / "text" / f"{split}.txt").read_text() == text
-            assert manifest_of(out)["splits"][split]["targets"] == words_with_eol(text)
+    done = prepare("simplebooks", "--input", archive, "--out", tmp_path / "out", "--size", size)
+    assert f"SimpleBooks-{size} in" in done.stdout
+    for split, counts in counts_of(tmp_path / "out").items():
+        text = files[f"simplebooks/simplebooks-{size}/{split}.txt"]
+        assert text_of(tmp_path / "out", split) == text
+        assert counts["targets"] == words_with_eol(text)
 
 
 def test_bookcorpus_reads_both_parts_of_the_tar_and_splits_runs_of_sentences(tmp_path):
     parts = {f"books_large_p{n}.txt": "".join(s + "\n" for s in sentences(40_000, n)) for n in (1, 2)}
-    archive = tmp_path / "bookcorpus.tar.bz2"
-    with tarfile.open(archive, "w:bz2") as tar:
-        for name, text in parts.items():
-            add_to_tar(tar, name, text.encode())
-    out = tmp_path / "out"
+    archive, out = tar_of(tmp_path / "bookcorpus.tar.bz2", parts), tmp_path / "out"
     prepare("bookcorpus", "--input", archive, "--out", out, "--bpe-merges", "60", "--shard-mb", "0.5")
-    splits = manifest_of(out)["splits"]
-    everything = "".join(parts.values())
-    assert sum(counts["words"] for counts in splits.values()) == len(everything.split())
+    splits = counts_of(out)
     assert sum(counts["documents"] for counts in splits.values()) == 40
     assert all(counts["lines"] % 2000 == 0 for counts in splits.values())
-    joined = [line for split in splits for line in (out / "text" / f"{split}.txt").read_text().splitlines()]
-    assert sorted(joined) == sorted(everything.splitlines())
+    joined = [line for split in splits for line in text_of(out, split).splitlines()]
+    assert sorted(joined) == sorted("".join(parts.values()).splitlines())
 
 
 def test_bookcorpus_as_one_file_a_book_is_tokenised_and_keeps_books_together(tmp_path):
-    archive = tmp_path / "books1.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        for index in range(10):
-            text = f"Book {index} begins.\n\n" + 'She said, "no"; he didn\'t.\n' * 3
-            add_to_tar(tar, f"books1/epubtxt/{index:02d}-a-title.epub.txt", text.encode())
-    out = tmp_path / "out"
-    flags = ["--layout", "books", "--bpe-merges", "20"]
-    prepare("bookcorpus", "--input", archive, "--out", out, *flags)
-    splits = manifest_of(out)["splits"]
+    text = "A book begins.\n\n" + 'She said, "no"; he didn\'t.\n' * 3
+    books = {f"books1/epubtxt/{index:02d}-a-title.epub.txt": text for index in range(10)}
+    archive, out = tar_of(tmp_path / "books1.tar.gz", books), tmp_path / "out"
+    prepare("bookcorpus", "--input", archive, "--out", out, "--layout", "books", "--bpe-merges", "20")
+    splits = counts_of(out)
     assert {split: counts["documents"] for split, counts in splits.items()} == {"train": 8, "valid": 1, "test": 1}
     assert all(counts["lines"] == 4 * counts["documents"] for counts in splits.values())
-    assert 'She said , " no " ; he didn \'t .' in (out / "text" / "train.txt").read_text()
+    assert 'She said , " no " ; he didn \'t .' in text_of(out, "train")
 
 
 def test_cc_news_reads_articles_of_json_jsonl_and_text(tmp_path):
     source = tmp_path / "cc_download_articles"
-    titles = []
-    for index in range(60):
+    titles = [f"Headline {index}" for index in range(92)]
+    for index, title in enumerate(titles[:60]):
         folder = source / f"www.example{index % 5}.com"
         folder.mkdir(parents=True, exist_ok=True)
-        titles.append(f"Headline {index}")
-        article = {"title": titles[-1], "maintext": "First paragraph .\n\nSecond one .", "language": "en", "url": "u"}
+        article = {"title": title, "maintext": "First paragraph .\n\nSecond one .", "language": "en", "url": "u"}
         (folder / f"{index}.json").write_text(json.dumps(article, indent=1))
     with gzip.open(source / "more.jsonl.gz", "wt") as file:
-        for index in range(60, 90):
-            titles.append(f"Headline {index}")
-            file.write(json.dumps({"title": titles[-1], "text": "Body .", "maintext": None}) + "\n")
+        for title in titles[60:90]:
+            file.write(json.dumps({"title": title, "text": "Body .", "maintext": None}) + "\n")
     (source / "plain.txt").write_text("Headline 90\nBody .\n\nHeadline 91\nBody .\n")
-    titles += ["Headline 90", "Headline 91"]
     out = tmp_path / "out"
     prepare("cc_news", "--input", source, "--out", out, "--bpe-merges", "30", "--seed", "3")
-    splits = manifest_of(out)["splits"]
+    splits = counts_of(out)
     assert sum(counts["documents"] for counts in splits.values()) == len(titles)
-    joined = "".join((out / "text" / f"{split}.txt").read_text() for split in splits)
+    joined = "".join(text_of(out, split) for split in splits)
     assert sorted(line for line in joined.splitlines() if line.startswith("Headline")) == sorted(titles)
     assert sum(counts["lines"] for counts in splits.values()) == 60 * 3 + 30 * 2 + 2 * 2
 
@@ -163,51 +158,43 @@ def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_
     for split in ("train", "valid", "test"):
         (tmp_path / "mine" / split).mkdir(parents=True)
         (tmp_path / "mine" / split / "a.txt").write_text(f"of {split}\n" * 4)
-    out = tmp_path / "out"
-    prepare("text", "--input", tmp_path / "mine", "--out", out, "--level", "word")
+    prepare("text", "--input", tmp_path / "mine", "--out", tmp_path / "out", "--level", "word")
     for split in ("train", "valid", "test"):
-        assert (out / "text" / f"{split}.txt").read_text() == f"of {split}\n" * 4
-    refused = prepare(
-        "text", "--input", tmp_path / "mine" / "train", "--out", tmp_path / "x", "--split", "given", check=False
-    )
-    assert refused.returncode == 2
-    assert "--split given: --input has no file or folder named valid or test" in refused.stderr
+        assert text_of(tmp_path / "out", split) == f"of {split}\n" * 4
+    flags = ("--input", tmp_path / "mine" / "train", "--out", tmp_path / "x", "--split", "given")
+    said = prepare("text", *flags, check=False).stderr
+    assert "--split given: --input has no file or folder named valid or test" in said
 
 
 @pytest.mark.parametrize(
-    ("dataset", "make", "sentence"),
+    ("dataset", "name", "content", "sentence"),
     [
-        ("wikitext103", None, "--input is missing"),
-        ("wikitext103", "absent", "does not exist"),
-        ("simplebooks", "empty", "is an empty folder"),
-        ("bookcorpus", "other", "holds no file of Toronto BookCorpus (books_large_p1.txt, books_large_p2.txt)"),
-        ("wikitext103", "cut.zip", "is damaged or incomplete"),
-        ("wikitext103", "notes.md", "holds no file of WikiText-103"),
-        ("cc_news", "bad.json", "bad.json, line 2: not JSON"),
-        ("text", "latin.txt", "latin.txt, line 3, byte offset 20: byte 0xe9 is not UTF-8"),
-        ("text", "cut.txt.gz", "is damaged or incomplete"),
+        ("wikitext103", "", b"", "--input is missing"),
+        ("simplebooks", "empty", b"", "is an empty folder"),
+        ("bookcorpus", "more.txt", b"text\n", "no file of Toronto BookCorpus (books_large_p1.txt, books_large_p2.txt)"),
+        ("wikitext103", "notes.md", b"text\n", "holds no file of WikiText-103"),
+        ("wikitext103", "cut.zip", lambda whole: whole[:900] + whole[1400:], "is damaged or incomplete"),
+        ("cc_news", "bad.json", b'{"title": "a",\n maintext: 1}', "bad.json, line 2: not JSON"),
+        ("cc_news", "a.json", b'[{"headline": 1}]', "a.json has no field title or maintext or text or plain_text: its"),
+        ("cc_news", "none.jsonl", b"[]\n", "it has no articles"),
+        (
+            "text",
+            "half.jsonl",
+            b'{"text": "a \\ud83d b"}\n',
+            "half.jsonl has an article with '\\ud83d', which is no character",
+        ),
+        ("text", "blank.txt", b" \n\n", "blank.txt has no text"),
+        ("text", "latin.txt", b"one line\ntwo\nthe caf\xe9\n", "line 3, byte offset 20: byte 0xe9 is not UTF-8"),
+        ("text", "marked.txt", b"\xef\xbb\xbfab\xff", "line 1, byte offset 5: byte 0xff is not UTF-8"),
+        ("text", "cut.txt.gz", gzip.compress(b"words and words\n" * 1000)[:-20], "is damaged or incomplete"),
     ],
 )
-def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(tmp_path, wikitext, dataset, make, sentence):
-    source = tmp_path / "in" / (make or "")
-    source.parent.mkdir(exist_ok=True)
-    if make == "empty":
-        source.mkdir()
-    elif make == "other":
-        source.mkdir()
-        (source / "unrelated.txt").write_text("text\n")
-    elif make == "notes.md":
-        source.write_text("text\n")
-    elif make == "cut.zip":
-        whole = wikitext[0].read_bytes()
-        source.write_bytes(whole[: len(whole) // 3] + whole[len(whole) // 3 + 500 :])
-    elif make == "bad.json":
-        source.write_text('{"title": "a",\n maintext: 1}')
-    elif make == "latin.txt":
-        source.write_bytes(b"one line\ntwo\nthe caf\xe9\n")
-    elif make == "cut.txt.gz":
-        source.write_bytes(gzip.compress(b"words and words\n" * 1000)[:-20])
-    given = ["--input", source] if make else []
+def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(tmp_path, wikitext, dataset, name, content, sentence):
+    (tmp_path / "in").mkdir()
+    if content:
+        content = content(wikitext[0].read_bytes()) if callable(content) else content
+        (tmp_path / "in" / name).write_bytes(content)
+    given = ["--input", tmp_path / "in"] if name else []
     done = prepare(dataset, *given, "--out", tmp_path / "out", check=False)
     assert done.returncode == 2
     assert sentence in done.stderr
@@ -243,7 +230,7 @@ def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -
     flag = re.search(r"such as (--documents \S+)\.$", told.strip())
     assert flag is not None, told
     prepare(*command, *flag[1].split())
-    assert all(counts["lines"] > 0 for counts in manifest_of(out)["splits"].values())
+    assert all(counts["lines"] > 0 for counts in counts_of(out).values())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_ms_pipeline import run as pipeline
+from fairseq_ms_pipeline.files import only_run_in
 from fairseq_ms_pipeline.run import run
 from tests.helpers.cli import ROOT, environment, run_cli
 from tests.preprocess.sample import DATASET, job_of, tree, write_sample
@@ -75,30 +76,21 @@ def test_a_run_killed_before_any_file_is_finished_ends_identical_when_started_ag
 
 def test_finished_shards_are_not_done_again(tmp_path, monkeypatch):
     source = write_sample(tmp_path / "sample.txt")
-    out = tmp_path / "out"
-    done: list[Path] = []
+    done: list[str] = []
 
-    def failing(tokenised_path, *rest):
-        if len(done) == 3:
+    def counting(tokenised, *rest):
+        if len(done) == 3 and stops:
             raise ValueError("stopped here")
-        done.append(tokenised_path.name)
-        return original(tokenised_path, *rest)
+        done.append(tokenised.name)
+        return original(tokenised, *rest)
 
-    original = pipeline.segment_shard
-    monkeypatch.setattr(pipeline, "segment_shard", failing)
-    with pytest.raises(ValueError, match="stopped here"):
-        run(job_of(source, out))
-    first = list(done)
-
-    def counting(tokenised_path, *rest):
-        done.append(tokenised_path.name)
-        return original(tokenised_path, *rest)
-
+    original, stops = pipeline.segment_shard, True
     monkeypatch.setattr(pipeline, "segment_shard", counting)
-    manifest = run(job_of(source, out))
-    shards = sum(counts["shards"] for counts in manifest["splits"].values())
-    assert len(first) == 3
-    assert len(done) == len(set(done)) == shards
+    with pytest.raises(ValueError, match="stopped here"):
+        run(job_of(source, tmp_path / "out"))
+    stops = False
+    manifest = run(job_of(source, tmp_path / "out"))
+    assert len(done) == len(set(done)) == sum(counts["shards"] for counts in manifest["splits"].values())
 
 
 def dying(*args):
@@ -118,26 +110,17 @@ def test_a_worker_that_dies_is_one_sentence_and_the_next_run_finishes(tmp_path, 
 
 
 def test_a_second_run_in_the_same_folder_at_the_same_time_is_refused(tmp_path):
-    source = write_sample(tmp_path / "sample.txt")
+    job = job_of(write_sample(tmp_path / "sample.txt"), tmp_path / "out")
     work = tmp_path / "out" / ".work"
     work.mkdir(parents=True)
-    held, ready = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        from fairseq_ms_pipeline.files import only_run_in
 
-        with only_run_in(work):
-            os.write(ready[1], b".")
-            os.read(held[0], 1)
-        os._exit(0)
-    os.read(ready[0], 1)
-    try:
+    def refused() -> None:
         with pytest.raises(ValueError, match="another run is working"):
-            run(job_of(source, tmp_path / "out"))
-    finally:
-        os.write(held[1], b".")
-        os.waitpid(child, 0)
-    run(job_of(source, tmp_path / "out"))
+            run(job)
+
+    with only_run_in(work):
+        in_child(refused)
+    run(job)
 
 
 def test_a_command_with_workers_killed_at_work_can_be_started_again_at_once(tmp_path):

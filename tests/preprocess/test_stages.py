@@ -1,22 +1,18 @@
 """The pipeline's stages one by one: splits, documents, words, the sample for BPE, shards."""
 
-import json
 import os
 import random
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fairseq_ms_pipeline import binarise, bpe
-from fairseq_ms_pipeline.datasets.text import GIVEN
+from fairseq_ms_pipeline import bpe
+from fairseq_ms_pipeline.datasets import text as text_dataset
 from fairseq_ms_pipeline.documents import Draw, Reader, document_starts
 from fairseq_ms_pipeline.files import once_a_file
-from fairseq_ms_pipeline.moses import tokenised
-from fairseq_ms_pipeline.shards import write_shards
 from fairseq_ms_pipeline.text import byte_symbols, readable_words, undone
-from tests.preprocess.sample import DATASET, write_sample
+from tests.preprocess.sample import DATASET
 
 
 def test_misread_words_are_split_so_that_nothing_is_lost_but_a_space():
@@ -38,11 +34,6 @@ def test_bytes_that_are_no_text_and_symbols_that_are_no_bytes_are_spelled_out() 
     assert undone("a <0xE2> <0x82>", "byte") == "a�"
     assert undone("<0x80> b", "byte") == "�b"
     assert undone("a <unk> madeupword0001", "byte") == "a<unk>madeupword0001"
-
-
-def test_moses_splits_punctuation_and_escapes_nothing():
-    assert tokenised('He said: "it\'s <5> & done".', "moses", "en").split()[:4] == ["He", "said", ":", '"']
-    assert "&amp;" not in tokenised("a & b", "moses", "en")
 
 
 def test_a_random_split_is_of_the_asked_size_and_the_same_for_the_same_seed():
@@ -75,7 +66,7 @@ def test_a_document_begins_with_its_first_line_that_is_kept(kept: str, tmp_path:
 
 
 def test_the_innermost_folder_named_after_a_split_decides() -> None:
-    reader = Reader(replace(DATASET, split_names=GIVEN), [], 1)
+    reader = Reader(replace(DATASET, split_names=text_dataset.GIVEN), [], 1)
     for name, split in (
         ("n/train/a.txt", "train"),
         ("n/train/en/a.txt", "train"),
@@ -118,41 +109,6 @@ def test_the_bpe_sample_is_bounded_and_spread_over_the_corpus(tmp_path):
     assert bpe.sample(shards, limit_bytes=4000) == shards
 
 
-def test_shards_are_bounded_and_their_joint_text_is_the_input(tmp_path):
-    source = write_sample(tmp_path / "sample.txt")
-    dataset = replace(DATASET, blank_lines="keep")
-    found = write_shards(Reader(dataset, [source], 1).lines(), tmp_path, 1500)
-    longest = max(len(line) for line in source.read_bytes().split(b"\n"))
-    names = [name for split in found.values() for name in split["shards"]]
-    assert len(names) > 4
-    assert all((tmp_path / f"{name}.txt").stat().st_size <= 1500 + longest + 1 for name in names)
-    lines = [line for n in names for line in (tmp_path / f"{n}.txt").read_text("utf-8").split("\n")[:-1]]
-    assert sorted(lines) == sorted(source.read_text("utf-8").split("\n")[:-1])
-
-
-def test_one_shards_symbol_counts_are_in_memory_at_a_time(tmp_path, monkeypatch):
-    class Counts(dict):
-        __hash__ = object.__hash__  # type: ignore[assignment]
-
-    alive: weakref.WeakSet[Counts] = weakref.WeakSet()
-    most, read = [], binarise.read_json
-
-    def spy(path):
-        alive.add(counts := Counts(read(path)))
-        most.append(len(alive))
-        return counts
-
-    monkeypatch.setattr(binarise, "read_json", spy)
-    files = [tmp_path / f"{index}.json" for index in range(9)]
-    for index, file in enumerate(files):
-        file.write_text(json.dumps({"the": 3, f"word{index}": 1}))
-    binarise.build_dictionary(files, 0, tmp_path / "dict.txt")
-    assert binarise.vocabulary_counts(files, tmp_path / "dict.txt")["types"] == 11
-    assert len(most) == 18
-    # The one being read, and the one before it that the loop still holds.
-    assert max(most) <= 2
-
-
 def test_a_file_is_read_again_once_it_has_changed(tmp_path):
     read: list[str] = []
 
@@ -169,48 +125,21 @@ def test_a_file_is_read_again_once_it_has_changed(tmp_path):
     assert read == ["old", "new"]
 
 
-def documents_of(*inputs: Path, documents: str = "blank") -> list[list[str]]:
-    """The documents that a reader of texts and of articles finds, each as its lines."""
-    dataset = replace(DATASET, documents=documents, json_names=("*.json", "*.jsonl"), json_fields=("title", "text"))
-    found: list[list[str]] = []
-    for line in Reader(dataset, list(inputs), seed=1).lines():
-        if line.starts_document:
-            found.append([])
-        found[-1].append(line.text)
-    return found
-
-
-@pytest.mark.parametrize("name", ["articles.json", "articles.jsonl"])
-def test_every_article_of_a_json_list_is_a_document(name: str, tmp_path: Path) -> None:
-    articles = [{"title": "One", "text": "a\nb"}, {"title": None}, "no article", {"text": "c"}]
-    (tmp_path / name).write_text(json.dumps(articles))
-    assert documents_of(tmp_path) == [["One", "a", "b"], ["c"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("articles.json", '[{"headline": "a"}, {"body": "b"}]', "has no field title or text: its fields are headline"),
-        ("articles.json", '{"articles": [{"text": "b"}]}', "has no field title or text: its fields are articles"),
-        ("articles.jsonl", "[]\n", "has no field title or text: it has no articles"),
-        ("blank.txt", " \n\n", "has no text"),
-        ("empty.txt", "", "has no text"),
-    ],
-)
-def test_a_file_without_any_text_is_named(name: str, content: str, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
-    (tmp_path / "more.txt").write_text("words\n")
-    with pytest.raises(ValueError, match=rf"^--input \S*{name} {sentence}"):
-        documents_of(tmp_path)
+def test_hidden_folders_are_no_part_of_an_input_so_that_it_may_hold_the_folder_that_is_made(tmp_path: Path) -> None:
+    for name in ("train/a.txt", ".git/b.txt", "train/.ipynb_checkpoints/c.txt", "out/.work/plan.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"words of {name}\n")
+    for names in ({}, text_dataset.GIVEN):
+        lines = Reader(replace(text_dataset.DATASET, split_names=names), [tmp_path], 1).lines()
+        assert [line.text for line in lines] == ["words of train/a.txt"]
 
 
 def test_each_input_has_to_hold_some_text(tmp_path: Path) -> None:
     text, bare = tmp_path / "more.txt", tmp_path / "bare.json"
     text.write_text("words\n")
-    bare.write_text('[{"title": null}, {"text": ""}]')
+    bare.write_text('[{"text": null}, "no article", {"text": ""}]')
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "page.html").write_text("markup\n")
-    with pytest.raises(ValueError, match=rf"^--input {tmp_path / 'pages'} holds no file of Sample"):
-        documents_of(text, tmp_path / "pages")
-    with pytest.raises(ValueError, match=rf"^--input {bare} has no text"):
-        documents_of(text, bare)
+    for other, sentence in ((tmp_path / "pages", "holds no file of Text"), (bare, "has no text")):
+        with pytest.raises(ValueError, match=rf"^--input {other} {sentence}"):
+            list(Reader(text_dataset.DATASET, [text, other], 1).lines())

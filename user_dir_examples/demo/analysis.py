@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("vanilla_lm", "retina_lm")
 
@@ -48,8 +49,7 @@ def main() -> None:
     for name in ANALYSES:
         words = arguments(name, demo)
         print(f"\n$ fairseq-ms {shlex.join(words)}\n", flush=True)
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-        done = subprocess.run([sys.executable, "-m", "fairseq_ms", *words], cwd=ROOT, env=environment, check=False)
+        done = subprocess.run([sys.executable, "-m", "fairseq_ms", *words], cwd=ROOT, check=False)
         if done.returncode:
             sys.exit(f"demo-analysis: fairseq-ms {words[0]} failed")
     print(f"\neverything is in {demo / 'analysis'}")

@@ -24,6 +24,9 @@ from tqdm import tqdm
 import fairseq_ms
 from fairseq_ms.analysis.training_step import seconds
 
+# Of all commands: threads that wait for each other awake take the processor from another program that computes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["PYTHONUNBUFFERED"] = "1"
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT, UPDATES = 256, 500
 LENGTHS = (CONTEXT, 4 * CONTEXT, 16 * CONTEXT)
@@ -54,17 +57,10 @@ def program(name: str) -> list[str]:
     return [sys.executable, str(Path(sys.executable).parent / name)]
 
 
-def environment() -> dict[str, str]:
-    """Where threads do not wait for each other awake, which takes the processor from another program."""
-    return {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
-
-
 def run(command: list[str], log: Path, text: str | None = None) -> str:
     """Run a command and return what it printed, also to ``log``; SystemExit with one sentence when it fails."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(
-        command, input=text, cwd=ROOT, env=environment(), text=True, check=False, stdout=pipe, stderr=both
-    )
+    done = subprocess.run(command, input=text, cwd=ROOT, text=True, check=False, stdout=pipe, stderr=both)
     log.write_text(done.stdout)
     if done.returncode:
         last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip()
@@ -78,7 +74,7 @@ def train(command: list[str], log: Path, updates: int, title: str) -> None:
     last = ""
     with (
         log.open("a") as output,
-        subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stdout=pipe, stderr=both) as process,
+        subprocess.Popen(command, cwd=ROOT, text=True, stdout=pipe, stderr=both) as process,
         tqdm(total=updates, desc=f"  {title}", unit="update", dynamic_ncols=True, mininterval=0.5) as bar,
     ):
         assert process.stdout is not None

@@ -22,6 +22,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Of all commands: threads that wait for each other awake take the processor from another program that computes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["PYTHONUNBUFFERED"] = "1"
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "fairseq_ms"
 
@@ -40,29 +43,20 @@ RUNS: dict[str, tuple[str, dict[str, int]]] = {
 SLOWER = 0.00035 / 0.002
 
 
-def command(name: str, *arguments: str | Path, show: str | None = None, stdin: str | None = None) -> str:
+def command(name: str, *arguments: str | Path, show: str | None = None, stdin: str = "") -> str:
     """Run one of fairseq's commands and return what it printed; lines that match ``show`` are passed on."""
     program = [sys.executable, str(Path(sys.executable).parent / name), *map(str, arguments)]
-    # Threads that wait for each other awake take the processor from another program that computes.
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        program,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(stdin or "")
-    process.stdin.close()
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if show is not None and re.search(show, line):
-            print("  " + re.sub(r"^(\[.*?\])+ - ", "", line).strip()[:160], flush=True)
-    if process.wait() != 0:
+    pipe, lines = subprocess.PIPE, []
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(stdin)
+        process.stdin.close()
+        for line in process.stdout:
+            lines.append(line)
+            if show and re.search(show, line):
+                print("  " + re.sub(r"^(\[.*?\])+ - ", "", line).strip()[:160], flush=True)
+    if process.returncode != 0:
         raise SystemExit("".join(lines[-20:]) + f"{name} failed")
     return "".join(lines)
 

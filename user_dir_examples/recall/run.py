@@ -16,6 +16,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = """
     --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 --decoder-attention-heads 4 --share-decoder-input-output-embed
@@ -50,18 +51,10 @@ RUNS = {
 }
 
 
-def program(name: str) -> list[str]:
-    """How to start one of fairseq's commands in this environment."""
-    return [sys.executable, str(Path(sys.executable).parent / name)]
-
-
 def run(command: list[str], log: Path | None = None) -> None:
     """Run a command, its output in ``log``; SystemExit with one sentence when it fails."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with log.open("a", encoding="utf-8") if log else nullcontext() as out:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=out, stderr=out and subprocess.STDOUT, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=out and subprocess.STDOUT, check=False)
     if done.returncode:
         where = f", its output is in {log}" if log else ""
         raise SystemExit(f"recall: {shlex.join(command[:4])} ended with exit code {done.returncode}{where}")
@@ -92,8 +85,8 @@ def train(group: str, data: Path, folder: Path, more: list[str]) -> list[str]:
         log = folder / f"{name}.log"
         if not log.is_file() or "done training" not in log.read_text(encoding="utf-8"):
             print(f"training {name}", flush=True)
-            command, *flags = training(group, name, data, folder / name)
-            run([*program(command), *flags, *more], log)
+            program, *flags = training(group, name, data, folder / name)
+            run([sys.executable, str(Path(sys.executable).parent / program), *flags, *more], log)
         found.append(f"{name}={folder / name / 'checkpoint_last.pt'}")
     return found
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, replace
 
-from fairseq_ms_pipeline.cli import add_flag, common_parser, one_sentence, plan, seed_of, with_flags
+from fairseq_ms_pipeline.cli import add_flag, common_parser, job_of, one_sentence, run_or_plan, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.files import write_json
 from fairseq_ms_pipeline.recall import ASKING, FILLERS, TASKS, Exercises, Recall
-from fairseq_ms_pipeline.run import Job, run
+from fairseq_ms_pipeline.run import Job
 
 DATASET = Dataset(name="recall", title="Recall at a distance", level="word", shard_bytes=4_000_000)
 # Symbols of running text; others become <unk>, which is as good a filler.
@@ -43,28 +43,16 @@ def recall_of(args: argparse.Namespace) -> Recall:
 def make_job(args: argparse.Namespace, recall: Recall) -> Job:
     """The run of this data set as the flags ask for it."""
     size = WORDS_OF_DOCS if recall.filler == "docs" else 0
-    return Job(
-        dataset=replace(with_flags(DATASET, args), dictionary_size=size),
-        source=Exercises(recall, seed_of(args)),
-        source_bytes=None,
-        out=args.out,
-        workers=args.workers,
-        identity={"recall": asdict(recall), "seed": seed_of(args)},
-        vocabulary_from=args.vocab_from,
-        quiet=args.quiet,
-    )
+    dataset = replace(with_flags(DATASET, args), dictionary_size=size)
+    return job_of(args, dataset, Exercises(recall, seed_of(args)).lines, recall=asdict(recall))
 
 
 def prepare(args: argparse.Namespace) -> None:
     """Write the data set and, beside it, what an analysis has to know of the exercises."""
     recall = recall_of(args)
-    job = make_job(args, recall)
-    if args.dry_run:
-        job.check()
-        print(plan(job))
-        return
-    run(job)
-    write_json(job.out / "bin" / "recall.json", recall.description())
+    run_or_plan(make_job(args, recall), args.dry_run)
+    if not args.dry_run:
+        write_json(args.out / "bin" / "recall.json", recall.description())
 
 
 def main() -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import platform
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, run_job, seed_of, with_flags
+from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, job_of, run_job, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.documents import Line
 from fairseq_ms_pipeline.prose import sentences
@@ -22,34 +23,20 @@ DATASET = Dataset(
 )
 
 
-class Documentation:
-    """The sentences of the library's documentation, one a line, module by module in the order of their names."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def lines(self, advance: Callable[[int], object]) -> Iterator[Line]:
-        """All sentences, each with the split of its module."""
-        texts = corpus(library_folder(), sentences)
-        splits = split_by_module(texts, self.seed, DATASET.valid_fraction)
-        for name, lines in texts.items():
-            for index, line in enumerate(lines):
-                advance(len(line.encode()) + 1)
-                yield Line(splits[name], index == 0, line)
+def documentation(seed: int, advance: Callable[[int], object]) -> Iterator[Line]:
+    """The sentences of the library's documentation, one a line, each with the split of its module."""
+    texts = corpus(library_folder(), sentences)
+    splits = split_by_module(texts, seed, DATASET.valid_fraction)
+    for name, lines in texts.items():
+        for index, line in enumerate(lines):
+            advance(len(line.encode()) + 1)
+            yield Line(splits[name], index == 0, line)
 
 
 def make_job(args: argparse.Namespace) -> Job:
     """The run of this data set as the flags ask for it."""
-    return Job(
-        dataset=with_flags(DATASET, args),
-        source=Documentation(seed_of(args)),
-        source_bytes=None,
-        out=args.out,
-        workers=args.workers,
-        identity={"python": platform.python_version(), "seed": seed_of(args)},
-        vocabulary_from=args.vocab_from,
-        quiet=args.quiet,
-    )
+    lines = partial(documentation, seed_of(args))
+    return job_of(args, with_flags(DATASET, args), lines, python=platform.python_version())
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate
+from fairseq_ms.lm.config import Flags, check_needs, check_ranges, fill_in_positions, require, validate
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
@@ -187,6 +187,12 @@ class LanguageModel(FairseqLanguageModel):
         return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
 
     @classmethod
+    def flags(cls) -> Flags:
+        """The fields of the configuration with which the class is registered."""
+        fields: Flags = getattr(cls, "__dataclass").__dataclass_fields__
+        return fields
+
+    @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
         """Raise ``UsageError`` on flags that do not fit together; subclasses add their own rules."""
         validate(cfg, task)
@@ -194,7 +200,7 @@ class LanguageModel(FairseqLanguageModel):
     @classmethod
     def refuse_idle(cls, cfg: Any) -> None:
         """Raise ``UsageError`` on flags that could change nothing; only for a model that is to be trained."""
-        refuse_idle(cfg)
+        check_needs(cls.flags(), cfg)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
@@ -207,6 +213,7 @@ class LanguageModel(FairseqLanguageModel):
     def check(cls, cfg: Any, task: Any) -> int:
         """Raise ``UsageError`` on flags that do not fit together; how many positions a text can have."""
         positions = fill_in_positions(cfg)
+        check_ranges(cls.flags(), cfg)
         cls.validate(cfg, task)
         if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)

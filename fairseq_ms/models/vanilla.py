@@ -17,7 +17,7 @@ from fairseq_ms.models.retina import scales_of
 class VanillaConfig(PositionedConfig):
     """Flags of ``vanilla_lm``."""
 
-    decoder_layers: int = option(12, "number of layers")
+    decoder_layers: int = option(12, "number of layers", least=1)
     scale_windows: Optional[str] = option(
         None, "attention window as 1x=near:far in tokens, such as 1x=0:64 (default: all tokens)"
     )

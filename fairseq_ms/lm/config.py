@@ -1,7 +1,9 @@
 """The flags that every language model has, and what must hold between them."""
 
 import operator
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, dataclass
 from typing import Any, Optional
 
@@ -181,6 +183,29 @@ def refuse_given(flags: Flags, cfg: Any, names: Iterable[str], why: str) -> None
         require(value == default or str(value) == str(default), f"{flag(name)} has no effect {why}: got {value}")
 
 
+# What the core calls the sizes of these flags.
+_OF_CORE = {
+    "dim": "decoder_embed_dim",
+    "heads": "decoder_attention_heads",
+    "segment_len": "tokens_per_sample",
+    "position_dim": "position_embed_dim",
+    "local_heads": "local_attention_heads",
+}
+
+
+@contextmanager
+def naming_flags(flags: Flags) -> Iterator[None]:
+    """Within, where the core refuses sizes that do not fit together, a ``UsageError`` says the same of their flags."""
+    names = {**{name: name for name in flags}, **_OF_CORE}
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        words = re.split(r"(\w+)", str(error))
+        raise UsageError("".join(flag(names[word]) if word in names else word for word in words)) from error
+
+
 def layer_settings(cfg: Any) -> dict[str, Any]:
     """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
     own: dict[str, Any] = {}
@@ -231,15 +256,6 @@ def _bands(cfg: LanguageModelConfig, name: str) -> Bands:
 def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
     validate_positions(cfg)
-    dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
-    require(
-        getattr(cfg, "attention_head_dim", None) is not None or dim % heads == 0,
-        f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}",
-    )
-    require(
-        str(getattr(cfg, "positions", "learned")) != "rotary" or dim // heads % 2 == 0,
-        f"--positions rotary needs --decoder-embed-dim / --decoder-attention-heads to be even: got {dim} / {heads}",
-    )
     require(
         not (cfg.adaptive_input and cfg.share_decoder_input_output_embed),
         "--share-decoder-input-output-embed cannot be used with --adaptive-input: use --tie-adaptive-weights",

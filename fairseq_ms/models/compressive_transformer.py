@@ -7,7 +7,6 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import streaming_settings
 from fairseq_ms.models.transformer_xl import TransformerXLConfig, TransformerXLLanguageModel
 
@@ -43,12 +42,3 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
             **streaming_settings(cfg, source_dictionary, target_dictionary),
         )
         return core.CompressiveTransformer(config)
-
-    @classmethod
-    def validate(cls, cfg: CompressiveTransformerConfig, task: object) -> None:
-        super().validate(cfg, task)
-        segment_len = cfg.tokens_per_sample or 0
-        require(
-            segment_len % cfg.compression_rate == 0,
-            f"--tokens-per-sample must be a multiple of --compression-rate {cfg.compression_rate}: got {segment_len}",
-        )

@@ -22,6 +22,7 @@ from fairseq_ms.lm.config import (
     PositionFlags,
     criterion_of,
     layer_settings,
+    naming_flags,
     refuse_given,
     require,
     validate_positions,
@@ -183,7 +184,8 @@ class HAED(LanguageModel):
         positions = cls.check(cfg, task)
         config = core_config(cfg, task.source_dictionary, cls.config_class)
         longest = positions if config.positions == "learned" else NO_LIMIT
-        model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
+        with naming_flags(cls.flags()):
+            model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
         in_groups(model)
         return model
 
@@ -198,30 +200,6 @@ class HAED(LanguageModel):
             len(task.source_dictionary) == len(task.target_dictionary),
             "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is "
             f"read again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
-        )
-        config = core_config(cfg, task.source_dictionary, core.HAEDConfig)
-        require(
-            cfg.decoder_embed_dim > config.width_of_positions,
-            f"--decoder-embed-dim must exceed --position-embed-dim {config.width_of_positions}, so that the chunk "
-            f"encoding finds room: got {cfg.decoder_embed_dim}",
-        )
-        head_dim, rotary = config.width_of_head, config.positions == "rotary"
-        require(
-            not rotary or head_dim % 2 == 0,
-            f"--positions rotary needs --attention-head-dim to be even: got {head_dim}",
-        )
-        require(
-            config.positions == "learned" or not config.width_of_positions,
-            f"--position-embed-dim must be 0 or left out with --positions {config.positions}: "
-            f"got {cfg.position_embed_dim}",
-        )
-        require(
-            config.positions == "learned" or config.main == "transformer",
-            f"--positions has no effect with --main lstm: got {config.positions}",
-        )
-        require(
-            config.decoder == "lstm" or cfg.decoder_units % config.local_heads == 0,
-            f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {config.local_heads}",
         )
 
     @classmethod

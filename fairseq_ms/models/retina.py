@@ -42,8 +42,3 @@ class RetinaLanguageModel(LanguageModel):
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         own = {"layers": cfg.decoder_layers, "scales": scales_of(cfg), "downsampler": str(cfg.downsampler)}
         return core.Retina(core.RetinaConfig(**own, **settings))
-
-    @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
-        super().validate(cfg, task)
-        scales_of(cfg)

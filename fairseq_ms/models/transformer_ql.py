@@ -8,7 +8,7 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import Compression, option, probability
-from fairseq_ms.lm.config import refuse_given, require
+from fairseq_ms.lm.config import refuse_given
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
 
@@ -49,12 +49,6 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     @classmethod
     def validate(cls, cfg: TransformerQLConfig, task: object) -> None:
         super().validate(cfg, task)
-        coarsest, segment_len = layer_scales(cfg.scale_layers)[-1].factor, cfg.tokens_per_sample or 0
-        require(
-            segment_len % coarsest == 0,
-            f"--tokens-per-sample must be a multiple of the coarsest scale of --scale-layers, {coarsest}x: "
-            f"got {segment_len}",
-        )
         if not cfg.decoder_normalize_before:
             logger.warning(
                 "while the memory is empty, the coarse scales normalise rows of zeros, with very large gradients: set "

@@ -171,10 +171,8 @@ class LanguageModel(FairseqLanguageModel):
         # Data that begin with a dot are beside the model.
         beside = data_name_or_path.startswith(".")
         for what, path, known in (("model's", model_name_or_path, False), ("data", data_name_or_path, beside)):
-            require(
-                known or "://" in path or Path(path).exists(),
-                f"from_pretrained: the {what} folder {path} does not exist",
-            )
+            found = known or "://" in path or Path(path).exists()
+            require(found, f"from_pretrained: the {what} folder {path} does not exist")
         return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
 
     @classmethod

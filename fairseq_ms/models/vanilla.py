@@ -35,9 +35,7 @@ class VanillaLanguageModel(LanguageModel):
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         if cfg.scale_windows:
             scales = scales_of(cfg)
-            require(
-                len(scales) == 1,
-                f"--scale-windows of vanilla_lm must have the single scale 1x: got {cfg.scale_windows!r}",
-            )
+            rule = "--scale-windows of vanilla_lm must have the single scale 1x"
+            require(len(scales) == 1, f"{rule}: got {cfg.scale_windows!r}")
             return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=scales, **settings))
         return core.Vanilla(core.VanillaConfig(layers=cfg.decoder_layers, **settings))

@@ -102,7 +102,7 @@ CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual"
             "multiscale_bottomup",
             CLOSED,
             {"init_residual": "scaled"},
-            "--init-residual must not be zero with --aggregation-gate, .*: got zero",
+            "--init-residual must not be zero with --aggregation-gate, which is zero too",
         ),
     ],
 )

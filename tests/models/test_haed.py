@@ -128,7 +128,7 @@ def test_a_checkpoint_from_before_the_core_loads() -> None:
     ("flags", "sentence"),
     [
         ({"decoder": "transformer", "decoder_units": 12}, "--local-attention-heads must divide --decoder-units 12"),
-        ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100"),
+        ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100: got 100"),
         ({"separators": "word0 nothing"}, "--separators must be symbols of the dictionary: got 'nothing'"),
         (
             {"main": "lstm", "position_embed_dim": 0, "checkpoint_activations": True},
@@ -138,9 +138,15 @@ def test_a_checkpoint_from_before_the_core_loads() -> None:
         ({"main": "lstm", "attention_dropout": 0.1}, "--attention-dropout has no effect without a transformer"),
         ({"separators": " "}, "--separators must name at least one symbol"),
         ({"max_target_positions": 32}, "--tokens-per-sample must not exceed the model's --max-target-positions 32"),
-        ({"positions": "rotary", "attention_head_dim": 3}, "--positions rotary needs --attention-head-dim to be even"),
-        ({"positions": "none", "position_embed_dim": 9}, "--position-embed-dim must be 0 or left out with --positions"),
-        ({"positions": "rotary", "main": "lstm"}, "--positions has no effect with --main lstm: got rotary"),
+        (
+            {"positions": "rotary", "attention_head_dim": 3},
+            "rotary --positions need --decoder-attention-heads of an even width: got 3",
+        ),
+        (
+            {"positions": "none", "position_embed_dim": 9},
+            "--positions must be learned with --position-embed-dim 9: got",
+        ),
+        ({"positions": "rotary", "main": "lstm"}, "--positions must be learned with --main lstm: got rotary"),
         ({"main": "lstm", "qk_norm": True}, "--qk-norm has no effect without a transformer"),
         ({"main": "lstm", "norm": "rms"}, "--norm has no effect without a transformer"),
     ],

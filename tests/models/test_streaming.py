@@ -237,7 +237,11 @@ def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alo
         ("transformer_xl", {"add_bos_token": True}, "--add-bos-token cannot be used"),
         ("transformer_ql", {"tokens_per_sample": 5}, "--tokens-per-sample must be a multiple of the coarsest scale"),
         ("transformer_ql", {"scale_layers": "2x=3"}, "--scale-layers must have an entry for the scale 1x"),
-        ("compressive_transformer", {"tokens_per_sample": 7}, "must be a multiple of --compression-rate 2: got 7"),
+        (
+            "compressive_transformer",
+            {"tokens_per_sample": 7},
+            "must be at least 2 and divide --tokens-per-sample 7: got 2",
+        ),
     ],
 )
 def test_a_flag_that_breaks_a_rule_is_named_in_one_sentence(arch: str, flags: dict, sentence: str) -> None:

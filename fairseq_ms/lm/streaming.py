@@ -76,8 +76,3 @@ class StreamingLanguageModel(LanguageModel):
         # There are no position embeddings that it could exceed.
         cfg.max_target_positions = cfg.tokens_per_sample
         return super().build_model(cfg, task)
-
-    @classmethod
-    def validate(cls, cfg: StreamingConfig, task: object) -> None:
-        require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
-        super().validate(cfg, task)

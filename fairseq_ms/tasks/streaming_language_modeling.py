@@ -81,14 +81,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 "--max-target-positions must not be set with --task streaming_language_modeling: a stream has "
                 f"no last position, got {args.max_target_positions}"
             )
-        if args.tokens_per_sample is not None and args.tokens_per_sample < 1:
-            raise UsageError(f"--tokens-per-sample must be at least 1: got {args.tokens_per_sample}")
-        if not args.data:
-            raise UsageError("data must be the path of a folder that fairseq-preprocess wrote: got none")
-        path = os.path.join(utils.split_paths(args.data)[0], "dict.txt")
-        if not os.path.exists(path):
-            raise UsageError(f"data must be a folder that fairseq-preprocess wrote, with a dict.txt: got {args.data}")
-        dictionary = Dictionary.load(path)
+        dictionary = Dictionary.load(os.path.join(utils.split_paths(args.data or ".")[0], "dict.txt"))
         logger.info(f"dictionary: {len(dictionary)} types")
         return cls(args, dictionary)
 

@@ -35,9 +35,6 @@ _PAUSES = (2.5, 2.5)
 _BEFORE_ARCHIVES = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ARCHIVE = b"PK\x03\x04"
 
-# Found intact and about to be read, so that large files are not read twice for it.
-_about_to_be_read: set[str] = set()
-
 # The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
 torch.serialization.add_safe_globals([argparse.Namespace])
 
@@ -154,9 +151,7 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
     """``load_checkpoint_to_cpu``, with one sentence for what is damaged or holds code."""
     local = PathManager.get_local_path(path)
     if os.path.isfile(local):
-        wrong = None if local in _about_to_be_read else defect(local)
-        _about_to_be_read.discard(local)
-        if wrong is not None:
+        if (wrong := defect(local)) is not None:
             raise UsageError(
                 f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is damaged ({wrong})"
             )
@@ -195,7 +190,6 @@ def _newest_intact(last: str) -> str | None:
     """The checkpoint to go on from."""
     wrong = defect(last)
     if wrong is None:
-        _about_to_be_read.add(last)
         return last
     for updates, path in _others(last):
         if defect(path) is None:

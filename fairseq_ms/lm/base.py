@@ -1,6 +1,5 @@
 """fairseq's decoder and model over a language model of the core."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.config import fill_in_positions, refuse_idle, require, validate
+from fairseq_ms.lm.config import Flags, check_needs, check_ranges, fill_in_positions, naming_flags, require, validate
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
@@ -157,34 +156,30 @@ class LanguageModel(FairseqLanguageModel):
         raise AssertionError(f"{type(self).__name__} has no blocks")
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's, without the local ``train`` that it leaves on the model, which nothing can copy or pickle."""
+        """As fairseq's, without the local function that it leaves on the model, which nothing can copy or pickle."""
         super().make_generation_fast_(**kwargs)
         self.__dict__.pop("train", None)
-
-    def train(self, mode: bool = True) -> Any:
-        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
-        if mode and self._is_generation_fast:
-            raise RuntimeError("cannot train after make_generation_fast")
-        return super().train(mode)
 
     @classmethod
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
     ) -> Any:
-        """fairseq's loading of a model with its tokenisation; raises ``UsageError`` for a path that is missing.
+        """fairseq's loading of a model with its tokenisation; raises ``UsageError`` for a folder that is missing.
 
         fairseq also takes addresses and archives of models, and several checkpoints.
         """
-        folder, data = Path(model_name_or_path), Path(data_name_or_path)
-        if "://" not in model_name_or_path:
-            require(folder.exists(), f"from_pretrained: the model's folder {folder} does not exist")
-            if folder.is_dir():
-                for path in (folder / name for name in checkpoint_file.split(os.pathsep)):
-                    require(path.is_file(), f"from_pretrained: the checkpoint {path} does not exist")
-        # What begins with a dot is beside the model.
-        if not data_name_or_path.startswith(".") and "://" not in data_name_or_path:
-            require(data.exists(), f"from_pretrained: the data folder {data} does not exist")
+        # Data that begin with a dot are beside the model.
+        beside = data_name_or_path.startswith(".")
+        for what, path, known in (("model's", model_name_or_path, False), ("data", data_name_or_path, beside)):
+            found = known or "://" in path or Path(path).exists()
+            require(found, f"from_pretrained: the {what} folder {path} does not exist")
         return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+
+    @classmethod
+    def flags(cls) -> Flags:
+        """The fields of the configuration with which the class is registered."""
+        fields: Flags = getattr(cls, "__dataclass").__dataclass_fields__
+        return fields
 
     @classmethod
     def validate(cls, cfg: Any, task: Any) -> None:
@@ -194,19 +189,21 @@ class LanguageModel(FairseqLanguageModel):
     @classmethod
     def refuse_idle(cls, cfg: Any) -> None:
         """Raise ``UsageError`` on flags that could change nothing; only for a model that is to be trained."""
-        refuse_idle(cfg)
+        check_needs(cls.flags(), cfg)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         positions = cls.check(cfg, task)
-        model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
+        with naming_flags(cls.flags()):
+            model = cls.core_model(cfg, task.source_dictionary, task.target_dictionary)
         return cls(Decoder(model, task.target_dictionary, positions))
 
     @classmethod
     def check(cls, cfg: Any, task: Any) -> int:
         """Raise ``UsageError`` on flags that do not fit together; how many positions a text can have."""
         positions = fill_in_positions(cfg)
+        check_ranges(cls.flags(), cfg)
         cls.validate(cfg, task)
         if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)

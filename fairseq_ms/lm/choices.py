@@ -1,6 +1,7 @@
-"""Fields of configurations: a default with its help, and the types of flags that take one word of a few."""
+"""Fields of configurations with their help and rules, and the types of flags that take one word of a few."""
 
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq.dataclass import ChoiceEnum
@@ -37,6 +38,13 @@ else:
     WindowOverlap = ChoiceEnum(["forbid", "allow"])
 
 
-def option(default: Any, help: str) -> Any:
-    """A field of a configuration, with the help of its flag."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, **rules: Any) -> Any:
+    """A field of a configuration: the default of its flag, its help, and its rules.
+
+    The rules are ``least``, ``above`` and ``below``, the bounds of its values, and ``needs``, the flags without any of
+    which it has no effect: ``"adaptive_input"`` or, with a value, ``"positions rotary"``.
+    """
+    return field(default=default, metadata={"help": help, **rules})
+
+
+probability = partial(option, least=0, below=1)

@@ -1,7 +1,10 @@
 """The flags that every language model has, and what must hold between them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import Field, dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -9,7 +12,7 @@ from omegaconf import II
 
 from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart, option
+from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart, option, probability
 from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
 
 
@@ -22,7 +25,7 @@ class TransformerFlags(FairseqDataclass):
         "activation function of the feed-forward blocks; swiglu's have two thirds of their width, to the "
         "nearest multiple of 8, since it reads two numbers where others read one: as many parameters",
     )
-    activation_dropout: float = option(0.0, "dropout probability after activation in FFN")
+    activation_dropout: float = probability(0.0, "dropout probability after activation in FFN")
     norm: Norm = option("layer", "layer norm, or RMS norm without mean and shift")
     no_bias: bool = option(False, "no biases in the projections of attention and feed-forward blocks")
     init_residual: ResidualStart = option(
@@ -48,27 +51,33 @@ class TransformerFlags(FairseqDataclass):
 class LanguageModelConfig(TransformerFlags):
     """Flags of every model but the hierarchical ones."""
 
-    dropout: float = option(0.1, "dropout probability")
-    attention_dropout: float = option(0.1, "dropout probability for attention weights")
+    dropout: float = probability(0.1, "dropout probability")
+    attention_dropout: float = probability(0.1, "dropout probability for attention weights")
     decoder_embed_dim: int = option(768, "model dimension")
     decoder_ffn_embed_dim: int = option(3072, "width of the feed-forward blocks")
-    decoder_attention_heads: int = option(12, "number of attention heads")
+    decoder_attention_heads: int = option(12, "number of attention heads", least=1)
     share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
     adaptive_input: bool = option(False, "if set, uses adaptive input")
-    adaptive_input_factor: float = option(4, "adaptive input factor")
-    adaptive_input_cutoff: Optional[str] = option(None, "comma separated list of adaptive input cutoff points")
+    adaptive_input_factor: float = option(4, "adaptive input factor", needs=["adaptive_input"])
+    adaptive_input_cutoff: Optional[str] = option(
+        None, "comma separated list of adaptive input cutoff points", needs=["adaptive_input"]
+    )
     adaptive_softmax_cutoff: Optional[str] = option(
         None, "comma separated list of adaptive softmax cutoff points. Must be used with adaptive_loss criterion"
     )
-    adaptive_softmax_dropout: float = option(0, "sets adaptive softmax dropout for the tail projections")
-    adaptive_softmax_factor: float = option(4, "adaptive softmax factor")
+    adaptive_softmax_dropout: float = probability(
+        0, "sets adaptive softmax dropout for the tail projections", needs=["adaptive_softmax_cutoff"]
+    )
+    adaptive_softmax_factor: float = option(4, "adaptive softmax factor", needs=["adaptive_softmax_cutoff"])
     tie_adaptive_weights: bool = option(False, "if set, ties the weights of adaptive softmax and adaptive input")
     tie_adaptive_proj: bool = option(
-        False, "if set, ties the projection weights of adaptive softmax and adaptive input"
+        False,
+        "if set, ties the projection weights of adaptive softmax and adaptive input",
+        needs=["tie_adaptive_weights"],
     )
-    init_std: float = option(0.02, "standard deviation of the normal distribution weights start from")
+    init_std: float = option(0.02, "standard deviation of the normal distribution weights start from", least=0)
     embedding_init_std: Optional[float] = option(
-        None, "standard deviation that word and position embeddings start from (default: --init-std)"
+        None, "standard deviation that word and position embeddings start from (default: --init-std)", least=0
     )
 
 
@@ -82,7 +91,10 @@ class PositionFlags(TransformerFlags):
         "by them; none: order comes from the causal mask and blocks alone; without learned ones any length works",
     )
     rotary_base: float = option(
-        10000.0, "base of --positions rotary: the slowest channels turn by about 1 / base a token"
+        10000.0,
+        "base of --positions rotary: the slowest channels turn by about 1 / base a token",
+        above=1,
+        needs=["positions rotary"],
     )
     decoder_normalize_after: bool = option(
         False, "norms behind the residual connections (post-LN) instead of in front of each decoder block"
@@ -95,6 +107,11 @@ class PositionedConfig(LanguageModelConfig, PositionFlags):
     """Flags of models without a memory but the hierarchical ones."""
 
     scale_embedding: bool = option(False, "multiply embedded words by the square root of --decoder-embed-dim")
+
+
+# The fields of a configuration by name, with what ``option`` says of each.
+Flags = Mapping[str, Field[Any]]
+_BOUNDS = {"least": ("at least", operator.ge), "above": ("above", operator.gt), "below": ("below", operator.lt)}
 
 
 def require(condition: bool, message: str) -> None:
@@ -136,42 +153,65 @@ def criterion_of(cfg: Any) -> str:
     return str(getattr(cfg.criterion, "_name", cfg.criterion))
 
 
-def validate_layers(cfg: Any) -> None:
-    """Raise ``UsageError`` on flags of a model's layers outside their ranges."""
-    validate_positions(cfg)
-    base = getattr(cfg, "rotary_base", 10000.0)
-    require(base > 1.0, f"--rotary-base must be above 1: got {base}")
-    for name in ("init_std", "embedding_init_std"):
-        std = getattr(cfg, name, None)
-        require(std is None or std >= 0.0, f"{flag(name)} must be at least 0: got {std}")
-    for name in ("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"):
-        value = getattr(cfg, name, 0.0)
-        require(0.0 <= value < 1.0, f"{flag(name)} must be at least 0 and below 1: got {value}")
+def check_ranges(flags: Flags, cfg: Any) -> None:
+    """Raise ``UsageError`` on a number outside the bounds that stand beside its flag."""
+    for name, known in flags.items():
+        bounds = [(*_BOUNDS[rule], bound) for rule, bound in known.metadata.items() if rule in _BOUNDS]
+        value = getattr(cfg, name) if bounds else None
+        allowed = " and ".join(f"{words} {bound}" for words, _, bound in bounds)
+        fits = value is None or all(holds(value, bound) for _, holds, bound in bounds)
+        require(fits, f"{flag(name)} must be {allowed}: got {value}")
 
 
-def refuse_given(config: Any, cfg: Any, names: Sequence[str], why: str) -> None:
-    """Raise ``UsageError`` if one of these flags of a config class, which has no effect, is not at its default."""
+def check_needs(flags: Flags, cfg: Any) -> None:
+    """Raise ``UsageError`` on a flag that is given without any of those it needs."""
+    for name, known in flags.items():
+        needs = [need.split() for need in known.metadata.get("needs", ())]
+        if needs and not any(_is_given(cfg, *need) for need in needs):
+            refuse_given(flags, cfg, [name], "without " + " or ".join(" ".join([flag(n), *v]) for n, *v in needs))
+
+
+def _is_given(cfg: Any, name: str, value: str | None = None) -> bool:
+    given = criterion_of(cfg) if name == "criterion" else getattr(cfg, name)
+    return bool(given) if value is None else str(given) == value
+
+
+def refuse_given(flags: Flags, cfg: Any, names: Iterable[str], why: str) -> None:
+    """Raise ``UsageError`` if one of these flags, which has no effect, is not at its default."""
     for name in names:
-        value = getattr(cfg, name)
-        default = config.__dataclass_fields__[name].default
-        require(
-            value == default or str(value) == str(default),
-            f"{flag(name)} has no effect {why}: got {value}",
-        )
+        value, default = getattr(cfg, name), flags[name].default
+        require(value == default or str(value) == str(default), f"{flag(name)} has no effect {why}: got {value}")
+
+
+# What the core calls the sizes of these flags.
+_OF_CORE = {
+    "dim": "decoder_embed_dim",
+    "heads": "decoder_attention_heads",
+    "segment_len": "tokens_per_sample",
+    "position_dim": "position_embed_dim",
+    "local_heads": "local_attention_heads",
+}
+
+
+@contextmanager
+def naming_flags(flags: Flags) -> Iterator[None]:
+    """Within, where the core refuses sizes that do not fit together, a ``UsageError`` says the same of their flags."""
+    names = {**{name: name for name in flags}, **_OF_CORE}
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        words = re.split(r"(\w+)", str(error))
+        raise UsageError("".join(flag(names[word]) if word in names else word for word in words)) from error
 
 
 def layer_settings(cfg: Any) -> dict[str, Any]:
     """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
-    own = (
-        {}
-        if not hasattr(cfg, "positions")
-        else {
-            "positions": str(cfg.positions),
-            "rotary_base": float(cfg.rotary_base),
-            "normalize_before": not cfg.decoder_normalize_after,
-            "qk_norm": cfg.qk_norm,
-        }
-    )
+    own: dict[str, Any] = {}
+    if hasattr(cfg, "positions"):
+        own = {"positions": str(cfg.positions), "rotary_base": float(cfg.rotary_base)}
+        own |= {"normalize_before": not cfg.decoder_normalize_after, "qk_norm": cfg.qk_norm}
     return {
         **own,
         "dim": cfg.decoder_embed_dim,
@@ -215,22 +255,7 @@ def _bands(cfg: LanguageModelConfig, name: str) -> Bands:
 
 def validate(cfg: Any, task: Any) -> None:
     """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
-    validate_layers(cfg)
-    layers = getattr(cfg, "decoder_layers", 1)
-    require(layers > 0, f"--decoder-layers must be at least 1: got {layers}")
-    dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
-    head_dim = getattr(cfg, "attention_head_dim", None)
-    require(head_dim is None or head_dim >= 1, f"--attention-head-dim must be at least 1: got {head_dim}")
-    require(
-        heads > 0 and (head_dim is not None or dim % heads == 0),
-        f"--decoder-attention-heads must divide --decoder-embed-dim {dim}: got {heads}"
-        if head_dim is None
-        else f"--decoder-attention-heads must be at least 1: got {heads}",
-    )
-    require(
-        str(getattr(cfg, "positions", "learned")) != "rotary" or dim // heads % 2 == 0,
-        f"--positions rotary needs --decoder-embed-dim / --decoder-attention-heads to be even: got {dim} / {heads}",
-    )
+    validate_positions(cfg)
     require(
         not (cfg.adaptive_input and cfg.share_decoder_input_output_embed),
         "--share-decoder-input-output-embed cannot be used with --adaptive-input: use --tie-adaptive-weights",
@@ -250,34 +275,11 @@ def validate(cfg: Any, task: Any) -> None:
         "--adaptive-input needs --adaptive-input-cutoff: got none",
     )
     validate_cutoffs(cfg, min(len(task.source_dictionary), len(task.target_dictionary)))
-    if cfg.tie_adaptive_weights or cfg.tie_adaptive_proj:
-        tie = "--tie-adaptive-weights" if cfg.tie_adaptive_weights else "--tie-adaptive-proj"
-        require(
-            cfg.adaptive_input and cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff,
-            f"{tie} needs --adaptive-input and --adaptive-input-cutoff equal to --adaptive-softmax-cutoff: "
-            f"got {cfg.adaptive_input_cutoff} and {cfg.adaptive_softmax_cutoff}",
-        )
-        require(
-            cfg.adaptive_input_factor == cfg.adaptive_softmax_factor,
-            f"{tie} needs --adaptive-input-factor equal to --adaptive-softmax-factor: "
-            f"got {cfg.adaptive_input_factor} and {cfg.adaptive_softmax_factor}",
-        )
-
-
-def refuse_idle_positions(cfg: Any) -> None:
-    """Raise ``UsageError`` on settings of rotary positions that a model does not have."""
-    if str(getattr(cfg, "positions", "rotary")) != "rotary":
-        refuse_given(PositionFlags, cfg, ("rotary_base",), "without --positions rotary")
-
-
-def refuse_idle(cfg: Any) -> None:
-    """Raise ``UsageError`` on settings of what a model does not have: adaptive matrices, rotary positions."""
-    refuse_idle_positions(cfg)
-    if not cfg.adaptive_softmax_cutoff:
-        names = ("adaptive_softmax_factor", "adaptive_softmax_dropout")
-        refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-softmax-cutoff")
-    if not cfg.adaptive_input:
-        names = ("adaptive_input_cutoff", "adaptive_input_factor")
-        refuse_given(LanguageModelConfig, cfg, names, "without --adaptive-input")
-    if not cfg.tie_adaptive_weights:
-        refuse_given(LanguageModelConfig, cfg, ("tie_adaptive_proj",), "without --tie-adaptive-weights")
+    for tie in ("tie_adaptive_weights", "tie_adaptive_proj"):
+        for what in ("cutoff", "factor"):
+            one, other = getattr(cfg, f"adaptive_input_{what}"), getattr(cfg, f"adaptive_softmax_{what}")
+            require(
+                not getattr(cfg, tie) or (cfg.adaptive_input and one == other),
+                f"{flag(tie)} needs --adaptive-input and --adaptive-input-{what} equal to --adaptive-softmax-{what}: "
+                f"got {one} and {other}",
+            )

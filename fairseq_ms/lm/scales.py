@@ -1,15 +1,10 @@
-"""The scales of a model, from what users write: ``1x=0:8,4x=8:256`` or ``4x=8,1x=12``, in any order.
-
-A specification is parsed and checked once: the functions below remember what they have returned, so whoever checks the
-flags and whoever builds the layers get the same object.
-"""
+"""The scales of a model, from what users write: ``1x=0:8,4x=8:256`` or ``4x=8,1x=12``, in any order."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from dataclasses import replace
-from functools import cache
 
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.errors import UsageError
@@ -20,14 +15,12 @@ Scales = tuple[Scale, ...]
 _ITEM = re.compile(r"(?P<scale>\d+)x=(?P<value>\S+)")
 
 
-@cache
 def layer_scales(layers: str, need_finest: bool = True) -> Scales:
     """The scales of ``--scale-layers``: ``"4x=8,1x=12"``; raises UsageError as ``parse_counts`` does."""
     counts = parse_counts("--scale-layers", layers, need_finest=need_finest)
     return tuple(Scale(factor, count) for factor, count in counts.items())
 
 
-@cache
 def single_scale(layers: str) -> Scale:
     """The one scale of ``--scale-layers``, which need not be 1x; raises UsageError on another form."""
     scales = layer_scales(layers, need_finest=False)
@@ -36,7 +29,6 @@ def single_scale(layers: str) -> Scale:
     return scales[0]
 
 
-@cache
 def aggregated_scales(layers: str, heads: str | None, total: int) -> Scales:
     """``layer_scales`` whose coarse scales share the ``total`` heads of an aggregation layer.
 
@@ -50,14 +42,12 @@ def aggregated_scales(layers: str, heads: str | None, total: int) -> Scales:
     return finest, *(replace(scale, heads=counts[scale.factor]) for scale in coarse)
 
 
-@cache
 def window_scales(windows: str, overlap: bool = False) -> Scales:
     """The scales of ``--scale-windows``: ``"1x=0:8,4x=8:256"``; raises UsageError as ``parse_windows`` does."""
     spans = parse_windows("--scale-windows", windows, overlap)
     return tuple(Scale(factor, near=near, far=far) for factor, (near, far) in spans.items())
 
 
-@cache
 def retina_scales(windows: str, heads: str | None, total: int, overlap: bool = False) -> Scales:
     """``window_scales`` that share the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
     scales = window_scales(windows, overlap)
@@ -114,12 +104,12 @@ def parse_items(flag: str, text: str, need_finest: bool = True) -> dict[int, str
     return {factor: values[factor] for factor in factors}
 
 
-def parse_counts(flag: str, text: str, least: int = 1, need_finest: bool = True) -> dict[int, int]:
-    """``"4x=8,1x=12"`` as {1: 12, 4: 8}; raises UsageError as ``parse_items`` does and below ``least``."""
+def parse_counts(flag: str, text: str, need_finest: bool = True) -> dict[int, int]:
+    """``"4x=8,1x=12"`` as {1: 12, 4: 8}; raises UsageError as ``parse_items`` does and below 1."""
     counts = {}
     for factor, value in parse_items(flag, text, need_finest).items():
-        if not value.isdecimal() or int(value) < least:
-            raise UsageError(f"{flag} must give a whole number of at least {least} for {factor}x: got {value!r}")
+        if not value.isdecimal() or int(value) < 1:
+            raise UsageError(f"{flag} must give a whole number of at least 1 for {factor}x: got {value!r}")
         counts[factor] = int(value)
     return counts
 

@@ -9,7 +9,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Activation, option
-from fairseq_ms.lm.config import LanguageModelConfig, model_settings, refuse_given, require
+from fairseq_ms.lm.config import LanguageModelConfig, model_settings, require
 
 
 @dataclass
@@ -19,11 +19,14 @@ class StreamingConfig(LanguageModelConfig):
     activation_fn: Activation = option("relu", "activation function of the feed-forward blocks")
     decoder_normalize_before: bool = option(False, "apply layernorm before each decoder block")
     attention_head_dim: Optional[int] = option(
-        None, "width of an attention head (default: --decoder-embed-dim / heads)"
+        None, "width of an attention head (default: --decoder-embed-dim / heads)", least=1
     )
-    mem_len: int = option(16, "number of states before the segment that every layer remembers")
+    mem_len: int = option(16, "number of states before the segment that every layer remembers", least=0)
     proj_init_std: float = option(
-        0.01, "standard deviation of the normal distribution projections of adaptive input and softmax start from"
+        0.01,
+        "standard deviation of the normal distribution projections of adaptive input and softmax start from",
+        least=0,
+        needs=["adaptive_input", "adaptive_softmax_cutoff"],
     )
 
 
@@ -73,17 +76,3 @@ class StreamingLanguageModel(LanguageModel):
         # There are no position embeddings that it could exceed.
         cfg.max_target_positions = cfg.tokens_per_sample
         return super().build_model(cfg, task)
-
-    @classmethod
-    def validate(cls, cfg: StreamingConfig, task: object) -> None:
-        require(not cfg.add_bos_token, "--add-bos-token cannot be used with a streaming model: got True")
-        super().validate(cfg, task)
-        require(cfg.mem_len >= 0, f"--mem-len must be at least 0: got {cfg.mem_len}")
-        require(cfg.proj_init_std >= 0.0, f"--proj-init-std must be at least 0: got {cfg.proj_init_std}")
-
-    @classmethod
-    def refuse_idle(cls, cfg: StreamingConfig) -> None:
-        super().refuse_idle(cfg)
-        if not (cfg.adaptive_input or cfg.adaptive_softmax_cutoff):
-            why = "without --adaptive-input or --adaptive-softmax-cutoff"
-            refuse_given(StreamingConfig, cfg, ("proj_init_std",), why)

@@ -8,8 +8,8 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
-from fairseq_ms.lm.config import PositionedConfig, model_settings, require
-from fairseq_ms.lm.scales import Scales, aggregated_scales
+from fairseq_ms.lm.config import PositionedConfig, model_settings
+from fairseq_ms.lm.scales import aggregated_scales
 
 
 @dataclass
@@ -28,11 +28,6 @@ class BottomUpConfig(PositionedConfig):
     )
 
 
-def fine_to_coarse(cfg: Any) -> Scales:
-    """The scales of the model; raises UsageError when ``--scale-layers`` or ``--scale-heads`` breaks a rule."""
-    return aggregated_scales(cfg.scale_layers, cfg.scale_heads, cfg.decoder_attention_heads)
-
-
 @register_model("multiscale_bottomup", dataclass=BottomUpConfig)
 class BottomUpLanguageModel(LanguageModel):
     """Fine to coarse, then one aggregation layer (Multi-scale Transformer LMs, Section 3.3)."""
@@ -40,15 +35,6 @@ class BottomUpLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
+        scales = aggregated_scales(cfg.scale_layers, cfg.scale_heads, cfg.decoder_attention_heads)
         own = {"downsampler": str(cfg.downsampler), "aggregation_gate": cfg.aggregation_gate}
-        return core.BottomUp(core.BottomUpConfig(scales=fine_to_coarse(cfg), **own, **settings))
-
-    @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
-        super().validate(cfg, task)
-        fine_to_coarse(cfg)
-        require(
-            not cfg.aggregation_gate or str(cfg.init_residual) != "zero",
-            "--init-residual must not be zero with --aggregation-gate, which is zero too: neither would ever move: "
-            f"got {cfg.init_residual}",
-        )
+        return core.BottomUp(core.BottomUpConfig(scales=scales, **own, **settings))

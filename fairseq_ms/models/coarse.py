@@ -53,8 +53,3 @@ class CoarseLanguageModel(LanguageModel):
             return decoder.output_layer(x_BCD), extra
         # Whose matrix the criterion multiplies with: torch may look here for what is used.
         return keep_in_graph(x_BCD, decoder.project.parameters()), extra
-
-    @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
-        super().validate(cfg, task)
-        single_scale(cfg.scale_layers)

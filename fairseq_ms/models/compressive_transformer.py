@@ -7,7 +7,6 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.config import require
 from fairseq_ms.lm.streaming import streaming_settings
 from fairseq_ms.models.transformer_xl import TransformerXLConfig, TransformerXLLanguageModel
 
@@ -16,11 +15,11 @@ from fairseq_ms.models.transformer_xl import TransformerXLConfig, TransformerXLL
 class CompressiveTransformerConfig(TransformerXLConfig):
     """Flags of ``compressive_transformer``."""
 
-    mem_len: int = option(12, "number of states before the segment that every layer remembers")
-    compressed_mem_len: int = option(12, "number of compressed states before those that every layer remembers")
-    compression_rate: int = option(2, "how many states are compressed into one")
+    mem_len: int = option(12, "number of states before the segment that every layer remembers", least=0)
+    compressed_mem_len: int = option(12, "number of compressed states before those that every layer remembers", least=0)
+    compression_rate: int = option(2, "how many states are compressed into one", least=2)
     reconstruction_loss_weight: float = option(
-        0.01, "weight of the attention-reconstruction loss, which trains the compression"
+        0.01, "weight of the attention-reconstruction loss, which alone trains the compression", above=0
     )
 
 
@@ -43,19 +42,3 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
             **streaming_settings(cfg, source_dictionary, target_dictionary),
         )
         return core.CompressiveTransformer(config)
-
-    @classmethod
-    def validate(cls, cfg: CompressiveTransformerConfig, task: object) -> None:
-        super().validate(cfg, task)
-        require(cfg.compressed_mem_len >= 0, f"--compressed-mem-len must be at least 0: got {cfg.compressed_mem_len}")
-        require(cfg.compression_rate >= 2, f"--compression-rate must be at least 2: got {cfg.compression_rate}")
-        segment_len = cfg.tokens_per_sample or 0
-        require(
-            segment_len % cfg.compression_rate == 0,
-            f"--tokens-per-sample must be a multiple of --compression-rate {cfg.compression_rate}: got {segment_len}",
-        )
-        require(
-            cfg.reconstruction_loss_weight > 0.0,
-            "--reconstruction-loss-weight must be above 0, since nothing else trains the compression: "
-            f"got {cfg.reconstruction_loss_weight}",
-        )

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Optional
 
 from fairseq.data import Dictionary
@@ -16,16 +17,15 @@ from torch import Tensor, nn
 
 from fairseq_ms import core
 from fairseq_ms.lm.base import NO_LIMIT, LanguageModel
-from fairseq_ms.lm.choices import ChunkEncoder, Part, Query, Segmentation, option
+from fairseq_ms.lm.choices import ChunkEncoder, Part, Query, Segmentation, option, probability
 from fairseq_ms.lm.config import (
     PositionFlags,
     criterion_of,
-    flag,
     layer_settings,
+    naming_flags,
     refuse_given,
-    refuse_idle_positions,
     require,
-    validate_layers,
+    validate_positions,
 )
 from fairseq_ms.models.iem import IEM_CRITERION, ImplicitEmbeddingModel
 
@@ -34,18 +34,18 @@ logger = logging.getLogger(__name__)
 SPACE = "▁"
 """The symbol for a space in character data, as in sentencepiece."""
 
-# Flags that need not be given: what the core calls them, and the part and its kind that they belong to, if to one only.
+# What the core calls flags that need not be given.
 _SIZES = {
-    "encoder_units": ("encoder_units", None),
-    "position_embed_dim": ("position_dim", None),
-    "decoder_layers": ("layers", ("main", "transformer")),
-    "decoder_ffn_embed_dim": ("ffn_dim", ("main", "transformer")),
-    "decoder_attention_heads": ("heads", ("main", "transformer")),
-    "attention_head_dim": ("head_dim", ("main", "transformer")),
-    "main_units": ("main_units", ("main", "lstm")),
-    "local_layers": ("local_layers", ("decoder", "transformer")),
-    "local_attention_heads": ("local_heads", ("decoder", "transformer")),
-    "local_ffn_embed_dim": ("local_ffn_dim", ("decoder", "transformer")),
+    "encoder_units": "encoder_units",
+    "position_embed_dim": "position_dim",
+    "decoder_layers": "layers",
+    "decoder_ffn_embed_dim": "ffn_dim",
+    "decoder_attention_heads": "heads",
+    "attention_head_dim": "head_dim",
+    "main_units": "main_units",
+    "local_layers": "local_layers",
+    "local_attention_heads": "local_heads",
+    "local_ffn_embed_dim": "local_ffn_dim",
 }
 
 # Flags of both transformers, the main model and the decoder.
@@ -55,6 +55,10 @@ _OF_TRANSFORMERS = (
 )
 
 
+_of_main = partial(option, None, least=1, needs=["main transformer"])
+_of_decoder = partial(option, None, least=1, needs=["decoder transformer"])
+
+
 @dataclass
 class HAEDConfig(PositionFlags):
     """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
@@ -62,45 +66,49 @@ class HAEDConfig(PositionFlags):
     segmentation: Segmentation = option(
         "words", "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"
     )
-    max_segment_len: int = option(12, "greatest number of tokens in a chunk")
+    max_segment_len: int = option(12, "greatest number of tokens in a chunk", least=1)
     separators: Optional[str] = option(
         None,
         "symbols that end a word, separated by spaces, with --segmentation words "
         f"(default: {SPACE}, if the dictionary has it, and the end of a line)",
+        needs=["segmentation words"],
     )
     encoder: ChunkEncoder = option("mlp", "how a chunk is encoded")
     main: Part = option("transformer", "the model over chunks")
     decoder: Part = option("lstm", "the model over the tokens of one chunk")
-    token_embed_dim: int = option(10, "width of the token embeddings")
-    encoder_units: Optional[int] = option(None, "units of the encoder (default: 256 for mlp, 1024 for lstm)")
-    decoder_embed_dim: int = option(356, "width of the main model: chunk encoding plus position embedding")
+    token_embed_dim: int = option(10, "width of the token embeddings", least=1)
+    encoder_units: Optional[int] = option(None, "units of the encoder (default: 256 for mlp, 1024 for lstm)", least=1)
+    decoder_embed_dim: int = option(356, "width of the main model: chunk encoding plus position embedding", least=1)
     position_embed_dim: Optional[int] = option(
         None,
         "width of the position embedding beside the encoding (default: 100 for a transformer main with --positions "
         "learned, else 0)",
+        least=0,
     )
-    decoder_layers: Optional[int] = option(None, "layers of a transformer main (default: 6)")
-    decoder_ffn_embed_dim: Optional[int] = option(None, "feed-forward width of a transformer main (default: 1424)")
-    decoder_attention_heads: Optional[int] = option(None, "attention heads of a transformer main (default: 8)")
-    attention_head_dim: Optional[int] = option(None, "width of such a head (default: 32)")
-    main_units: Optional[int] = option(None, "units of an lstm main (default: 1500)")
-    decoder_units: int = option(1024, "units of the decoder: hidden units, or its width")
-    local_layers: Optional[int] = option(None, "layers of a transformer decoder (default: 2)")
-    local_attention_heads: Optional[int] = option(None, "attention heads of a transformer decoder (default: 8)")
-    local_ffn_embed_dim: Optional[int] = option(
-        None, "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
+    decoder_layers: Optional[int] = _of_main("layers of a transformer main (default: 6)")
+    decoder_ffn_embed_dim: Optional[int] = _of_main("feed-forward width of a transformer main (default: 1424)")
+    decoder_attention_heads: Optional[int] = _of_main("attention heads of a transformer main (default: 8)")
+    attention_head_dim: Optional[int] = _of_main("width of such a head (default: 32)")
+    main_units: Optional[int] = option(None, "units of an lstm main (default: 1500)", least=1, needs=["main lstm"])
+    decoder_units: int = option(1024, "units of the decoder: hidden units, or its width", least=1)
+    local_layers: Optional[int] = _of_decoder("layers of a transformer decoder (default: 2)")
+    local_attention_heads: Optional[int] = _of_decoder("attention heads of a transformer decoder (default: 8)")
+    local_ffn_embed_dim: Optional[int] = _of_decoder(
+        "feed-forward width of a transformer decoder (default: 4 x --decoder-units)"
     )
     query: Query = option(
         "none",
         "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
         "are wide (none), or behind a learned projection that the second phase drops (linear)",
+        needs=[f"criterion {IEM_CRITERION}"],
     )
-    dropout: float = option(0.0, "dropout probability")
-    attention_dropout: float = option(0.0, "dropout probability for attention weights")
+    dropout: float = probability(0.0, "dropout probability")
+    attention_dropout: float = probability(0.0, "dropout probability for attention weights")
     init_std: Optional[float] = option(
         None,
         "standard deviation of the normal distribution all weights start from (default: 0.02 in transformers, "
         "elsewhere torch's own start)",
+        least=0,
     )
     # Decides the phase: the implicit embedding matrix is trained without a decoder.
     criterion: Any = II("criterion._name")
@@ -116,7 +124,7 @@ class HREDConfig(HAEDConfig):
 
 def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
     """The sizes that flags describe."""
-    sizes = {**layer_settings(cfg), **{name: getattr(cfg, own) for own, (name, _) in _SIZES.items()}}
+    sizes = {**layer_settings(cfg), **{name: getattr(cfg, own) for own, name in _SIZES.items()}}
     settings: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     settings |= {name: str(getattr(cfg, name)) for name in ("segmentation", "encoder", "main", "decoder")}
     settings |= {name: getattr(cfg, name) for name in ("max_segment_len", "decoder_units", "init_std")}
@@ -176,7 +184,8 @@ class HAED(LanguageModel):
         positions = cls.check(cfg, task)
         config = core_config(cfg, task.source_dictionary, cls.config_class)
         longest = positions if config.positions == "learned" else NO_LIMIT
-        model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
+        with naming_flags(cls.flags()):
+            model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
         in_groups(model)
         return model
 
@@ -186,56 +195,19 @@ class HAED(LanguageModel):
 
     @classmethod
     def validate(cls, cfg: HAEDConfig, task: FairseqTask) -> None:
-        for name in _SIZES:
-            value = getattr(cfg, name)
-            least = 0 if name == "position_embed_dim" else 1
-            require(value is None or value >= least, f"{flag(name)} must be at least {least}: got {value}")
-        for name in ("max_segment_len", "token_embed_dim", "decoder_embed_dim", "decoder_units"):
-            require(getattr(cfg, name) >= 1, f"{flag(name)} must be at least 1: got {getattr(cfg, name)}")
-        validate_layers(cfg)
+        validate_positions(cfg)
         require(
             len(task.source_dictionary) == len(task.target_dictionary),
             "--output-dictionary-size must be that of the input dictionary, since a chunk that has been predicted is "
             f"read again: got {len(task.target_dictionary)} symbols for {len(task.source_dictionary)}",
         )
-        config = core_config(cfg, task.source_dictionary, core.HAEDConfig)
-        require(
-            cfg.decoder_embed_dim > config.width_of_positions,
-            f"--decoder-embed-dim must exceed --position-embed-dim {config.width_of_positions}, so that the chunk "
-            f"encoding finds room: got {cfg.decoder_embed_dim}",
-        )
-        head_dim, rotary = config.width_of_head, config.positions == "rotary"
-        require(
-            not rotary or head_dim % 2 == 0,
-            f"--positions rotary needs --attention-head-dim to be even: got {head_dim}",
-        )
-        require(
-            config.positions == "learned" or not config.width_of_positions,
-            f"--position-embed-dim must be 0 or left out with --positions {config.positions}: "
-            f"got {cfg.position_embed_dim}",
-        )
-        require(
-            config.positions == "learned" or config.main == "transformer",
-            f"--positions has no effect with --main lstm: got {config.positions}",
-        )
-        require(
-            config.decoder == "lstm" or cfg.decoder_units % config.local_heads == 0,
-            f"--local-attention-heads must divide --decoder-units {cfg.decoder_units}: got {config.local_heads}",
-        )
 
     @classmethod
     def refuse_idle(cls, cfg: HAEDConfig) -> None:
-        for name, (_, part) in _SIZES.items():
-            if part is not None and str(getattr(cfg, part[0])) != part[1]:
-                refuse_given(HAEDConfig, cfg, (name,), f"with {flag(part[0])} {getattr(cfg, part[0])}")
+        super().refuse_idle(cfg)
         if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
             why = "without a transformer, with --main lstm and --decoder lstm"
-            refuse_given(HAEDConfig, cfg, _OF_TRANSFORMERS, why)
-        refuse_idle_positions(cfg)
-        if not is_first_phase(cfg):
-            refuse_given(HAEDConfig, cfg, ("query",), f"without --criterion {IEM_CRITERION}")
-        if str(cfg.segmentation) == "fixed":
-            refuse_given(HAEDConfig, cfg, ("separators",), "with --segmentation fixed")
+            refuse_given(cls.flags(), cfg, _OF_TRANSFORMERS, why)
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """Complete a checkpoint of the first phase, in place, with this model's own new decoder."""

@@ -16,7 +16,7 @@ from fairseq_ms.lm.scales import Scales, retina_scales
 class RetinaConfig(PositionedConfig):
     """Flags of ``retina_lm``."""
 
-    decoder_layers: int = option(12, "number of layers")
+    decoder_layers: int = option(12, "number of layers", least=1)
     scale_windows: str = option(
         "1x=0:8,4x=8:256,16x=256:512", "attention window of each scale k as kx=near:far in tokens, near at least k - 1"
     )
@@ -42,8 +42,3 @@ class RetinaLanguageModel(LanguageModel):
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         own = {"layers": cfg.decoder_layers, "scales": scales_of(cfg), "downsampler": str(cfg.downsampler)}
         return core.Retina(core.RetinaConfig(**own, **settings))
-
-    @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
-        super().validate(cfg, task)
-        scales_of(cfg)

@@ -21,7 +21,7 @@ class TopDownConfig(PositionedConfig):
     scale_layers: str = option("64x=7,16x=7,4x=8,1x=8", "number of layers at each scale as SCALEx=LAYERS")
     downsampler: Downsampler = option("avg", "how tokens are pooled into blocks")
     bag_of_words_weight: float = option(
-        0.0, "weight of predicting the next bag of words at all coarse scales (--criterion bag_of_words)"
+        0.0, "weight of predicting the next bag of words at all coarse scales (--criterion bag_of_words)", least=0
     )
     criterion: Any = II("criterion._name")
 
@@ -61,15 +61,12 @@ class TopDownLanguageModel(LanguageModel):
     def validate(cls, cfg: Any, task: Any) -> None:
         super().validate(cfg, task)
         scales, weight = layer_scales(cfg.scale_layers), cfg.bag_of_words_weight
-        require(weight >= 0.0, f"--bag-of-words-weight must be at least 0: got {weight}")
         require(
             not weight or len(scales) > 1,
             f"--bag-of-words-weight has no effect with the single scale of --scale-layers {cfg.scale_layers}: "
             f"got {weight}",
         )
-        if weight:
-            require(
-                criterion_of(cfg) == "bag_of_words",
-                "--bag-of-words-weight needs --criterion bag_of_words to train with: "
-                f"got {weight} and {criterion_of(cfg)}",
-            )
+        require(
+            not weight or criterion_of(cfg) == "bag_of_words",
+            f"--bag-of-words-weight needs --criterion bag_of_words to train with: got {weight} and {criterion_of(cfg)}",
+        )

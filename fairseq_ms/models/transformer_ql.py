@@ -7,8 +7,8 @@ from typing import Any
 from fairseq.models import register_model
 
 from fairseq_ms import core
-from fairseq_ms.lm.choices import Compression, option
-from fairseq_ms.lm.config import refuse_given, require
+from fairseq_ms.lm.choices import Compression, option, probability
+from fairseq_ms.lm.config import refuse_given
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
 
@@ -20,8 +20,8 @@ class TransformerQLConfig(StreamingConfig):
     """Flags of ``transformer_ql``; with ``--mem-len 0`` it is the paper's Multi-scale Transformer."""
 
     scale_layers: str = option("1x=3,2x=3", "number of layers at each scale as SCALEx=LAYERS")
-    output_layers: int = option(2, "number of layers after the scales are combined")
-    droppath: float = option(0.0, "probability of training on the coarser scales' outputs alone")
+    output_layers: int = option(2, "number of layers after the scales are combined", least=0)
+    droppath: float = probability(0.0, "probability of training on the coarser scales' outputs alone")
     compression: Compression = option("max", "how states are pooled into those of the next scale")
 
 
@@ -49,14 +49,6 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
     @classmethod
     def validate(cls, cfg: TransformerQLConfig, task: object) -> None:
         super().validate(cfg, task)
-        coarsest, segment_len = layer_scales(cfg.scale_layers)[-1].factor, cfg.tokens_per_sample or 0
-        require(
-            segment_len % coarsest == 0,
-            f"--tokens-per-sample must be a multiple of the coarsest scale of --scale-layers, {coarsest}x: "
-            f"got {segment_len}",
-        )
-        require(cfg.output_layers >= 0, f"--output-layers must be at least 0: got {cfg.output_layers}")
-        require(0.0 <= cfg.droppath < 1.0, f"--droppath must be at least 0 and below 1: got {cfg.droppath}")
         if not cfg.decoder_normalize_before:
             logger.warning(
                 "while the memory is empty, the coarse scales normalise rows of zeros, with very large gradients: set "
@@ -68,4 +60,4 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
         super().refuse_idle(cfg)
         if len(layer_scales(cfg.scale_layers)) == 1:
             why = f"with the single scale of --scale-layers {cfg.scale_layers}"
-            refuse_given(TransformerQLConfig, cfg, ("droppath", "compression"), why)
+            refuse_given(cls.flags(), cfg, ("droppath", "compression"), why)

@@ -14,7 +14,7 @@ from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, str
 class TransformerXLConfig(StreamingConfig):
     """Flags of ``transformer_xl``."""
 
-    decoder_layers: int = option(8, "number of layers")
+    decoder_layers: int = option(8, "number of layers", least=1)
 
 
 @register_model("transformer_xl", dataclass=TransformerXLConfig)

@@ -9,7 +9,6 @@ from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.config import PositionedConfig, model_settings, require
-from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.models.retina import scales_of
 
 
@@ -17,7 +16,7 @@ from fairseq_ms.models.retina import scales_of
 class VanillaConfig(PositionedConfig):
     """Flags of ``vanilla_lm``."""
 
-    decoder_layers: int = option(12, "number of layers")
+    decoder_layers: int = option(12, "number of layers", least=1)
     scale_windows: Optional[str] = option(
         None, "attention window as 1x=near:far in tokens, such as 1x=0:64 (default: all tokens)"
     )
@@ -36,14 +35,7 @@ class VanillaLanguageModel(LanguageModel):
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         if cfg.scale_windows:
             scales = scales_of(cfg)
+            rule = "--scale-windows of vanilla_lm must have the single scale 1x"
+            require(len(scales) == 1, f"{rule}: got {cfg.scale_windows!r}")
             return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=scales, **settings))
         return core.Vanilla(core.VanillaConfig(layers=cfg.decoder_layers, **settings))
-
-    @classmethod
-    def validate(cls, cfg: Any, task: Any) -> None:
-        super().validate(cfg, task)
-        if cfg.scale_windows:
-            require(
-                len(window_scales(cfg.scale_windows)) == 1,
-                f"--scale-windows of vanilla_lm must have the single scale 1x: got {cfg.scale_windows!r}",
-            )

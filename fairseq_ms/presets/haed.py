@@ -8,14 +8,7 @@ from fairseq_ms.lm.registry import Preset, Recipe, Values, register_configs, reg
 
 @dataclass(frozen=True)
 class _Data:
-    """One of the paper's two data sets.
-
-    Attributes:
-        label: what it is
-        rows: how many tokens a row has, and where it ends
-        values: what every preset for it sets
-        note: about the rows
-    """
+    """One of the paper's two data sets, with what every preset for it sets."""
 
     label: str
     rows: Values

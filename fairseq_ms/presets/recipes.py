@@ -18,13 +18,9 @@ class _Size:
     """What the presets of one size have in common.
 
     Attributes:
-        label: of the size
-        dim, heads: width of the model, and its heads
-        layers: of a model with one stack
         scales: layers of the top-down and of the bottom-up model
         retina: heads by scale
-        rows: of an update
-        warmup: updates
+        rows, warmup: of an update, and how many updates of warm-up
         half: whether it is for a GPU
     """
 
@@ -39,40 +35,12 @@ class _Size:
     half: bool
 
 
+_TINY, _SMALL = ("64x=3,16x=3,4x=4,1x=4", "16x=3,4x=4,1x=4"), ("64x=2,16x=2,4x=2,1x=3", "16x=2,4x=3,1x=4")
+_BASE = ("64x=2,16x=2,4x=3,1x=3", "16x=3,4x=3,1x=4")
 _SIZES = {
-    "tiny": _Size(
-        label="as measured",
-        dim=128,
-        heads=4,
-        layers=6,
-        scales=("64x=3,16x=3,4x=4,1x=4", "16x=3,4x=4,1x=4"),
-        retina="1x=2,4x=1,16x=1",
-        rows=4,
-        warmup=50,
-        half=False,
-    ),
-    "small": _Size(
-        label="small model",
-        dim=256,
-        heads=8,
-        layers=10,
-        scales=("64x=2,16x=2,4x=2,1x=3", "16x=2,4x=3,1x=4"),
-        retina="1x=4,4x=2,16x=2",
-        rows=4,
-        warmup=50,
-        half=False,
-    ),
-    "base": _Size(
-        label="base model",
-        dim=768,
-        heads=12,
-        layers=12,
-        scales=("64x=2,16x=2,4x=3,1x=3", "16x=3,4x=3,1x=4"),
-        retina="1x=6,4x=3,16x=3",
-        rows=64,
-        warmup=500,
-        half=True,
-    ),
+    "tiny": _Size("as measured", 128, 4, 6, _TINY, "1x=2,4x=1,16x=1", 4, 50, half=False),
+    "small": _Size("small model", 256, 8, 10, _SMALL, "1x=4,4x=2,16x=2", 4, 50, half=False),
+    "base": _Size("base model", 768, 12, 12, _BASE, "1x=6,4x=3,16x=3", 64, 500, half=True),
 }
 _WINDOWS = "1x=0:8,4x=8:256,16x=256:512"
 # The width of the models that were measured, their rate of AdamW and the deviation of their embeddings.

@@ -10,15 +10,7 @@ from fairseq_ms.lm.registry import Preset, Recipe, Values, register_presets
 
 @dataclass(frozen=True)
 class _Training:
-    """A line of Appendix E.
-
-    Attributes:
-        sizes: of the model, by flag
-        tokens: of a batch
-        updates: of the whole training
-        lr, min_lr: learning rate, at first and at the end
-        clip: greatest norm of the gradient
-    """
+    """A line of Appendix E: tokens are those of a batch, and learning rates the first and the last one."""
 
     sizes: Values
     tokens: int

@@ -12,7 +12,6 @@ from fairseq.data.indexed_dataset import get_available_dataset_impl
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
@@ -82,14 +81,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 "--max-target-positions must not be set with --task streaming_language_modeling: a stream has "
                 f"no last position, got {args.max_target_positions}"
             )
-        if args.tokens_per_sample is not None and args.tokens_per_sample < 1:
-            raise UsageError(f"--tokens-per-sample must be at least 1: got {args.tokens_per_sample}")
-        if not args.data:
-            raise UsageError("data must be the path of a folder that fairseq-preprocess wrote: got none")
-        path = os.path.join(utils.split_paths(args.data)[0], "dict.txt")
-        if not os.path.exists(path):
-            raise UsageError(f"data must be a folder that fairseq-preprocess wrote, with a dict.txt: got {args.data}")
-        dictionary = Dictionary.load(path)
+        dictionary = Dictionary.load(os.path.join(utils.split_paths(args.data or ".")[0], "dict.txt"))
         logger.info(f"dictionary: {len(dictionary)} types")
         return cls(args, dictionary)
 
@@ -221,24 +213,20 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """As fairseq's, with the streams' memory and the loss that the model may add."""
-        model.train()
-        model.set_num_updates(update_num)
-        forward = torch.autograd.profiler.record_function("forward")
-        half = torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer))
-        with forward, self._carry(True, sample, model) as extra, half:
-            loss, sample_size, logging_output = criterion(model, sample)
-        if extra.get("auxiliary_loss") is not None:
-            # The criterion's loss is a sum that fairseq divides by the sample size. A row counts as its targets do,
-            # so that the sum is the same whichever rows share a process.
-            targets_B = (sample["target"] != self.dictionary.pad()).sum(dim=1)
-            auxiliary = (extra["auxiliary_loss"] * targets_B).sum() / targets_B.sum().clamp(min=1) * sample_size
-            logging_output["auxiliary_loss"] = auxiliary.detach()
-            loss = loss + auxiliary
-        if ignore_grad:
-            loss = loss * 0
-        with torch.autograd.profiler.record_function("backward"):
-            optimizer.backward(loss)
-        return loss, sample_size, logging_output
+
+        def with_memory(model: nn.Module, sample: Any) -> tuple[torch.Tensor, int, dict[str, Any]]:
+            with self._carry(True, sample, model) as extra:
+                loss, size, logged = criterion(model, sample)
+            if extra.get("auxiliary_loss") is not None:
+                # The criterion's loss is a sum that fairseq divides by the sample size. A row counts as its targets
+                # do, so that the sum is the same whichever rows share a process.
+                targets_B = (sample["target"] != self.dictionary.pad()).sum(dim=1)
+                auxiliary = (extra["auxiliary_loss"] * targets_B).sum() / targets_B.sum().clamp(min=1) * size
+                logged["auxiliary_loss"] = auxiliary.detach()
+                loss = loss + auxiliary
+            return loss, size, logged
+
+        return super().train_step(sample, model, with_memory, optimizer, update_num, ignore_grad)
 
     def optimizer_step(self, optimizer, model, update_num):
         """As fairseq's, which then begins an update, or the same one again."""
@@ -248,9 +236,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def valid_step(self, sample, model, criterion):
         """As fairseq's, with the streams' memory."""
-        model.eval()
-        with self._carry(False, sample, model), torch.no_grad():
-            return criterion(model, sample)
+        with self._carry(False, sample, model):
+            return super().valid_step(sample, model, criterion)
 
     def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
         """As fairseq's; raises UsageError for batches of a corpus, whose rows are no prompts."""

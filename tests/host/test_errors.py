@@ -165,21 +165,6 @@ def spawned(text: str) -> ProcessRaisedException:
             "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample "
             "(Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example)",
         ),
-        (
-            ValueError("Either --max_update or --lr-period-updates must be set"),
-            "--max-update must say over how many updates a cosine falls (Either --max_update or --lr-period-updates "
-            "must be set)",
-        ),
-        (
-            RuntimeError("Cannot resume training due to dataloader mismatch, please"),
-            "--restore-file must have been written in an epoch of the same batches, of the same data and flags "
-            "(Cannot resume training due to dataloader mismatch, please)",
-        ),
-        (
-            Exception("Cannot load model parameters from checkpoint a/b.pt; please ensure."),
-            "--restore-file must hold a model of the same --arch, --positions and sizes (Cannot load model parameters "
-            "from checkpoint a/b.pt; please ensure)",
-        ),
     ],
 )
 def test_mistakes_have_a_sentence_and_bugs_have_none(error: Exception, sentence: str | None) -> None:

@@ -10,6 +10,7 @@ from fairseq import checkpoint_utils, tasks
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
+from fairseq_ms.errors import UsageError
 from fairseq_ms.host.trainer import check_criterion
 from tests.helpers.corpus import train_command
 from tests.helpers.operations import Operations
@@ -17,32 +18,70 @@ from tests.helpers.trained import TINY, configuration, random_lines, write_check
 from tests.registry import ARCHITECTURES, build, dictionary
 
 STREAMING = ["transformer_xl", "compressive_transformer", "transformer_ql"]
-ADAPTIVE = [arch for arch in ARCHITECTURES if "adaptive_input" in MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__]
 NARROW = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_attention_heads": 2, "tokens_per_sample": 8}
-IDLE = {
-    "adaptive_softmax_factor": (2.0, "--adaptive-softmax-factor has no effect without --adaptive-softmax-cutoff"),
-    "adaptive_softmax_dropout": (0.2, "--adaptive-softmax-dropout has no effect without --adaptive-softmax-cutoff"),
-    "adaptive_input_cutoff": ("4,7", "--adaptive-input-cutoff has no effect without --adaptive-input"),
-    "adaptive_input_factor": (2.0, "--adaptive-input-factor has no effect without --adaptive-input"),
+SHARE, POSITIVE, SPREAD = (1.0, "at least 0 and below 1"), (0, "at least 1"), (-0.5, "at least 0")
+# A value that is refused in every model that has the flag, and the bounds that are named.
+OUT_OF_BOUNDS: dict[str, tuple[float, str]] = {
+    **dict.fromkeys(["dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"], SHARE),
+    **{"droppath": SHARE, "init_std": SPREAD, "embedding_init_std": SPREAD, "proj_init_std": SPREAD},
+    **dict.fromkeys(["mem_len", "compressed_mem_len", "output_layers", "position_embed_dim"], (-1, "at least 0")),
+    **dict.fromkeys(["decoder_layers", "decoder_attention_heads", "attention_head_dim", "max_segment_len"], POSITIVE),
+    **dict.fromkeys(["token_embed_dim", "encoder_units", "decoder_units", "main_units", "local_layers"], POSITIVE),
+    **dict.fromkeys(["local_attention_heads", "local_ffn_embed_dim"], POSITIVE),
+    **{"compression_rate": (1, "at least 2"), "rotary_base": (0.5, "above 1"), "bag_of_words_weight": SPREAD},
+    "reconstruction_loss_weight": (0.0, "above 0"),
 }
+WITHOUT_MAIN, WITHOUT_LOCAL = "without --main transformer", "without --decoder transformer"
+# A value that has no effect in any model that has the flag, and without what.
+IDLE: dict[str, tuple[Any, str]] = {
+    "adaptive_softmax_factor": (2.0, "without --adaptive-softmax-cutoff"),
+    "adaptive_softmax_dropout": (0.2, "without --adaptive-softmax-cutoff"),
+    "adaptive_input_cutoff": ("4,7", "without --adaptive-input"),
+    "adaptive_input_factor": (2.0, "without --adaptive-input"),
+    "proj_init_std": (0.3, "without --adaptive-input or --adaptive-softmax-cutoff"),
+    "rotary_base": (500.0, "without --positions rotary"),
+    "query": ("linear", "without --criterion in_batch_sampled_softmax"),
+    **dict.fromkeys(["local_layers", "local_attention_heads", "local_ffn_embed_dim"], (3, WITHOUT_LOCAL)),
+}
+OF_MAIN = dict.fromkeys(["decoder_layers", "decoder_ffn_embed_dim", "decoder_attention_heads"], (3, WITHOUT_MAIN))
+HIERARCHICAL: list[tuple[dict[str, Any], dict[str, tuple[Any, str]]]] = [
+    ({"main": "lstm"}, {**OF_MAIN, "attention_head_dim": (3, WITHOUT_MAIN)}),
+    ({"main": "transformer"}, {"main_units": (9, "without --main lstm")}),
+    ({"segmentation": "fixed"}, {"separators": ("word0", "without --segmentation words")}),
+]
 
 
 def narrow(arch: str, **flags: Any) -> dict[str, Any]:
     own = {"retina_lm": {"scale_windows": "1x=0:4,2x=4:8"}, "multiscale_bottomup": {"scale_layers": "4x=1,1x=1"}}
-    return {**NARROW, **own.get(arch, {}), **flags}
+    sizes = {"tokens_per_sample": 8, "criterion": "cross_entropy"} if arch in ("haed", "hred") else NARROW
+    return {**sizes, **own.get(arch, {}), **flags}
 
 
-@pytest.mark.parametrize("flag", IDLE)
-@pytest.mark.parametrize("arch", ADAPTIVE)
-def test_a_setting_of_what_is_not_adaptive_is_refused(arch: str, flag: str) -> None:
-    value, sentence = IDLE[flag]
-    with pytest.raises(ValueError, match=f"^{sentence}.*: got {value}"):
-        build(arch, narrow(arch, **{flag: value}), dictionary(9), positions=8)
+def assert_refused(arch: str, flags: dict[str, Any], name: str, value: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')} {sentence}: got {value}$"):
+        build(arch, narrow(arch, **{**flags, name: value}), dictionary(9), positions=8)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_numbers_out_of_bounds_are_refused(arch: str) -> None:
+    for name in OUT_OF_BOUNDS.keys() & MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__.keys():
+        value, bounds = OUT_OF_BOUNDS[name]
+        assert_refused(arch, {}, name, value, f"must be {bounds}")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_flag_without_what_it_is_about_is_refused_in_training_alone(arch: str) -> None:
+    """A checkpoint may have been trained with it."""
+    cases: list[tuple[dict, dict]] = [({}, IDLE), *(HIERARCHICAL if arch in ("haed", "hred") else [])]
+    for flags, idle in cases:
+        for name in idle.keys() & MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__.keys():
+            value, without = idle[name]
+            assert_refused(arch, flags, name, value, f"has no effect {without}")
+            build(arch, narrow(arch, **{**flags, name: value}), dictionary(9), positions=8, from_checkpoint=True)
 
 
 TWO_SCALES = {"scale_layers": "1x=2,2x=1"}
 ADAPTED = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
-NEITHER = "--proj-init-std has no effect without --adaptive-input or --adaptive-softmax-cutoff: got 0.3"
 SINGLE = "has no effect with the single scale .*1x=2.*: got"
 CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual": "zero"}
 
@@ -56,18 +95,18 @@ CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual"
             {"tie_adaptive_weights": True},
             "--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True",
         ),
-        *((arch, {"proj_init_std": 0.3}, {"adaptive_softmax_cutoff": "4,7"}, NEITHER) for arch in STREAMING),
+        ("transformer_xl", {"proj_init_std": 0.3}, {"adaptive_softmax_cutoff": "4,7"}, "--proj-init-std has no effect"),
         ("transformer_ql", {"scale_layers": "1x=2", "droppath": 0.3}, TWO_SCALES, f"--droppath {SINGLE} 0.3"),
         ("transformer_ql", {"scale_layers": "1x=2", "compression": "avg"}, TWO_SCALES, f"--compression {SINGLE} avg"),
         (
             "multiscale_bottomup",
             CLOSED,
             {"init_residual": "scaled"},
-            "--init-residual must not be zero with --aggregation-gate, .*: got zero",
+            "--init-residual must not be zero with --aggregation-gate, which is zero too",
         ),
     ],
 )
-def test_a_flag_without_what_it_is_about_is_refused(arch: str, flags: dict, helps: dict, sentence: str) -> None:
+def test_a_flag_is_refused_until_what_it_is_about_is_given(arch: str, flags: dict, helps: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         build(arch, {**NARROW, **flags}, dictionary(9), positions=8)
     build(arch, {**NARROW, **flags, **helps}, dictionary(9), positions=8)
@@ -164,16 +203,3 @@ def test_a_batch_without_room_for_a_segment_is_refused(flag: str, tmp_path: Path
 
     with pytest.raises(ValueError, match=f"^{flag} must be at least --tokens-per-sample 24, .*: got 23$"):
         deal_out(grouped_shuffling=False, max_sentences=4)
-
-
-@pytest.mark.parametrize(
-    ("arch", "flag", "more"),
-    [
-        *((arch, "init_std", {}) for arch in ARCHITECTURES),
-        ("vanilla_lm", "embedding_init_std", {}),
-        ("transformer_xl", "proj_init_std", {"adaptive_softmax_cutoff": "4,7"}),
-    ],
-)
-def test_a_negative_spread_is_refused(arch: str, flag: str, more: dict) -> None:
-    with pytest.raises(ValueError, match=rf"^--{flag.replace('_', '-')} must be at least 0: got -0\.5$"):
-        build(arch, {"tokens_per_sample": 16, flag: -0.5, **more}, dictionary(9))

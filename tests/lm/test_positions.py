@@ -115,10 +115,8 @@ def test_rows_may_be_longer_than_the_positions_unless_these_are_learned(arch: st
     [
         (
             {"positions": "rotary", "decoder_embed_dim": 12},
-            "--positions rotary needs --decoder-embed-dim / --decoder-attention-heads to be even: got 12 / 4",
+            "rotary --positions need --decoder-attention-heads of an even width: got 3",
         ),
-        ({"positions": "rotary", "rotary_base": 0.5}, "--rotary-base must be above 1: got 0.5"),
-        ({"rotary_base": 500.0}, "--rotary-base has no effect without --positions rotary: got 500.0"),
         ({"positions": "none", "rotary_base": 500.0}, "--rotary-base has no effect without --positions rotary: got"),
     ],
 )

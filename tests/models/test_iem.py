@@ -63,8 +63,6 @@ def test_equation_4_is_the_default_and_a_projection_is_asked_for_by_name() -> No
     assert build("haed", sizes, dictionary(5)).query is None
     projected = build("haed", {**sizes, "query": "linear"}, dictionary(5)).query
     assert tuple(projected.weight.shape) == (10, 16)
-    with pytest.raises(ValueError, match=r"^--query has no effect without --criterion in_batch_sampled_softmax: got l"):
-        build("haed", {**sizes, "query": "linear", "criterion": "cross_entropy"}, dictionary(5))
 
 
 @pytest.mark.parametrize("corrected", [False, True], ids=["plain", "log-q"])

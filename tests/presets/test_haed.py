@@ -4,9 +4,7 @@ import pytest
 
 from fairseq_ms.commands.config import settings
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
-from tests.helpers.hydra import OF_PAPERS
 
-ARCHS = sorted(arch for arch in PRESETS.keys() & OF_PAPERS.keys() if PRESETS[arch].model in ("haed", "hred"))
 RUNS = {
     f"{data}_{run}": f"{model}_{name}{rest}"
     for data, name in (("characters", "wt103"), ("pixels", "imagenet32"))
@@ -19,20 +17,6 @@ RUNS = {
         ("end_to_end", "haed", "_iem"),
     )
 }
-
-
-def test_every_row_of_table_1_and_figures_2_to_4_is_a_preset_for_both_data_sets() -> None:
-    transformer: dict[str, object] = {"main": "transformer"}
-    rows: dict[str, dict[str, object]] = {
-        **{"hred_{}": {}, "hred_{}_transformer": transformer, "haed_{}": {}},
-        **{f"hred_{{}}_transformer_encoder_{n}": {**transformer, "encoder_units": n} for n in (16, 64, 256, 1024)},
-        **{f"haed_{{}}_decoder_{n}": {"decoder_units": n} for n in (128, 256, 512, 1024, 2048)},
-        "haed_{}_iem": {"decoder_attention_heads": 12, "decoder_units": 2000},
-        "haed_{}_megabyte": {"decoder": "transformer", "decoder_units": 512},
-    }
-    expected = {name.format("wt103"): values for name, values in rows.items()}
-    expected |= {name.format("imagenet32"): {"segmentation": "fixed", **values} for name, values in rows.items()}
-    assert {arch: PRESETS[arch].values for arch in ARCHS} == expected
 
 
 def test_every_run_of_table_1_and_figure_4_has_a_name() -> None:

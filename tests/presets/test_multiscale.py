@@ -63,20 +63,7 @@ def test_the_hand_count_is_the_paper_s() -> None:
     assert hand_count("vanilla_lm_books_12") * 2 == pytest.approx(0.266e9, rel=0.005)
 
 
-# Layers by scale, coarse to fine, and what else a row says.
-ROWS = {
-    "multiscale_topdown_ccnews": ["5_5_6_6", "5_5_9_9", "2_4_8_12"],
-    "multiscale_topdown_wt103": ["6_12", "5_10"],
-    "multiscale_bottomup_wt103": ["5_10"],
-    "multiscale_topdown_books": [
-        *("8_12", "4_8_12", "2_4_8_12", "16_12_6_1", "10_10_8_5", "8_8_7_7", "7_7_8_8", "5_5_9_9", "3_3_10_10"),
-        *("2_2_11_11", "1_1_12_12", "conv_7_7_8_8", "max_7_7_8_8"),
-    ],
-    "multiscale_bottomup_books": ["8_9_9", "7_8_8"],
-}
-
-
-@pytest.mark.parametrize("arch", [f"{model}_{row}" for model, rows in ROWS.items() for row in rows])
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch.startswith("multiscale")])
 def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(arch: str) -> None:
     cfg = by_arch(arch)
     layers = re.findall(r"_(\d+)(?=_|$)", arch)

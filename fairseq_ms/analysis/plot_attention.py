@@ -117,6 +117,7 @@ def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: b
     for ax, (title, layers) in zip(axes, panels):
         for pattern, colour in layers:
             ax.imshow(_image(pattern.block, colour), interpolation="nearest")
+        ax.grid(False)
         length = layers[0][0].block.size(0)
         ax.set_title(title, fontsize=10)
         ax.set_xlabel("token")

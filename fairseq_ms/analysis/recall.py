@@ -208,9 +208,9 @@ def draw(figure: report.Figure, results: Sequence[Result], chance: float) -> Non
     """
     axes = figure.add_subplot()
     longest = max(result.bins[-1].last for result in results)
-    for index, result in enumerate(results):
+    for result in results:
         middles = [(point.first + point.last) / 2 for point in result.bins]
-        line = report.plot_line(axes, index, middles, [point.accuracy for point in result.bins], result.label)
+        (line,) = axes.plot(middles, [point.accuracy for point in result.bins], label=result.label)
         context = result.context
         if context.average <= longest:
             axes.axvline(context.average, color=line.get_color(), linestyle=line.get_linestyle(), linewidth=1.0)

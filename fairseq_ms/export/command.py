@@ -38,12 +38,10 @@ def run(args: argparse.Namespace) -> int:
     from fairseq import utils
 
     from fairseq_ms.analysis import checkpoints, report
-    from fairseq_ms.analysis.arguments import quieten
     from fairseq_ms.export import folder, tokenizer
     from fairseq_ms.export.card import Facts
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
-    quieten()
     checkpoint = checkpoints.load(args.checkpoint, args.data, cpu=True)
     folder.check(checkpoint)
     data = Path(utils.split_paths(str(checkpoint.task.args.data))[0])

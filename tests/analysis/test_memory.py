@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_ms.analysis import memory_fit, training_step, untrained
+from fairseq_ms.analysis import memory, training_step, untrained
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.cli import main
 
@@ -73,7 +73,7 @@ def test_allocations_that_fit_are_those_of_trying_all_best_first():
     def footprint(layers):
         return 7 + 5 * layers[1] + 3 * layers[4] + layers[16]
 
-    found = memory_fit.fit(footprint, [16, 4, 1], 40, most=5, count=1000)
+    found = memory.fit(footprint, [16, 4, 1], 40, most=5, count=1000)
     every = [dict(zip((1, 4, 16), counts)) for counts in itertools.product(range(1, 6), repeat=3)]
     fitting = [layers for layers in every if footprint(layers) <= 40]
     assert sorted(map(str, fitting)) == sorted(str(layers) for layers, _ in found)
@@ -94,7 +94,7 @@ def test_allocations_rank_as_the_perplexities_of_the_papers_table_4():
         (2, 4, 8, 12): 16.00,
         (1, 1, 12, 12): 15.95,
     }
-    found = memory_fit.fit(lambda layers: 1.0, [1, 4, 16, 64], 2.0, most=16, count=16**4)
+    found = memory.fit(lambda layers: 1.0, [1, 4, 16, 64], 2.0, most=16, count=16**4)
     order = [tuple(layers[scale] for scale in (64, 16, 4, 1)) for layers, _ in found]
     ranked = sorted(perplexity, key=order.index, reverse=True)
     assert ranked[:-2] == sorted(perplexity, key=lambda counts: perplexity[counts], reverse=True)[:-2]

@@ -51,7 +51,7 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_step(r
 
 
 def test_a_gpus_peak_in_mixed_precision_is_what_is_shown_where_there_is_one(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training_step, "mixed_precision_peak", lambda model, batch, tokens: 7_250_000_000)
+    monkeypatch.setattr(training_step, "cuda_peak", lambda model, batch, tokens: 7_250_000_000)
     command = ["tradeoff", str(runs / "vanilla"), "--json", str(tmp_path / "out.json"), "--limit", "60"]
     assert main([*command, "--png", str(tmp_path / "out.png")]) == 0
     results = json.loads((tmp_path / "out.json").read_text())["results"]

@@ -145,8 +145,9 @@ def draw(figure: report.Figure, parts: Parts) -> None:
     bottoms = [0.0] * len(parts)
     for name, hatch in zip(_purposes(parts), itertools.cycle(HATCHES)):
         heights = [purposes.get(name, 0.0) / GB for purposes in parts.values()]
-        looks = {"edgecolor": "black", "linewidth": 0.5, "hatch": hatch, "alpha": 0.75}
-        axes.bar(range(len(parts)), heights, bottom=bottoms, label=name, **looks)
+        bars = axes.bar(range(len(parts)), heights, bottom=bottoms, label=name, edgecolor="black", linewidth=0.5)
+        for bar in bars:
+            bar.set(hatch=hatch, alpha=0.75)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
     axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts])
     report.finish_axes(axes, "", "memory (GB)", legend=False)

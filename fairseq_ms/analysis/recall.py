@@ -116,7 +116,8 @@ def load_questions(checkpoint: Checkpoint, split: str, limit: int | None = None)
     )
     if not found:
         raise UsageError(f"--gen-subset must name a split with questions: {split!r} has none")
-    return Questions(tokens, *np.array(found).T, choices)
+    answers, passages = np.array(found).T
+    return Questions(tokens, answers, passages, choices)
 
 
 def _find(

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
 
@@ -93,13 +93,14 @@ def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, hei
 
     Lines are told apart by marker and dash pattern as well, so a figure reads the same without colour.
     """
-    from matplotlib import cycler, rc_context, rcParamsDefault
+    from cycler import cycler
+    from matplotlib import rc_context, rcParamsDefault
     from matplotlib.figure import Figure
 
     colours = rcParamsDefault["axes.prop_cycle"].by_key()["color"]
     lines = cycler(color=colours, marker=list("os^DvPX*<>"), linestyle=[DASHES[index % 4] for index in range(10)])
     lines += cycler(markerfacecolor=["white" if index % 2 else colour for index, colour in enumerate(colours)])
-    style = {"axes.prop_cycle": lines, "lines.markersize": 5, "lines.linewidth": 1.3, "legend.frameon": False}
+    style: Any = {"axes.prop_cycle": lines, "lines.markersize": 5, "lines.linewidth": 1.3, "legend.frameon": False}
     style |= {"axes.grid": True, "grid.linewidth": 0.4, "grid.alpha": 0.6, "axes.axisbelow": True}
     with rc_context(style):
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")

@@ -48,7 +48,7 @@ def add_scored(parser: argparse.ArgumentParser, split: str = "test") -> None:
     """Which checkpoints to ask about which data, on which device."""
     add_checkpoints(parser)
     add_data(parser, split)
-    add_max_tokens(parser)
+    add_counts(parser, ("--max-tokens", 8192, "tokens in a batch"))
     add_cpu(parser)
 
 
@@ -57,11 +57,6 @@ def add_data(parser: argparse.ArgumentParser, split: str = "") -> None:
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     if split:
         parser.add_argument("--gen-subset", default=split, help=f"split of the data (default: {split})")
-
-
-def add_max_tokens(parser: argparse.ArgumentParser) -> None:
-    """How much is read at a time."""
-    add_counts(parser, ("--max-tokens", 8192, "tokens in a batch"))
 
 
 def add_cpu(parser: argparse.ArgumentParser) -> None:
@@ -121,17 +116,16 @@ def positive_list(text: str) -> list[int]:
 
 
 def register() -> None:
-    """Register all models with fairseq; UsageError, saying what to run, where it is missing."""
+    """Register all models with fairseq, of whose messages only warnings are shown from here on.
+
+    Raises UsageError, saying what to run, where fairseq is missing.
+    """
     import fairseq_ms
 
     try:
         fairseq_ms.register()
     except ImportError as error:
         raise UsageError(str(error)) from error
-
-
-def quieten() -> None:
-    """Keep fairseq's progress messages out of the table; warnings still come through."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)
 
 

@@ -11,17 +11,14 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary, FairseqDataset, data_utils
-from fairseq.models import BaseFairseqModel, FairseqLanguageModel
+from fairseq.models import FairseqLanguageModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_ms.analysis.arguments import check_checkpoint, quieten, split_label
+from fairseq_ms.analysis.arguments import check_checkpoint, split_label
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-
-# Tokens that are counted at a time.
-_PIECE = 1 << 18
 
 
 @dataclass
@@ -53,7 +50,7 @@ class Checkpoint:
     @property
     def streaming(self) -> bool:
         """Whether the model hands a memory from one segment to the next."""
-        return is_streaming(self.model)
+        return isinstance(getattr(self.model.decoder, "core", None), StreamingModel)
 
     @property
     def segment(self) -> int:
@@ -63,7 +60,7 @@ class Checkpoint:
     @property
     def adds_bos(self) -> bool:
         """Whether every sample begins with an extra symbol, which takes a position and is never scored."""
-        return bool(getattr(getattr(self.task, "args", None), "add_bos_token", False))
+        return bool(getattr(self.task.args, "add_bos_token", False))
 
     @property
     def longest(self) -> int | None:
@@ -94,18 +91,12 @@ class Checkpoint:
         }
 
 
-def is_streaming(model: BaseFairseqModel) -> bool:
-    """Whether a model hands a memory from one segment to the next."""
-    return isinstance(getattr(model.decoder, "core", None), StreamingModel)
-
-
 def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     """Load ``[LABEL=]FILE``, whose model is then asked about the binarised data in the folder ``data``.
 
     Raises UsageError when the file is missing or is no checkpoint of a language model, when its model does
-    not predict the next token, and when the folder holds no dictionary.
+    not predict the next token, and when the folder holds no dictionary or another one.
     """
-    quieten()
     label, path = split_label(spec)
     check_checkpoint(path)
     overrides = {"data": data} if data is not None else None
@@ -120,8 +111,12 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     folder = utils.split_paths(str(getattr(task_cfg, "data", None)))[0]
     if not (Path(folder) / "dict.txt").is_file():
         raise UsageError(f"--data must be a folder that fairseq-preprocess wrote: {folder} holds no dict.txt")
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides, state=state)
-    model = models[0]
+    try:
+        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides, state=state)
+    except (RuntimeError, ValueError) as error:
+        if data is None or "size mismatch" not in str(error):
+            raise
+        raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
     if not hasattr(model, "decoder"):
         raise UsageError(
             f"CHECKPOINT must hold a model that predicts the next token: {path} holds {type(model).__name__}, "
@@ -181,12 +176,11 @@ def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> l
 
 
 def token_counts(checkpoint: Checkpoint, split: str = "train") -> np.ndarray:
-    """How often each symbol occurs in a split (V,), read in pieces; UsageError when there is no such split."""
+    """How often each symbol occurs in a split (V,), read line by line; UsageError when there is no such split."""
     lines = _lines(checkpoint, split)
     counts = np.zeros(len(checkpoint.dictionary), dtype=np.int64)
-    pieces = np.cumsum(lines.sizes) // _PIECE
-    for piece in np.split(np.arange(len(lines)), np.flatnonzero(np.diff(pieces)) + 1):
-        counts += np.bincount(torch.cat([lines[index] for index in piece]), minlength=counts.size)
+    for index in range(len(lines)):
+        np.add.at(counts, lines[index].numpy(), 1)
     return counts
 
 

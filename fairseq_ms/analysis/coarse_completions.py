@@ -38,8 +38,6 @@ def read_lines(path: str) -> list[str]:
     """The lines of a file that are not blank; UsageError when there are none."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"--input must be a file: {path} does not exist") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--input must be text in UTF-8: got {path} ({error})") from error
     lines = [line for line in text.splitlines() if line.strip()]

@@ -57,8 +57,8 @@ def draw_bands(
 ) -> None:
     """A line a checkpoint, in its band, over a logarithmic axis."""
     axes = figure.add_subplot()
-    for index, (label, (values, low, high)) in enumerate(bands.items()):
-        line = report.plot_line(axes, index, xs, values.tolist(), label)
+    for label, (values, low, high) in bands.items():
+        (line,) = axes.plot(xs, values, label=label)
         axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
     report.powers_of_two(axes)
     report.finish_axes(axes, xlabel, ylabel)

@@ -7,14 +7,15 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from fairseq.models import BaseFairseqModel, FairseqLanguageModel
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 from fairseq_ms.analysis import arguments, checkpoints, report, untrained
 from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.streaming import StreamingLanguageModel, with_a_memory
+from fairseq_ms.lm.streaming import with_a_memory
 from fairseq_ms.lm.vocabulary import enough_symbols
 
 # What Transformer-QL's Tables 1, 3 and 5 print: a model, its n_s, n_m and n_cm, and the n_c beside it.
@@ -43,13 +44,7 @@ NARROW = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decod
 
 @dataclass(frozen=True)
 class ContextLength:
-    """Tokens before an output that it depends on: of a segment's first output, of its last, and the mean.
-
-    Attributes:
-        minimum: of the first output of a segment
-        maximum: of the segment's end: ``minimum`` plus the segment
-        average: the mean of both, the paper's n_c
-    """
+    """Tokens before an output that it depends on: of a segment's first output, of its end, and the mean, n_c."""
 
     minimum: int
     maximum: int
@@ -64,7 +59,6 @@ class ContextLength:
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
     report.check_outputs(args)
-    arguments.quieten()
     given = args.fairseq_flags[0] if args.fairseq_flags else "--path" if args.path else None
     if args.paper and given:
         raise UsageError(f"--paper prints the paper's models alone: {given} must not be given with it")
@@ -73,18 +67,19 @@ def run(args: argparse.Namespace) -> int:
         return _paper(args)
     if args.path:
         loaded = checkpoints.load(args.path, cpu=True)
-        model, flag, arch = loaded.model, "--path", untrained.architecture(loaded.cfg.model)
+        model, cfg = loaded.model, loaded.cfg.model
     elif args.fairseq_flags:
-        flag, (model, arch) = "--arch", _untrained(args.fairseq_flags, on_meta=not args.measure)
+        model, cfg = _untrained(args.fairseq_flags, on_meta=not args.measure)
     else:
         raise UsageError("--arch, --path or --paper must be given: got none of them")
     network = model.decoder.core
     if not isinstance(network, StreamingModel):
-        *most, last = with_a_memory()
+        flag, (*most, last) = "--path" if args.path else "--arch", with_a_memory()
+        arch = untrained.architecture(cfg)
         raise UsageError(f"{flag} must be a model with a memory, {', '.join(most)} or {last}: got {arch}")
     found = {"formula": by_formula(network)}
     if args.measure:
-        found["measured"] = measured(model)
+        found["measured"] = measured(network)
     print(f"tokens of context of an output, with segments of {network.segment_len} tokens")
     print(report.format_table(["", *LENGTHS], [[name, *vars(context).values()] for name, context in found.items()]))
     results = {name: vars(context) for name, context in found.items()}
@@ -92,12 +87,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, str]:
-    """A model, and its architecture."""
+def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, FairseqDataclass]:
+    """A model and its configuration."""
     cfg = untrained.parse(flags)
     # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
-    model = untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta)
-    return model, untrained.architecture(cfg.model)
+    return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta), cfg.model
 
 
 def _paper(args: argparse.Namespace) -> int:
@@ -113,7 +107,7 @@ def _paper(args: argparse.Namespace) -> int:
         if args.measure:
             flags = ["--arch", arch, "--tokens-per-sample", str(segment), "--mem-len", str(memory), *NARROW]
             flags += ["--compressed-mem-len", str(compressed)] if compressed else []
-            rows[-1].append(measured(_untrained(flags)[0]).average)
+            rows[-1].append(measured(_untrained(flags)[0].decoder.core).average)
     header = ["", "model", "n_s/n_m/n_cm", *LENGTHS, "printed", *(["measured"] if args.measure else [])]
     print(report.format_table(header, rows))
     report.write_outputs(args, {"paper": [dict(zip(header, row)) for row in rows]})
@@ -158,16 +152,14 @@ def by_formula(model: LanguageModel) -> ContextLength:
     return compressive_transformer(config.segment_len, config.mem_len, compressed, rate, config.layers)
 
 
-def measured(model: BaseFairseqModel, seed: int = 1) -> ContextLength:
+def measured(model: StreamingModel, seed: int = 1) -> ContextLength:
     """The context length of the model itself: the farthest token whose change changes an output.
 
     Every token of a stream is changed in a row of its own, and whatever an output of the last segment moves with
     is its context. Weights and inputs are random, of the model's own shape and in double precision; with the
     trained ones a dependency could be too small to see.
     """
-    if not isinstance(model, StreamingLanguageModel):
-        raise UsageError(f"--measure needs a model with a memory, not a {type(model).__name__}")
-    network = _randomised(model.decoder.core, seed)
+    network = _randomised(model, seed)
     segment = network.segment_len
     length = (network.memory_reach() + 2) * segment
     generator = torch.Generator().manual_seed(seed)

@@ -113,16 +113,10 @@ def distance_groups(distances: int) -> list[tuple[int, int]]:
 
     What is left at the end belongs to the last of them if it is less than half as wide as its own would be.
     """
-    groups: list[tuple[int, int]] = []
-    first = 1
-    while first <= distances:
-        last = min(2 * first - 1, distances)
-        if groups and last - first + 1 < first / 2:
-            groups[-1] = (groups[-1][0], last)
-        else:
-            groups.append((first, last))
-        first = last + 1
-    return groups
+    starts = [2**power for power in range(distances.bit_length())]
+    if len(starts) > 1 and distances - starts[-1] + 1 < starts[-1] / 2:
+        starts.pop()
+    return [(first, 2 * first - 1) for first in starts[:-1]] + [(starts[-1], distances)]
 
 
 def by_group(

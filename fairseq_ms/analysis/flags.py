@@ -16,7 +16,6 @@ from fairseq_ms.analysis.arguments import (
     add_data,
     add_flag,
     add_list,
-    add_max_tokens,
     add_model,
     add_outputs,
     add_remove_bpe,
@@ -30,7 +29,6 @@ BOOKCORPUS = 31300
 
 
 def coarse_completions(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoints, which contexts, how many words."""
     add_checkpoints(parser, "fairseq-train wrote with --arch coarse_lm")
     contexts = parser.add_mutually_exclusive_group(required=True)
     help = "what was read so far, tokenised and segmented as the training text (repeatable)"
@@ -43,7 +41,6 @@ def coarse_completions(parser: argparse.ArgumentParser) -> None:
 
 
 def context_length(parser: argparse.ArgumentParser) -> None:
-    """A model, by fairseq's flags or as a checkpoint, or the paper's tables."""
     add_model(parser, " | --paper")
     parser.add_argument("--paper", action="store_true", help="print every n_c of the paper's Tables 1, 3 and 5")
     parser.add_argument("--measure", action="store_true", help="also measure the network itself, token by token")
@@ -51,7 +48,6 @@ def context_length(parser: argparse.ArgumentParser) -> None:
 
 
 def context_shuffle(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, damage, window and outputs."""
     add_scored(parser)
     kinds = ("shuffle", "reverse", "replace", "drop")
     add_choice(parser, "--perturb", kinds, "what happens to the context")
@@ -66,7 +62,6 @@ def context_shuffle(parser: argparse.ArgumentParser) -> None:
 
 
 def context_window(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, contexts and outputs."""
     add_scored(parser)
     help = "context lengths (default: powers of two up to 512, as far as all the models have positions)"
     add_list(parser, "--contexts", "--context", help=help)
@@ -76,7 +71,6 @@ def context_window(parser: argparse.ArgumentParser) -> None:
 
 
 def memory(parser: argparse.ArgumentParser) -> None:
-    """A model, by fairseq's flags or as a checkpoint, and what to say about it."""
     add_model(parser)
     parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
     add_counts(
@@ -95,7 +89,6 @@ def memory(parser: argparse.ArgumentParser) -> None:
 
 
 def neighbors(parser: argparse.ArgumentParser) -> None:
-    """Checkpoint, corpus, queries and output."""
     add_scored(parser, split="train")
     add_counts(
         parser,
@@ -112,7 +105,6 @@ def neighbors(parser: argparse.ArgumentParser) -> None:
 
 
 def nll_by_frequency(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, window, bins and outputs."""
     add_scored(parser)
     add_window(parser)
     add_counts(parser, ("--bins", 10, "number of bins"), ("--limit", None, "score only the first N tokens"))
@@ -121,7 +113,6 @@ def nll_by_frequency(parser: argparse.ArgumentParser) -> None:
 
 
 def perplexity(parser: argparse.ArgumentParser) -> None:
-    """Flags spelled as fairseq-eval-lm spells them, and where the counts come from and results go."""
     parser.add_argument("checkpoint", help="file that fairseq-train wrote")
     add_data(parser, "test")
     add_window(parser)
@@ -139,7 +130,6 @@ def perplexity(parser: argparse.ArgumentParser) -> None:
 
 
 def plot(parser: argparse.ArgumentParser) -> None:
-    """Which figure, and what it asks for."""
     parser.set_defaults(fairseq_flags=[])
     figures = parser.add_subparsers(dest="figure", required=True, metavar="FIGURE")
     attention = figures.add_parser(
@@ -178,7 +168,6 @@ def plot(parser: argparse.ArgumentParser) -> None:
 
 
 def recall(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, window, bins and outputs."""
     add_scored(parser)
     add_window(parser)
     add_counts(parser, ("--bins", 16, "ranges of distances"), ("--limit", None, "read only the first N tokens"))
@@ -187,7 +176,6 @@ def recall(parser: argparse.ArgumentParser) -> None:
 
 
 def sample_images(parser: argparse.ArgumentParser) -> None:
-    """Which model, which images, and where the grid goes."""
     parser.add_argument("data", help="fairseq's data folder, as fairseq-ms prepare images writes it")
     parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
     parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
@@ -208,7 +196,6 @@ def sample_images(parser: argparse.ArgumentParser) -> None:
 
 
 def sample_metrics(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints, sampling, judges and output; the defaults are the paper's."""
     add_scored(parser)
     add_counts(
         parser,
@@ -233,14 +220,15 @@ def sample_metrics(parser: argparse.ArgumentParser) -> None:
 
 
 def tradeoff(parser: argparse.ArgumentParser) -> None:
-    """Runs, data, the cost to draw and outputs."""
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folder below which the runs' save directories lie")
     parser.add_argument("--checkpoint", default="checkpoint_best.pt", help="its file (default: checkpoint_best.pt)")
     add_data(parser, "test")
     add_counts(
-        parser, ("--limit", None, "score only the first N tokens"), ("--batch-size", 1, "samples of a training step")
+        parser,
+        ("--limit", None, "score only the first N tokens"),
+        ("--batch-size", 1, "samples of a training step"),
+        ("--max-tokens", 8192, "tokens in a batch"),
     )
     add_choice(parser, "--cost", ("memory", "time"), "of the figure")
-    add_max_tokens(parser)
     add_cpu(parser)
     add_outputs(parser)

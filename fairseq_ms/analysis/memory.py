@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,35 +17,43 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from omegaconf import DictConfig
 
-from fairseq_ms.analysis import arguments, checkpoints, memory_fit, report, training_step, untrained
+from fairseq_ms.analysis import arguments, checkpoints, report, training_step, untrained
 from fairseq_ms.analysis.flags import BOOKCORPUS
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.analysis.training_step import Parts, total
 from fairseq_ms.core.layers import LayerConfig, TransformerLayer
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.config import layer_settings
+from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.vocabulary import enough_symbols
 
 GB = 1e9
 SCALES = (1, 4, 16, 64)
 """Those of --sweep."""
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
+Layers = Mapping[int, int]
+"""Numbers of layers by scale."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the footprint, or what was asked for in its place."""
     report.check_outputs(args)
-    arguments.quieten()
     arguments.check_model(args)
     if args.data and not args.path:
         raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
-    if args.fit is None:
-        return (_sweep if args.sweep else _footprint)(args, _asked(args))
-    if not 0 < args.fit < float("inf"):
+    if args.fit is not None and not 0 < args.fit < float("inf"):
         raise UsageError(f"--fit must be a number of GiB above 0: got {args.fit}")
     for flag in ("sweep", "png"):
-        if getattr(args, flag):
+        if args.fit is not None and getattr(args, flag):
             raise UsageError(f"--fit and --{flag} must not be given together: got both")
-    return _fit(args, _asked(args))
+    asked = _asked(args)
+    if args.fit is not None:
+        _fit(args, asked)
+    elif args.sweep:
+        _sweep(args, asked)
+    else:
+        _footprint(args, asked)
+    return 0
 
 
 class _Asked(NamedTuple):
@@ -82,7 +92,7 @@ def _asked(args: argparse.Namespace) -> _Asked:
     return _Asked(cfg, vocabulary, loaded, args.batch_size or 1, training_step.tokens_of(cfg), device, dtype)
 
 
-def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
+def _footprint(args: argparse.Namespace, asked: _Asked) -> None:
     batch, tokens = asked.batch, asked.tokens
     print(f"{asked}, {asked.vocabulary} symbols, {asked.dtype.itemsize} bytes a number")
     parts: Parts = {}
@@ -99,7 +109,8 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
     result: dict[str, object] = {"arch": str(asked.cfg.model._name), "batch": batch, "tokens": tokens}
     result |= {"vocabulary": asked.vocabulary, "gradient_of_logits": gradient, "weights": weights}
     if parts:
-        result |= {"rows": as_json(parts), "kept": kept}
+        rows = [{"part": part, "total": sum(purposes.values()), **purposes} for part, purposes in parts.items()]
+        result |= {"rows": rows, "kept": kept}
     if not args.no_measurement:
         a_target = kept / (batch * tokens)
         result |= {"measured": kept, "measured_per_target": a_target}
@@ -111,7 +122,6 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> int:
     if args.png and not parts:
         raise UsageError(f"--png draws the breakdown, and there is none for {asked.cfg.model._name}")
     report.write_outputs(args, result, partial(draw, parts=parts), width=9)
-    return 0
 
 
 def format_parts(parts: Parts, extra: Mapping[str, float]) -> str:
@@ -129,46 +139,83 @@ def _purposes(parts: Parts) -> list[str]:
     return list(dict.fromkeys(name for purposes in parts.values() for name, value in purposes.items() if value))
 
 
-def as_json(parts: Parts) -> list[dict[str, object]]:
-    """The rows in bytes."""
-    return [{"part": part, "total": sum(purposes.values()), **purposes} for part, purposes in parts.items()]
-
-
 def draw(figure: report.Figure, parts: Parts) -> None:
     """One stacked bar for each part, purposes told apart by hatching."""
     axes = figure.add_subplot()
     bottoms = [0.0] * len(parts)
-    for index, name in enumerate(_purposes(parts)):
+    for name, hatch in zip(_purposes(parts), itertools.cycle(HATCHES)):
         heights = [purposes.get(name, 0.0) / GB for purposes in parts.values()]
         bars = axes.bar(range(len(parts)), heights, bottom=bottoms, label=name, edgecolor="black", linewidth=0.5)
         for bar in bars:
-            bar.set(hatch=report.HATCHES[index % len(report.HATCHES)], alpha=0.75)
+            bar.set(hatch=hatch, alpha=0.75)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
     axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts])
     report.finish_axes(axes, "", "memory (GB)", legend=False)
     # Bars leave no room inside the axes.
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _fit(args: argparse.Namespace, asked: _Asked) -> int:
-    def footprint(layers: memory_fit.Layers) -> float:
-        return memory_fit.step_bytes(asked.cfg, layers, asked.batch, asked.vocabulary, asked.device, asked.dtype)
-
-    scales = memory_fit.scales_of(asked.cfg)
-    found = memory_fit.fit(footprint, scales, args.fit * 2**30, args.most_layers, args.top)
+def _fit(args: argparse.Namespace, asked: _Asked) -> None:
+    text = getattr(asked.cfg.model, "scale_layers", None)
+    scales = [scale.factor for scale in layer_scales(text, need_finest=False)] if text else [1]
+    found = fit(partial(_step_bytes, asked), scales, args.fit * 2**30, args.most_layers, args.top)
     print(f"{asked}: allocations in {args.fit:g} GiB, best first")
-    rows = [[rank, memory_fit.written(layers), size / 2**30] for rank, (layers, size) in enumerate(found, 1)]
+    rows = [[rank, _written(layers), size / 2**30] for rank, (layers, size) in enumerate(found, 1)]
     print(report.format_table(["rank", "layers", "GiB"], rows))
     allocations = [{"layers": layers, "bytes": size} for layers, size in found]
     report.write_outputs(args, {"budget_gib": args.fit, "allocations": allocations})
-    return 0
+
+
+def fit(
+    footprint: Callable[[Layers], float], scales: Sequence[int], budget: float, most: int, count: int
+) -> list[tuple[Layers, float]]:
+    """The ``count`` best allocations of 1 to ``most`` layers a scale that take at most ``budget`` bytes, and the bytes.
+
+    Layers at the finest scale count first, then those at the next one, and so on: the order of the paper's Table 4,
+    where perplexity falls as layers move to finer scales, whatever becomes of the total. ``footprint`` must grow by the
+    same number of bytes with every further layer of a scale, as memory does. Raises UsageError when not even one layer
+    a scale fits.
+    """
+    smallest = dict.fromkeys(scales, 1)
+    base = footprint(smallest)
+    if base > budget:
+        raise UsageError(
+            f"--fit must leave room for one layer a scale, which takes {base / 2**30:.2f} GiB: got {budget / 2**30:g}"
+        )
+    cost = {scale: footprint({**smallest, scale: 2}) - base for scale in scales}
+    every = (dict(zip(sorted(scales), counts)) for counts in itertools.product(range(most, 0, -1), repeat=len(scales)))
+    sized = ((layers, base + sum((layers[scale] - 1) * cost[scale] for scale in scales)) for layers in every)
+    return list(itertools.islice((found for found in sized if found[1] <= budget), count))
+
+
+def _written(layers: Layers) -> str:
+    """Layers as ``--scale-layers`` has them, coarsest scale first."""
+    return ",".join(f"{scale}x={count}" for scale, count in sorted(layers.items(), reverse=True))
+
+
+def _step_bytes(asked: _Asked, layers: Layers) -> float:
+    """Bytes of a training step with so many layers at each scale, from a step that is followed by its shapes alone.
+
+    They are what the step keeps, the gradient of the logits, weights, gradients and Adam's two moments. Raises
+    UsageError where shapes depend on the tokens.
+    """
+    cfg = copy.deepcopy(asked.cfg)
+    if getattr(cfg.model, "scale_layers", None):
+        cfg.model.scale_layers = _written(layers)
+    else:
+        cfg.model.decoder_layers = layers[1]
+    with training_step.ShapesAlone():
+        model = asked._replace(cfg=cfg, loaded=None).model()
+        kept = training_step.step_bytes(model, asked.batch, asked.tokens)
+    gradient = training_step.logits_gradient(model, asked.batch, asked.tokens)
+    return kept + gradient + sum(training_step.weight_bytes(model).values())
 
 
 Point = dict[str, float]
 """One layer at a ``scale`` of a text of ``tokens``: ``measured`` bytes kept, and ``seconds`` of its forward pass."""
 
 
-def _sweep(args: argparse.Namespace, asked: _Asked) -> int:
+def _sweep(args: argparse.Namespace, asked: _Asked) -> None:
     full = ("vanilla_lm", "multiscale_topdown", "multiscale_bottomup")
     if untrained.architecture(asked.cfg.model) not in full or getattr(asked.cfg.model, "scale_windows", None):
         raise UsageError(f"--sweep needs layers of full attention, which {asked.cfg.model._name} does not have")
@@ -177,7 +224,6 @@ def _sweep(args: argparse.Namespace, asked: _Asked) -> int:
     print(f"one layer of {asked.cfg.model._name}, {asked.batch} samples")
     print(report.format_table(["tokens", "scale", "kept (MB)", "forward (ms)"], rows))
     report.write_outputs(args, {"batch": asked.batch, "sweep": points}, partial(draw_sweep, points=points), width=9)
-    return 0
 
 
 def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: torch.device) -> list[Point]:
@@ -185,13 +231,12 @@ def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: tor
     settings = replace(LayerConfig(**layer_settings(cfg)), checkpoint=False)
     layer = TransformerLayer(settings).train().to(device)
     points: list[Point] = []
-    for length in lengths:
-        for scale in SCALES:
-            x = torch.randn(batch, max(1, length // scale), settings.dim, device=device, requires_grad=True)
-            forward = partial(layer, x)
-            kept = saved_bytes(forward, layer)
-            seconds = training_step.shortest(forward, device, repeats=5)
-            points.append({"tokens": length, "scale": scale, "measured": kept, "seconds": seconds})
+    for length, scale in itertools.product(lengths, SCALES):
+        x = torch.randn(batch, max(1, length // scale), settings.dim, device=device, requires_grad=True)
+        forward = partial(layer, x)
+        kept = saved_bytes(forward, layer)
+        seconds = training_step.shortest(forward, device, repeats=5)
+        points.append({"tokens": length, "scale": scale, "measured": kept, "seconds": seconds})
     return points
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,11 +33,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Each query with its nearest segments at every scale."""
-    scales = args.scales or scales_of(checkpoint)
     length = args.tokens_per_sample or min(128, checkpoint.longest or 128)
     checkpoint.check_fits("--tokens-per-sample", length)
     segments = cut_segments(torch.cat(checkpoints.documents(checkpoint, args.gen_subset)), length, args.limit)
-    corpus = embed(checkpoint, segments, scales, args.max_tokens)
+    corpus = embed(checkpoint, segments, args.scales, args.max_tokens)
 
     def text_of(segment: int) -> str:
         """As words; with a symbol such as "@@ ", pieces of words are joined and ends of lines dropped."""
@@ -47,14 +47,14 @@ def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, A
         own = position // length
         if not 0 <= own < len(segments):
             raise UsageError(f"--position must lie in the {len(segments)} segments of {length} tokens: got {position}")
-        queries.append((text_of(own), {scale: corpus[scale][own] for scale in scales}, own))
+        queries.append((text_of(own), {scale: vectors[own] for scale, vectors in corpus.items()}, own))
     for text in args.text or []:
         tokens = checkpoint.dictionary.encode_line(text, add_if_not_exist=False, append_eos=False).long()[None]
         checkpoint.check_fits("the length of --text", tokens.numel())
         if unknown := int(tokens.eq(checkpoint.dictionary.unk()).sum()):
             print(f"{unknown} of the {tokens.numel()} tokens of --text are unknown to {checkpoint.label}")
-        embedded = embed(checkpoint, tokens, scales)
-        queries.append((text, {scale: embedded[scale][0] for scale in scales}, None))
+        embedded = embed(checkpoint, tokens, list(corpus))
+        queries.append((text, {scale: vectors[0] for scale, vectors in embedded.items()}, None))
     results = []
     for text, vectors, segment in queries:
         found = {
@@ -62,7 +62,7 @@ def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, A
                 {"segment": row, "cosine": cosine, "text": text_of(row)}
                 for row, cosine in nearest(corpus[scale], vectors[scale], args.top, segment)
             ]
-            for scale in scales
+            for scale in corpus
         }
         results.append({"label": checkpoint.label, "query": text, "segment": segment, "neighbors": found})
     return results
@@ -81,19 +81,6 @@ def _format(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def scales_of(checkpoint: Checkpoint) -> list[int]:
-    """The scales whose representations the model gives, finest first; UsageError, saying why, if it gives none."""
-    represent = getattr(checkpoint.model.decoder.core, "representations", None)
-    if represent is None:
-        raise UsageError(
-            f"neighbors needs a model that represents segments at its scales: {checkpoint.label} is a "
-            f"{checkpoint.cfg.model._name}, which does not"
-        )
-    probe = torch.full((1, checkpoint.longest or checkpoint.segment), checkpoint.dictionary.unk())
-    with torch.no_grad():
-        return sorted(represent(probe.to(checkpoint.device)))
-
-
 def cut_segments(tokens: Tensor, length: int, limit: int | None = None) -> Tensor:
     """Consecutive segments (R, length) of a token sequence; UsageError when there is none."""
     rows = tokens.numel() // length
@@ -103,17 +90,23 @@ def cut_segments(tokens: Tensor, length: int, limit: int | None = None) -> Tenso
 
 
 def embed(
-    checkpoint: Checkpoint, segments_RT: Tensor, scales: Sequence[int], max_tokens: int = 8192
+    checkpoint: Checkpoint, segments_RT: Tensor, scales: Sequence[int] | None = None, max_tokens: int = 8192
 ) -> dict[int, Tensor]:
-    """By scale, the mean (R, D) of its representations over each segment, read on its own.
+    """By scale, the mean (R, D) of its representations over each segment, read on its own; finest first if all.
 
-    Raises UsageError when the model has no such scale, or no block of it fits into a segment.
+    Raises UsageError when the model has no representations or no such scale, or no block of it fits into a segment.
     """
-    parts: dict[int, list[Tensor]] = {scale: [] for scale in scales}
+    represent = getattr(checkpoint.model.decoder.core, "representations", None)
+    if represent is None:
+        raise UsageError(
+            f"neighbors needs a model that represents segments at its scales: {checkpoint.label} is a "
+            f"{checkpoint.cfg.model._name}, which does not"
+        )
+    parts: dict[int, list[Tensor]] = defaultdict(list)
     for batch in segments_RT.split(max(1, max_tokens // segments_RT.size(1))):
         with torch.no_grad():
-            found = checkpoint.model.decoder.core.representations(batch.to(checkpoint.device))
-        for scale in scales:
+            found = represent(batch.to(checkpoint.device))
+        for scale in scales or sorted(found):
             if scale not in found:
                 have = ", ".join(f"{factor}x" for factor in sorted(found))
                 raise UsageError(f"--scales must be among those of {checkpoint.label}, {have}: got {scale}x")

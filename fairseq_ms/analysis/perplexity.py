@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     beside = (file for file in (data / "manifest.json", data.parent / "manifest.json") if file.is_file())
     manifest = args.manifest or next(beside, None)
     counts = split_counts(manifest, args.gen_subset, scored.targets) if manifest else {}
-    settings: dict[str, object] = {
+    settings = {
         "checkpoint": args.checkpoint,
         "data": str(data),
         "subset": args.gen_subset,
@@ -60,14 +60,9 @@ def load(
 ) -> Checkpoint:
     """A checkpoint to be read in segments of another length, if it has a memory, or by line ("eos") or as running text.
 
-    Raises UsageError as ``checkpoints.load`` does, and for the data of another dictionary.
+    Raises UsageError as ``checkpoints.load`` does.
     """
-    try:
-        checkpoint = checkpoints.load(path, data, cpu)
-    except RuntimeError as error:
-        if "size mismatch" in str(error):
-            raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
-        raise
+    checkpoint = checkpoints.load(path, data, cpu)
     # Blocks of whole lines were for training alone.
     given = mode or str(checkpoint.task.args.sample_break_mode)
     checkpoint.task.args.sample_break_mode = given if given == "eos" else "none"

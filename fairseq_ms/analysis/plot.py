@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq_ms.analysis import arguments, plot_attention, plot_context, plot_curves, report
+from fairseq_ms.analysis import plot_attention, plot_context, plot_curves, report
 from fairseq_ms.errors import UsageError
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the figure's numbers, and write what was asked for."""
     report.check_outputs(args)
-    arguments.quieten()
     if args.fairseq_flags and args.figure != "attention":
         raise UsageError(f"plot {args.figure} has no flag {args.fairseq_flags[0]}")
     {"attention": plot_attention, "context": plot_context, "curves": plot_curves}[args.figure].run(args)

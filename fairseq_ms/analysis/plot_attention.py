@@ -24,12 +24,9 @@ SHADES = (1.0, 0.55)
 
 @dataclass(frozen=True)
 class Pattern:
-    """What one scale of a layer shows to the positions of a text.
+    """What one scale of a layer shows to the positions of a text: the panel's title, and k tokens of a block.
 
-    Attributes:
-        title: of the panel
-        factor: tokens of a block, k
-        block: (T, T), the index of the block through which query t (row) sees token p (column), -1 where it does not
+    ``block`` (T, T) is the index of the block through which query t (row) sees token p (column), -1 where it does not.
     """
 
     title: str
@@ -41,9 +38,15 @@ def run(args: argparse.Namespace) -> None:
     """Print what the last position sees, and draw what all see."""
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
     model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
-    name, drawn, together = str(cfg.model._name), patterns(model, args.length), share_a_layer(model)
+    name, drawn = str(cfg.model._name), patterns(model, args.length)
+    # Head groups of the same layer together see near and far.
+    together = isinstance(model.decoder.core, Retina) and len(drawn) > 1
+    rows = []
+    for pattern in drawn:
+        seen = pattern.block[-1][pattern.block[-1] >= 0]
+        rows.append([pattern.title, len(seen.unique()), len(seen)])
     print(f"{name}: what the last of {args.length} positions sees")
-    print(report.format_table(["attention", "blocks", "tokens"], rows(drawn)))
+    print(report.format_table(["attention", "blocks", "tokens"], rows))
     panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
     write = partial(draw, drawn=drawn, name=name, together=together)
     report.write_outputs(args, {"arch": name, "panels": panels}, write, 3.2 * (len(drawn) + together), 3.5)
@@ -92,21 +95,6 @@ def _right_aligned(title: str, factor: int, length: int) -> Pattern:
     return Pattern(title, factor, torch.where(seen, index, -1))
 
 
-def share_a_layer(model: FairseqLanguageModel) -> bool:
-    """Whether the patterns of a model are head groups of the same layer, which together see near and far."""
-    return isinstance(model.decoder.core, Retina) and len(model.decoder.core.groups) > 1
-
-
-def rows(drawn: Sequence[Pattern]) -> list[list[object]]:
-    """A row a panel: its title, and how many blocks and tokens the last position sees."""
-    found: list[list[object]] = []
-    for pattern in drawn:
-        last = pattern.block[-1]
-        seen = last[last >= 0]
-        found.append([pattern.title, len(seen.unique()), len(seen)])
-    return found
-
-
 def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: bool) -> None:
     """A panel for each pattern; with ``together``, one more first in which finer scales cover coarser ones."""
     coloured = [(pattern, COLOURS[index % len(COLOURS)]) for index, pattern in enumerate(drawn)]
@@ -117,17 +105,17 @@ def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: b
     for ax, (title, layers) in zip(axes, panels):
         for pattern, colour in layers:
             ax.imshow(_image(pattern.block, colour), interpolation="nearest")
+        ax.grid(False)
         length = layers[0][0].block.size(0)
+        ticks = [0, length // 2, length - 1]
+        ax.set(xlabel="token", xticks=ticks, yticks=ticks)
         ax.set_title(title, fontsize=10)
-        ax.set_xlabel("token")
-        ax.set_xticks([0, length // 2, length - 1])
-        ax.set_yticks([0, length // 2, length - 1])
     axes[0].set_ylabel("position")
 
 
 def _image(block: Tensor, colour: str) -> Tensor:
     """(T, T) block indices -> (T, T, 4) red, green, blue and opacity: transparent where nothing is seen."""
-    rgb = torch.tensor([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    rgb = torch.tensor(list(bytes.fromhex(colour[1:]))) / 255
     shade = torch.where(block % 2 == 0, SHADES[0], SHADES[1])[..., None]
     seen = (block >= 0).to(rgb.dtype)[..., None]
     # Lighter is whiter, not more transparent: what lies below must not shine through.

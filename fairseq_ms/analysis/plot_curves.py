@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_ms.analysis import report
 from fairseq_ms.analysis.arguments import split_label
@@ -44,12 +46,13 @@ class Point:
     values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A run: its label, and its points in the order of updates."""
+class Curve(NamedTuple):
+    """A run: its label, and the values of a metric with the updates and hours behind which they were."""
 
     label: str
-    points: list[Point]
+    updates: list[float]
+    hours: list[float]
+    values: list[float]
 
     @property
     def size(self) -> float | None:
@@ -59,40 +62,28 @@ class Curve:
         except ValueError:
             return None
 
-    def as_json(self, metric: str) -> dict[str, object]:
-        """Its points; JSON has no nan."""
-        values = [value if math.isfinite(value) else None for value in self.of(metric)]
-        columns = {name: self.of(name, metric) for name in ("updates", "hours")}
-        return {"label": self.label, **columns, metric: values}
-
-    def best(self, metric: str) -> float:
-        """The lowest value, nan where none is finite; UsageError where no point has the metric."""
-        values = self.of(metric)
-        if not values:
-            known = ", ".join(sorted({key for point in self.points for key in point.values}))
-            raise UsageError(f"--metric must be one of {known}: got {metric}")
-        return min(filter(math.isfinite, values), default=math.nan)
-
-    def of(self, name: str, metric: str = "") -> list[float]:
-        """A metric, or the "updates" or "hours", of the points that have the metric."""
-        found = [point for point in self.points if (metric or name) in point.values]
-        return [getattr(point, name) if name in ("updates", "hours") else point.values[name] for point in found]
+    @property
+    def best(self) -> float:
+        """The lowest value, nan where none is finite."""
+        return min(filter(math.isfinite, self.values), default=math.nan)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print how far each run came, and draw its losses."""
-    loaded, metric = [load(text, args.gen_subset) for text in args.logs], args.metric
+    metric = args.metric
+    loaded = [load(text, args.gen_subset, metric) for text in args.logs]
     if args.over == "label" and all(curve.size is None for curve in loaded):
         raise UsageError("--over label needs labels that are numbers, as in 256=LOG")
-    rows = []
+    rows, runs = [], []
     for curve in loaded:
-        end = curve.points[-1]
-        rows.append([curve.label, int(end.updates), round(end.hours, 4), curve.best(metric), end.values.get(metric)])
+        rows.append([curve.label, int(curve.updates[-1]), round(curve.hours[-1], 4), curve.best, curve.values[-1]])
+        # JSON has no nan.
+        values = [value if math.isfinite(value) else None for value in curve.values]
+        runs.append({"label": curve.label, "updates": curve.updates, "hours": curve.hours, metric: values})
     print(f"{metric} on {args.gen_subset}")
     print(report.format_table(["run", "updates", "hours", "best", "last"], rows))
-    drawing = draw_sizes if args.over == "label" else draw
-    write = partial(drawing, curves=loaded, over=args.over, metric=metric, name=f"{args.gen_subset} {metric}")
-    report.write_outputs(args, {"runs": [curve.as_json(metric) for curve in loaded]}, write)
+    write = partial(draw, curves=loaded, over=args.over, name=f"{args.gen_subset} {metric}")
+    report.write_outputs(args, {"runs": runs}, write)
 
 
 def read(path: Path, subset: str) -> list[Point]:
@@ -148,37 +139,43 @@ def _statistics(text: str, name: str) -> dict[str, float]:
     return values
 
 
-def load(text: str, subset: str) -> Curve:
+def load(text: str, subset: str, metric: str) -> Curve:
     """A curve from LABEL=LOG[,LOG ...], the label being the last log's folder by default.
 
-    Logs behind one another are phases of one training: the last is drawn, later by the hours of those before it.
+    Logs behind one another are phases of one training: the last is drawn, later by the hours of those before it. Raises
+    UsageError where no point has the metric.
     """
     label, names = split_label(text)
     *earlier, last = [Path(name) for name in ([names] if Path(names).is_file() else names.split(","))]
-    points = read(last, subset)
+    every = read(last, subset)
+    points = [point for point in every if metric in point.values]
+    if not points:
+        known = ", ".join(sorted({key for point in every for key in point.values}))
+        raise UsageError(f"--metric must be one of {known}: got {metric}")
     before = sum(read(path, "train")[-1].hours for path in earlier)
-    if names == text:
-        label = last.resolve().parent.name
-    return Curve(label, [replace(point, hours=before + point.hours) for point in points])
+    return Curve(
+        last.resolve().parent.name if names == text else label,
+        [point.updates for point in points],
+        [before + point.hours for point in points],
+        [point.values[metric] for point in points],
+    )
 
 
-def draw(figure: report.Figure, curves: Sequence[Curve], over: str, metric: str, name: str) -> None:
-    """A line a run, over "updates" or "hours"."""
+def draw(figure: report.Figure, curves: Sequence[Curve], over: str, name: str) -> None:
+    """A line a run over "updates" or "hours".
+
+    Over "label", a line through the best of each run over the number that its label is, and a level for a label that is
+    none.
+    """
     axes = figure.subplots()
-    for index, curve in enumerate(curves):
-        xs = curve.of(over, metric)
-        line = report.plot_line(axes, index, xs, curve.of(metric), curve.label)
-        # Ten marks a line, however many points it has.
-        line.set_markevery(max(1, len(xs) // 10))
-    report.finish_axes(axes, {"updates": "updates", "hours": "hours of training"}[over], name)
-
-
-def draw_sizes(figure: report.Figure, curves: Sequence[Curve], over: str, metric: str, name: str) -> None:
-    """A line through the best of each run over the number that its label is, and a level for a label that is none."""
-    axes = figure.subplots()
-    found = sorted((curve.size, curve.best(metric)) for curve in curves if curve.size is not None)
-    report.plot_line(axes, 0, [size for size, _ in found], [value for _, value in found], "best of each run")
-    for index, curve in enumerate(curve for curve in curves if curve.size is None):
-        dashes = report.DASHES[(index + 1) % len(report.DASHES)]
-        axes.axhline(curve.best(metric), label=curve.label, linestyle=dashes, linewidth=1.3, color="black")
-    report.finish_axes(axes, over, name)
+    if over == "label":
+        found = sorted((curve.size, curve.best) for curve in curves if curve.size is not None)
+        axes.plot(*zip(*found), label="best of each run")
+        for curve, dashes in zip((curve for curve in curves if curve.size is None), itertools.cycle(report.DASHES[1:])):
+            axes.axhline(curve.best, label=curve.label, linestyle=dashes, color="black")
+    else:
+        for curve in curves:
+            # Ten marks a line, however many points it has.
+            marks = max(1, len(curve.values) // 10)
+            axes.plot(getattr(curve, over), curve.values, label=curve.label, markevery=marks)
+    report.finish_axes(axes, "hours of training" if over == "hours" else over, name)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from fairseq import utils
 from torch import Tensor
 
 from fairseq_ms.analysis import comparison, context_length, report, scoring
-from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis.checkpoints import Checkpoint, documents
 from fairseq_ms.analysis.context_length import ContextLength
-from fairseq_ms.analysis.recall_questions import Exercises, Questions, load_questions
 from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
+from fairseq_ms.errors import UsageError
 
 # Streams that a model with a memory reads side by side.
 _STREAMS = 32
@@ -27,18 +30,15 @@ def run(args: argparse.Namespace) -> int:
     """Print accuracy by distance, and each model's context by formula and by recall."""
     loaded = comparison.load(args)
     comparison.check_window_is_used(args, loaded)
-    asked, exercises = load_questions(loaded[0], args.gen_subset, args.limit)
-    guesses = guessed_answers(asked, exercises, args.seed)
-    columns = {
-        "oracle": by_distance(asked.distances, oracle_answers(asked), args.bins),
-        "guessing": by_distance(asked.distances, guesses, args.bins),
-    }
+    asked = load_questions(loaded[0], args.gen_subset, args.limit)
+    answered = {"oracle": oracle_answers(asked), "guessing": guessed_answers(asked, args.seed)}
+    columns = {name: by_distance(asked.distances, right, args.bins) for name, right in answered.items()}
     results = []
     for checkpoint in loaded:
         window, context = checkpoint.segment, 0
         if not checkpoint.streaming:
             window, context = scoring.check_window(checkpoint, args.tokens_per_sample, args.context_window)
-        right = right_answers(checkpoint, asked, exercises, window, context, args.max_tokens)
+        right = right_answers(checkpoint, asked, window, context, args.max_tokens)
         results.append(summarise(checkpoint.label, reach(checkpoint, window, context), asked, right, args.bins))
     curves = [*columns.values(), *(result.bins for result in results)]
     rows: list[list[object]] = [
@@ -62,6 +62,89 @@ def run(args: argparse.Namespace) -> int:
     found |= {"chance": asked.chance, "models": [asdict(result) for result in results]}
     comparison.write(args, loaded, found, lambda figure: draw(figure, results, asked.chance))
     return 0
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The symbols that are asked for in a sequence of tokens.
+
+    Attributes:
+        tokens: the sequence (n,)
+        answers: where they stand (Q,)
+        written: where the passage has them (Q,)
+        choices: the symbols that passages consist of
+    """
+
+    tokens: Tensor
+    answers: np.ndarray
+    written: np.ndarray
+    choices: Tensor
+
+    @property
+    def distances(self) -> np.ndarray:
+        """How many tokens before the last one that is read they were written (Q,)."""
+        return self.answers - 1 - self.written
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing."""
+        return 1.0 / self.choices.numel()
+
+
+def load_questions(checkpoint: Checkpoint, split: str, limit: int | None = None) -> Questions:
+    """The questions of a split of ``fairseq-ms prepare recall``, or of its first ``limit`` tokens.
+
+    Raises UsageError when the data say nothing of questions, and when the split has none.
+    """
+    folder = utils.split_paths(str(checkpoint.task.args.data))[0]
+    path = Path(folder) / "recall.json"
+    if not path.is_file():
+        raise UsageError(
+            f"--data must be the folder bin/ that fairseq-ms prepare recall wrote: {folder} holds no {path.name}, "
+            "which says how questions are written"
+        )
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"--data must be as fairseq-ms prepare recall wrote it: {path} is damaged ({error})") from None
+    index = checkpoint.dictionary.index
+    choices = torch.tensor([index(symbol) for symbol in written["choices"]])
+    ask = index(written["ask"]) if written["ask"] is not None else None
+    tokens = torch.cat(documents(checkpoint, split, limit))
+    found = _find(
+        tokens.tolist(), choices, index(written["set"]), ask, written["key_length"], written["passage_length"]
+    )
+    if not found:
+        raise UsageError(f"--gen-subset must name a split with questions: {split!r} has none")
+    answers, passages = np.array(found).T
+    return Questions(tokens, answers, passages, choices)
+
+
+def _find(
+    text: list[int], choices: Tensor, set_: int, ask: int | None, key_length: int, passage_length: int
+) -> list[tuple[int, int]]:
+    """(where an answer stands, where its passage has it) for all questions whose passage stands before them.
+
+    ``set key passage`` stands in a line, and later ``ask key passage``; keys may have no symbols. Without ``ask``, a
+    passage's symbol that was not set begins an answer.
+    """
+    symbols = set(choices.tolist())
+    passages: dict[tuple[int, ...], int] = {}
+    found: list[tuple[int, int]] = []
+    behind = 0
+    for position, token in enumerate(text):
+        sudden = ask is None and token in symbols
+        if position < behind or not (sudden or token in (set_, ask)):
+            continue
+        first = position if sudden else position + 1 + key_length
+        # The end of the sequence may cut a question short.
+        behind = min(first + passage_length, len(text))
+        key = () if sudden else tuple(text[position + 1 : first])
+        if token == set_:
+            passages[key] = first
+        elif key in passages:
+            found += zip(range(first, behind), itertools.count(passages[key]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -96,25 +179,19 @@ class Result:
     leaks: bool
 
 
-def right_among(choices: Tensor) -> scoring.Measure:
-    """The measure that is 1 where the target is the most probable one of ``choices``, and 0 elsewhere."""
-
-    def measure(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
-        among = choices.to(targets_1n.device)
-        return (among[log_probs_1nV[..., among].argmax(-1)] == targets_1n).float()
-
-    return measure
-
-
 def right_answers(
-    checkpoint: Checkpoint, questions: Questions, exercises: Exercises, window: int, context: int, max_tokens: int
+    checkpoint: Checkpoint, questions: Questions, window: int, context: int, max_tokens: int
 ) -> np.ndarray:
-    """Whether the model gives each answer (Q,), having read the true text before it.
+    """Whether the model gives each answer (Q,), the likeliest of the choices, having read the true text before it.
 
     A model without a memory reads windows as in ``fairseq-eval-lm``, one with a memory reads streams, each of which
     begins at a line.
     """
-    measure, tokens = right_among(exercises.choices), questions.tokens
+    tokens, choices = questions.tokens, questions.choices.to(checkpoint.device)
+
+    def measure(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
+        return (choices[log_probs_1nV[..., choices].argmax(-1)] == targets_1n).float()
+
     if checkpoint.streaming:
         streams = at_lines(tokens, checkpoint.dictionary.eos(), _STREAMS)
         scores = np.concatenate(scoring.score_streams(checkpoint, streams, measure))
@@ -159,9 +236,9 @@ def at_lines(tokens: Tensor, eos: int, count: int) -> list[Tensor]:
     """The sequence in up to ``count`` pieces of about equal length, cut behind ends of lines."""
     ends = torch.nonzero(tokens == eos).flatten() + 1
     wanted = torch.arange(1, count) * tokens.numel() // count
-    places = torch.searchsorted(ends, wanted).clamp(max=max(0, ends.numel() - 1))
-    cuts = sorted(({int(ends[place]) for place in places} if ends.numel() else set()) | {0, tokens.numel()})
-    return [tokens[start:end] for start, end in itertools.pairwise(cuts)]
+    # The first end behind each place that is wanted; an end behind the last token would leave an empty piece.
+    cuts = ends[torch.searchsorted(ends, wanted).clamp(max=ends.numel() - 1)] if ends.numel() else ends
+    return [piece for piece in tokens.tensor_split(cuts.unique()) if piece.numel()]
 
 
 def oracle_answers(questions: Questions) -> np.ndarray:
@@ -169,10 +246,10 @@ def oracle_answers(questions: Questions) -> np.ndarray:
     return (questions.tokens[questions.answers] == questions.tokens[questions.written]).numpy()
 
 
-def guessed_answers(questions: Questions, exercises: Exercises, seed: int) -> np.ndarray:
+def guessed_answers(questions: Questions, seed: int) -> np.ndarray:
     """Whether each answer (Q,) is a symbol drawn from the choices."""
-    drawn = np.random.default_rng(seed).integers(exercises.choices.numel(), size=questions.answers.size)
-    return exercises.choices.numpy()[drawn] == questions.tokens[questions.answers].numpy()
+    drawn = np.random.default_rng(seed).integers(questions.choices.numel(), size=questions.answers.size)
+    return questions.choices.numpy()[drawn] == questions.tokens[questions.answers].numpy()
 
 
 def by_distance(distances: np.ndarray, right: np.ndarray, bins: int) -> list[Bin]:
@@ -208,9 +285,9 @@ def draw(figure: report.Figure, results: Sequence[Result], chance: float) -> Non
     """
     axes = figure.add_subplot()
     longest = max(result.bins[-1].last for result in results)
-    for index, result in enumerate(results):
+    for result in results:
         middles = [(point.first + point.last) / 2 for point in result.bins]
-        line = report.plot_line(axes, index, middles, [point.accuracy for point in result.bins], result.label)
+        (line,) = axes.plot(middles, [point.accuracy for point in result.bins], label=result.label)
         context = result.context
         if context.average <= longest:
             axes.axvline(context.average, color=line.get_color(), linestyle=line.get_linestyle(), linewidth=1.0)

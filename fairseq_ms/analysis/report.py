@@ -8,21 +8,17 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 """Points (x, y) by label."""
-# Lines are told apart by marker and dash pattern, so a figure reads the same without colour.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", "-.", ":")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -93,12 +89,23 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:
-    """Draw a figure and write it at once or not at all; ``draw`` is given matplotlib's Figure."""
+    """Draw a figure and write it at once or not at all; ``draw`` is given matplotlib's Figure.
+
+    Lines are told apart by marker and dash pattern as well, so a figure reads the same without colour.
+    """
+    from cycler import cycler
+    from matplotlib import rc_context, rcParamsDefault
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    draw(figure)
-    replace_file(path, lambda name: figure.savefig(name, format="png"))
+    colours = rcParamsDefault["axes.prop_cycle"].by_key()["color"]
+    lines = cycler(color=colours, marker=list("os^DvPX*<>"), linestyle=[DASHES[index % 4] for index in range(10)])
+    lines += cycler(markerfacecolor=["white" if index % 2 else colour for index, colour in enumerate(colours)])
+    style: Any = {"axes.prop_cycle": lines, "lines.markersize": 5, "lines.linewidth": 1.3, "legend.frameon": False}
+    style |= {"axes.grid": True, "grid.linewidth": 0.4, "grid.alpha": 0.6, "axes.axisbelow": True}
+    with rc_context(style):
+        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        draw(figure)
+        replace_file(path, lambda name: figure.savefig(name, format="png"))
 
 
 def replace_file(path: str | Path, write: Callable[[str], object]) -> None:
@@ -113,37 +120,18 @@ def replace_file(path: str | Path, write: Callable[[str], object]) -> None:
         part.unlink(missing_ok=True)
 
 
-def plot_line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float], label: str) -> Line2D:
-    """Draw one line; its colour, marker and dash pattern go by its index among the figure's lines."""
-    (line,) = axes.plot(
-        xs,
-        ys,
-        label=label,
-        color=f"C{index}",
-        marker=MARKERS[index % len(MARKERS)],
-        linestyle=DASHES[index % len(DASHES)],
-        markersize=5,
-        linewidth=1.3,
-        markerfacecolor="white" if index % 2 else None,
-    )
-    return line
-
-
 def plot_panel(axes: Axes, lines: Lines, xlabel: str, ylabel: str, legend: bool = True) -> None:
     """Draw lines, points (x, y) by label, and finish their axes."""
-    for index, (label, points) in enumerate(lines.items()):
-        plot_line(axes, index, [x for x, _ in points], [y for _, y in points], label)
+    for label, points in lines.items():
+        axes.plot(*zip(*points), label=label)
     finish_axes(axes, xlabel, ylabel, legend)
 
 
 def finish_axes(axes: Axes, xlabel: str, ylabel: str, legend: bool = True) -> None:
-    """Labels, grid and legend, the same in every figure."""
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    axes.grid(True, linewidth=0.4, alpha=0.6)
-    axes.set_axisbelow(True)
+    """Labels and legend."""
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     if legend:
-        axes.legend(frameon=False)
+        axes.legend()
 
 
 def powers_of_two(axes: Axes) -> None:

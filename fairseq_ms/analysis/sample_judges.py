@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sacremoses import MosesDetokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Judge = Callable[[Sequence[Sequence[str]], Sequence[Sequence[str]]], float]
+"""The perplexity of samples after their contexts."""
 _LN10 = float(np.log(10.0))
 # WikiText's marks for signs inside of numbers and words; Moses' own is for hyphens alone.
 _INSIDE = re.compile(r" @([-,.])@ ")
@@ -111,43 +113,38 @@ def estimate(lines: Iterable[str], order: int, folder: str) -> str:
     return path
 
 
-class PretrainedModel:
+def load_pretrained(path: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal model and its tokenizer from a local folder; nothing is downloaded, and no code of the folder is run.
 
     Raises UsageError when transformers is not installed or the folder holds no causal language model.
     """
+    report.require_package("transformers", "--hf-lm", "transformers")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    def __init__(self, path: str, device: torch.device) -> None:
-        report.require_package("transformers", "--hf-lm", "transformers")
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        if not Path(path).is_dir():
-            raise UsageError(f"--hf-lm must be a local folder: {path} does not exist")
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-            self.model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True).to(device).eval()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--hf-lm must hold a causal language model: {path} does not ({error})") from error
-
-    def perplexity(self, contexts: Iterable[Sequence[str]], samples: Iterable[Sequence[str]]) -> float:
-        """Of the model's own tokens, as natural text."""
-        pairs = [continuation(context, sample) for context, sample in zip(contexts, samples)]
-        return pretrained_perplexity(self.model, self.tokenizer, pairs)
+    if not Path(path).is_dir():
+        raise UsageError(f"--hf-lm must be a local folder: {path} does not exist")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(path, local_files_only=True).to(device).eval(), tokenizer
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--hf-lm must hold a causal language model: {path} does not ({error})") from error
 
 
 @torch.no_grad()
 def pretrained_perplexity(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    contexts: Iterable[Sequence[str]],
+    samples: Iterable[Sequence[str]],
 ) -> float:
-    """exp of the mean NLL of all tokens of the samples (the model's own tokens), each after its context.
+    """exp of the mean NLL of all tokens of the samples (the model's own tokens of natural text), after their contexts.
 
     A context is cut at its beginning where it does not fit before the sample; without any, the sample's first
-    token is given. A sample begins with what joins it to its context, such as a space. Raises UsageError when a
-    sample is longer than the model's positions.
+    token is given. Raises UsageError when a sample is longer than the model's positions.
     """
     total, count = 0.0, 0
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or sys.maxsize
-    for context, sample in pairs:
+    for context, sample in map(continuation, contexts, samples):
         before = tokenizer(context)["input_ids"]
         # Some tokenizers put a symbol before a text, which belongs before the context alone.
         after = tokenizer(sample, add_special_tokens=False)["input_ids"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fairseq_ms.analysis import checkpoints, comparison, report, sample_judges
 from fairseq_ms.analysis.checkpoints import Checkpoint
-from fairseq_ms.analysis.sample_judges import NGramModel, PretrainedModel, continuation
-from fairseq_ms.core.ops.device import wait_for
+from fairseq_ms.analysis.sample_judges import Judge, NGramModel, continuation
+from fairseq_ms.analysis.training_step import shortest
 from fairseq_ms.errors import UsageError
 
 
@@ -60,23 +60,22 @@ def side_by_side(results: list[dict[str, Any]], count: int) -> list[str]:
     return lines
 
 
-def _judges(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, NGramModel | PretrainedModel]:
+def _judges(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Judge]:
     """Who judges samples, by name."""
-    found: dict[str, NGramModel | PretrainedModel] = {}
+    found: dict[str, Judge] = {}
     if args.ngram_lm:
-        found["n-gram"] = NGramModel(args.ngram_lm)
+        found["n-gram"] = NGramModel(args.ngram_lm).perplexity
     if args.estimate_ngram_lm:
         words = words_of(checkpoint, torch.cat(checkpoints.documents(checkpoint, "train")), args.remove_bpe)
         with tempfile.TemporaryDirectory() as folder:
-            found["n-gram"] = NGramModel(sample_judges.estimate(sample_judges.sentences(words), 4, folder))
+            found["n-gram"] = NGramModel(sample_judges.estimate(sample_judges.sentences(words), 4, folder)).perplexity
     if args.hf_lm:
-        found["GPT-2"] = PretrainedModel(args.hf_lm, checkpoint.device)
+        pretrained = sample_judges.load_pretrained(args.hf_lm, checkpoint.device)
+        found["GPT-2"] = partial(sample_judges.pretrained_perplexity, *pretrained)
     return found
 
 
-def _measure(
-    args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str, NGramModel | PretrainedModel]
-) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str, Judge]) -> dict[str, Any]:
     """A checkpoint's label, its numbers by the table's header, and a context with its completions for each prompt."""
 
     def words(tokens_T: Tensor) -> str:
@@ -84,21 +83,21 @@ def _measure(
 
     tokens = torch.cat(checkpoints.documents(checkpoint, args.gen_subset))
     prompts, truths = cut_prompts(tokens, args.prefix_size, args.length, args.prompts)
-    sampler = Sampler(checkpoint, args.length, args.sampling_topk, args.temperature, args.completions)
-    batches = prompts.split(args.batch_size)
-    drawn_RCT = torch.cat([sampler.sample(batch, args.seed + index) for index, batch in enumerate(batches)])
+    draw = partial(sample, checkpoint, length=args.length, topk=args.sampling_topk, temperature=args.temperature)
+    batches = enumerate(prompts.split(args.batch_size), args.seed)
+    drawn_RCT = torch.cat([draw(batch, completions=args.completions, seed=seed) for seed, batch in batches])
     contexts = [words(prompt) for prompt in prompts]
     texts = [[words(sample) for sample in completions] for completions in drawn_RCT]
     before = [context.split() for context in contexts for _ in range(args.completions)]
     after = [text.split() for group in texts for text in group]
     found: dict[str, Any] = {"label": checkpoint.label}
-    found |= {f"{name} PPL": judge.perplexity(before, after) for name, judge in judges.items()}
+    found |= {f"{name} PPL": judge(before, after) for name, judge in judges.items()}
     found["Ref-BLEU"] = reference_bleu([words(truth) for truth in truths], texts)
     tokens_of = drawn_RCT.flatten(0, 1).tolist()
     for order in (1, 2, 3, 4):
         found[f"repeat-{order}"] = float(np.mean([repeated_fraction(one, order) for one in tokens_of]))
-    single = Sampler(checkpoint, args.length, args.sampling_topk, args.temperature)
-    found["s/seq"] = seconds_a_sequence(single, prompts[: args.timed], args.seed)
+    single = [partial(draw, prompt, completions=1, seed=args.seed) for prompt in prompts[: args.timed].split(1)]
+    found["s/seq"] = float(np.median([shortest(run, checkpoint.device, repeats=1) for run in single]))
     return {**found, "samples": [{"context": one, "completions": group} for one, group in zip(contexts, texts)]}
 
 
@@ -115,44 +114,38 @@ def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[
     return windows[:, :context], windows[:, context:]
 
 
-class Sampler:
-    """Samples of ``length`` tokens by fairseq's generator, to which the end of a sentence is a token like any other.
+@torch.no_grad()
+def sample(
+    checkpoint: Checkpoint, prompts_RT: Tensor, length: int, topk: int, temperature: float, completions: int, seed: int
+) -> Tensor:
+    """Completions (R, completions, length) of prompts (R, T); a seed gives the same ones again.
 
-    Drawn from the ``topk`` likeliest tokens, logits divided by ``temperature``; so many ``completions`` a prompt.
+    Drawn by fairseq's generator from the ``topk`` likeliest tokens, logits divided by ``temperature``; the end of a
+    sentence is a token like any other.
     """
-
-    def __init__(
-        self, checkpoint: Checkpoint, length: int, topk: int, temperature: float, completions: int = 1
-    ) -> None:
-        self.checkpoint, self.length, dictionary = checkpoint, length, checkpoint.dictionary
-        # The generator's end of sentence is a symbol that no text has, so that it stands at the very end alone.
-        self.generator = SequenceGenerator(
-            [checkpoint.model],
-            dictionary,
-            beam_size=completions,
-            max_len_a=0,
-            max_len_b=0,
-            temperature=temperature,
-            normalize_scores=False,
-            eos=dictionary.bos(),
-            symbols_to_strip_from_output=set(),
-            search_strategy=Sampling(dictionary, sampling_topk=min(topk, len(dictionary) - 1)),
-        )
-
-    @torch.no_grad()
-    def sample(self, prompts_RT: Tensor, seed: int) -> Tensor:
-        """Completions (R, completions, length) of prompts (R, T); a seed gives the same ones again."""
-        device, dictionary = self.checkpoint.device, self.checkpoint.dictionary
-        prompts = prompts_RT.to(device)
-        begin = dictionary.bos() if self.checkpoint.adds_bos else dictionary.eos()
-        total = prompts.size(1) + self.length
-        self.generator.min_len = self.generator.max_len_b = total
-        self.generator.max_len = total + 1
-        lengths = prompts.new_full((prompts.size(0),), prompts.size(1))
-        batch = {"net_input": {"src_tokens": prompts, "src_lengths": lengths}}
-        torch.manual_seed(seed)
-        found = self.generator.generate([self.checkpoint.model], batch, prefix_tokens=prompts, bos_token=begin)
-        return torch.stack([torch.stack([one["tokens"][-self.length - 1 : -1].cpu() for one in row]) for row in found])
+    dictionary, total = checkpoint.dictionary, prompts_RT.size(1) + length
+    # The generator's end of sentence is a symbol that no text has, so that it stands at the very end alone.
+    generator = SequenceGenerator(
+        [checkpoint.model],
+        dictionary,
+        beam_size=completions,
+        max_len_a=0,
+        max_len_b=total,
+        max_len=total + 1,
+        min_len=total,
+        temperature=temperature,
+        normalize_scores=False,
+        eos=dictionary.bos(),
+        symbols_to_strip_from_output=set(),
+        search_strategy=Sampling(dictionary, sampling_topk=min(topk, len(dictionary) - 1)),
+    )
+    prompts = prompts_RT.to(checkpoint.device)
+    lengths = prompts.new_full((prompts.size(0),), prompts.size(1))
+    batch = {"net_input": {"src_tokens": prompts, "src_lengths": lengths}}
+    begin = dictionary.bos() if checkpoint.adds_bos else dictionary.eos()
+    torch.manual_seed(seed)
+    found = generator.generate([checkpoint.model], batch, prefix_tokens=prompts, bos_token=begin)
+    return torch.stack([torch.stack([one["tokens"][-length - 1 : -1].cpu() for one in row]) for row in found])
 
 
 def check_lengths(checkpoint: Checkpoint, context: int, length: int) -> None:
@@ -163,17 +156,6 @@ def check_lengths(checkpoint: Checkpoint, context: int, length: int) -> None:
             f"--prefix-size and --length must add up to less than the {longest} positions of {checkpoint.label}: "
             f"got {context} and {length}"
         )
-
-
-def seconds_a_sequence(sampler: Sampler, prompts_RT: Tensor, seed: int) -> float:
-    """Median time of sampling one prompt's completions at a time, after one to warm up."""
-    seconds = []
-    for row in range(prompts_RT.size(0) + 1):
-        began = time.perf_counter()
-        sampler.sample(prompts_RT[max(0, row - 1)][None], seed)
-        wait_for(sampler.checkpoint.device)
-        seconds.append(time.perf_counter() - began)
-    return float(np.median(seconds[1:]))
 
 
 def repeated_fraction(tokens: Sequence[object], order: int) -> float:

@@ -24,11 +24,7 @@ def saved_bytes(forward: Callable[[], object], *modules: nn.Module) -> int:
     """Bytes that autograd keeps for the backward pass of what ``forward`` returns.
 
     Counted are the storages of all saved tensors that are alive when the forward pass is over, each once however
-    many tensors share it and in full however little of it a tensor shows.
-
-    Args:
-        forward: computes what would be sent backward, and returns it or something that holds it.
-        modules: their parameters do not count.
+    many tensors share it and in full however little of it a tensor shows. The parameters of ``modules`` do not count.
     """
     return sum(saved_bytes_by_place(forward, lambda: None, *modules).values())
 

@@ -67,11 +67,10 @@ def layers_of(cfg: FairseqDataclass) -> str:
 
 
 def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> Run:
-    """Perplexity of a run on a split, and what a training step of it costs.
+    """Perplexity of a run on a split, and what a training step of it costs, in all and by scored target.
 
-    Bytes are those kept for backward, and together with weights, gradients and Adam's state; both are also
-    given per scored target, as seconds are, so that models which score other numbers of targets compare. On a GPU there
-    is the paper's own measure, too: the peak of a step in mixed precision.
+    Bytes are those kept for backward, and these with weights, gradients and Adam's state. On a GPU there is the paper's
+    own measure, too: the peak of a step in mixed precision.
     """
     texts = checkpoints.documents(checkpoint, split, limit)
     nll = scoring.score_documents(checkpoint, texts, max_tokens=max_tokens).mean()
@@ -81,7 +80,7 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = training_step.seconds(model, batch, tokens)
     # Last, since the model is in half precision then, and other runs' peaks are not to have it in them.
-    peak = training_step.mixed_precision_peak(model, batch, tokens)
+    peak = training_step.cuda_peak(model.half(), batch, tokens)
     model.eval().cpu()
     return {
         "label": checkpoint.label,

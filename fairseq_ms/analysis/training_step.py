@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
@@ -18,26 +18,20 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis.saved_bytes import saved_bytes_by_place
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
+from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 
 Parts = Mapping[str, Mapping[str, float]]
 """Bytes by part of a model and by purpose."""
+Sample = dict[str, Any]
+"""A batch as fairseq's trainer hands it to a criterion."""
 
 
 def total(parts: Parts) -> float:
     """All bytes."""
     return sum(sum(purposes.values()) for purposes in parts.values())
-
-
-class Sample(TypedDict):
-    """A batch as fairseq's trainer hands it to a criterion."""
-
-    net_input: dict[str, object]
-    target: Tensor
-    ntokens: int
 
 
 def tokens_of(cfg: DictConfig) -> int:
@@ -52,8 +46,8 @@ def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: 
     device = next(model.parameters()).device
     source = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
     target = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)
-    net_input: dict[str, object] = {"src_tokens": source}
-    if checkpoints.is_streaming(model):
+    net_input = {"src_tokens": source}
+    if isinstance(getattr(model.decoder, "core", None), StreamingModel):
         net_input["memory"] = model.decoder.core.new_memory(batch)
     return {"net_input": net_input, "target": target, "ntokens": batch * tokens}
 
@@ -137,12 +131,6 @@ def cuda_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | Non
     peak = peak_bytes(next(model.parameters()).device, lambda: training_loss(model, sample).backward())
     model.zero_grad(set_to_none=True)
     return peak
-
-
-def mixed_precision_peak(model: FairseqLanguageModel, batch: int, tokens: int) -> int | None:
-    """``cuda_peak`` of the model in half precision, as --fp16 runs it and in which it stays; None on a CPU."""
-    peak_bytes(next(model.parameters()).device, model.half)
-    return cuda_peak(model, batch, tokens)
 
 
 def seconds(model: FairseqLanguageModel, batch: int, tokens: int) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +18,8 @@ if TYPE_CHECKING:
 _NUMBERS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte", "bits_per_source_byte")
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What no checkpoint says about itself.
-
-    Attributes:
-        licence: of the model, an identifier of the Hub's such as ``mit``; ``unknown`` if not given
-        data_licence: of the training data, in words
-        results: files that ``fairseq-ms perplexity --json`` wrote
-    """
-
-    licence: str = "unknown"
-    data_licence: str = "unknown"
-    results: Sequence[Path] = ()
-
-
-def text(checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts, config: Mapping[str, Any]) -> str:
-    """``README.md`` in the Hub's form."""
+def text(checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace, config: Mapping[str, Any]) -> str:
+    """``README.md`` in the Hub's form; what no checkpoint says of itself comes from the command's flags."""
     parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     needed = " ".join(["torch", "transformers", "safetensors", *pipeline.packages])
     flags = "\n".join(f"| `--{name.replace('_', '-')}` | `{value}` |" for name, value in config["flags"].items())
@@ -43,7 +28,7 @@ def text(checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts, config: Mappi
     most = config["max_position_embeddings"]
     reads = f"at most {most} tokens, the first symbol included" if most else "texts of any length"
     return f"""---
-license: {facts.licence}
+license: {args.license}
 library_name: transformers
 pipeline_tag: text-generation
 tags:
@@ -77,11 +62,11 @@ A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>
 | folder | `{"/".join(Path(str(checkpoint.task.args.data)).resolve().parts[-2:])}` |
 | symbols | {steps} |
 | vocabulary | {config["vocab_size"]:,} |
-| licence | {facts.data_licence} |
+| licence | {args.data_license} |
 
 ## Perplexity
 
-{_perplexities(facts.results)}
+{_perplexities(args.perplexity)}
 
 ## Flags
 

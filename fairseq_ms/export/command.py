@@ -23,14 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_data = "of the training data (default: unknown)"
     add_flag(parser, "--license", "--licence", default="unknown", metavar="ID", help=of_model)
     add_flag(parser, "--data-license", "--data-licence", default="unknown", metavar="TEXT", help=of_data)
-    parser.add_argument(
-        "--perplexity",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="numbers for the card, as fairseq-ms perplexity --json writes them",
-    )
+    help = "numbers for the card, as fairseq-ms perplexity --json writes them"
+    parser.add_argument("--perplexity", type=Path, nargs="+", default=[], metavar="FILE", help=help)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,17 +32,12 @@ def run(args: argparse.Namespace) -> int:
     from fairseq import utils
 
     from fairseq_ms.analysis import checkpoints, report
-    from fairseq_ms.analysis.arguments import quieten
     from fairseq_ms.export import folder, tokenizer
-    from fairseq_ms.export.card import Facts
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
-    quieten()
     checkpoint = checkpoints.load(args.checkpoint, args.data, cpu=True)
-    folder.check(checkpoint)
     data = Path(utils.split_paths(str(checkpoint.task.args.data))[0])
     pipeline = tokenizer.pipeline_of(data, args.level, args.tokenise, args.language, args.bpe_codes)
-    facts = Facts(args.license, args.data_license, args.perplexity)
-    folder.write(args.out, checkpoint, pipeline, facts)
+    folder.write(args.out, checkpoint, pipeline, args)
     print(f"{args.out}: {folder.class_name(type(checkpoint.model.decoder.core))}")
     return 0

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from torch import nn
 
+from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
-from fairseq_ms.export.card import Facts
 
 if TYPE_CHECKING:
     from fairseq_ms.analysis.checkpoints import Checkpoint
@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 MODELING = "modeling_fairseq_ms"
 
 
-def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -> None:
-    """Write the folder, all of it or nothing; it must not exist or be empty."""
+def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace) -> None:
+    """Write the folder, all of it or nothing; ``args`` are the command's, for the card.
+
+    Raises UsageError for a folder that is not empty and for a model that predicts other symbols than it reads.
+    """
+    read, predicted = (len(words) for words in (checkpoint.task.source_dictionary, checkpoint.task.target_dictionary))
+    if read != predicted:
+        raise UsageError(
+            "--output-dictionary-size must be that of the input dictionary in a model that is exported: got "
+            f"{predicted} symbols for {read}"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"OUT must be a folder that does not exist or is empty: got {out}")
     unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
     try:
-        _write_all(unfinished, checkpoint, pipeline, facts)
+        _write_all(unfinished, checkpoint, pipeline, args)
         if out.exists():
             out.rmdir()
         unfinished.replace(out)
@@ -37,18 +46,17 @@ def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: Facts) -> None:
+def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace) -> None:
     from safetensors.torch import save_file
 
     core = checkpoint.model.decoder.core
     config = configuration(checkpoint)
-    files = {
-        "config.json": _json(config),
-        "generation_config.json": _json(generation_configuration(config)),
-        "README.md": card.text(checkpoint, pipeline, facts, config),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    # As fairseq generates: never the padding symbol and never nothing at all.
+    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    generation |= {"suppress_tokens": [config["pad_token_id"]], "min_length": 2}
+    for name, content in (("config.json", config), ("generation_config.json", generation)):
+        report.write_json(folder / name, content)
+    report.write_text(folder / "README.md", card.text(checkpoint, pipeline, args, config))
     sources.write(folder, MODELING, *modeling(type(core), type(core.config)))
     # Each tensor once, those that are derived from the dictionary too.
     tensors = {**dict(core.named_parameters()), **dict(core.named_buffers())}
@@ -59,10 +67,6 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, facts: 
     words = checkpoint.dictionary
     begin = words.symbols[config["bos_token_id"]]
     tokenizer.write(folder, pipeline, words.symbols, begin, config["max_position_embeddings"])
-
-
-def _json(content: object) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def class_name(core: type[nn.Module]) -> str:
@@ -131,21 +135,3 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
         "pad_token_id": words.pad(),
         "dtype": str(next(decoder.parameters()).dtype).removeprefix("torch."),
     }
-
-
-def generation_configuration(config: dict[str, Any]) -> dict[str, Any]:
-    """``generation_config.json``: as fairseq generates, never the padding symbol and never nothing at all."""
-    return {
-        **{name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
-        "suppress_tokens": [config["pad_token_id"]],
-        "min_length": 2,
-    }
-
-
-def check(checkpoint: Checkpoint) -> None:
-    """Raise UsageError for a model that cannot be exported."""
-    if len(checkpoint.task.source_dictionary) != len(checkpoint.task.target_dictionary):
-        raise UsageError(
-            "--output-dictionary-size must be that of the input dictionary in a model that is exported: got "
-            f"{len(checkpoint.task.target_dictionary)} symbols for {len(checkpoint.task.source_dictionary)}"
-        )

@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from fairseq_ms.analysis import checkpoints, scoring
-from fairseq_ms.analysis.arguments import quieten
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation
@@ -58,7 +57,6 @@ class FairseqMsLM(LM):
             raise UsageError(f"--model_args of fairseq_ms has no {min(unknown)}: leave it out")
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise UsageError(f"--batch_size must be a whole number of at least 1 with fairseq_ms: got {batch_size}")
-        quieten()
         self.batch_size = int(batch_size)
         self.checkpoint = checkpoints.load(path, data, cpu=True)
         self.checkpoint.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

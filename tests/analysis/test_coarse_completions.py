@@ -20,7 +20,8 @@ from tests.registry import Case, random_case
 
 def checkpoint_of(case: Case) -> Checkpoint:
     cfg = OmegaConf.create({"model": {"_name": case.arch}})
-    return Checkpoint("here", "model.pt", case.model, SimpleNamespace(source_dictionary=case.dictionary), cfg)
+    task = SimpleNamespace(source_dictionary=case.dictionary, args=SimpleNamespace())
+    return Checkpoint("here", "model.pt", case.model, task, cfg)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -79,7 +80,7 @@ def test_the_command_prints_a_table_and_writes_json(models: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "--input must be a file: {} does not exist"),
+        (None, "{} cannot be read or written: No such file or directory"),
         ("déjà\n".encode("latin-1"), "--input must be text in UTF-8: got {}"),
         (b" \n\n", "--input must have at least one line that is not blank: got {}"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,6 @@ from fairseq_ms.analysis.nll_by_frequency import frequency_bins, nll_by_bin
 from fairseq_ms.cli import main
 from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -22,9 +21,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_corpus(folder / "bin", {"train": random_lines(1, 60), "test": random_lines(2, 31)})
     flags = [*TINY, "--tokens-per-sample", "32"]
     write_checkpoint(folder / "vanilla/model.pt", data, "vanilla_lm", *flags, "--init-std", "0.3")
-    write_checkpoint(
-        folder / "near/model.pt", data, "vanilla_lm", *flags, "--scale-windows", "1x=0:3", "--init-std", "0.3"
-    )
+    near = ["--scale-windows", "1x=0:3", "--init-std", "0.3"]
+    write_checkpoint(folder / "near/model.pt", data, "vanilla_lm", *flags, *near)
 
     def unigram(model: FairseqLanguageModel) -> None:
         probabilities = torch.arange(1.0, 1 + model.decoder.core.project.weight.size(0))
@@ -32,6 +30,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     write_checkpoint(folder / "unigram/model.pt", data, "vanilla_lm", *flags, change=unigram)
     return folder
+
+
+def results(tmp_path: Path, *command: str) -> list[dict[str, Any]]:
+    """The results of a command, which draws them, too."""
+    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
+    assert main([*command, *files]) == 0
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    return list(json.loads((tmp_path / "out.json").read_text())["results"])
 
 
 @pytest.mark.parametrize("bins", [1, 2, 5, 10])
@@ -62,21 +68,17 @@ def test_mean_nll_of_bins_equals_a_loop_over_tokens():
 
 def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tmp_path, capsys):
     paths = [str(place / name / "model.pt") for name in ("unigram", "vanilla")]
-    arguments = [*paths, "--bins", "4", "--context-window", "0"]
-    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
-    assert main(["nll-by-frequency", *arguments, *files]) == 0
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = results(tmp_path, "nll-by-frequency", *paths, "--bins", "4", "--context-window", "0")
     checkpoint = load(place, "unigram")
     train = torch.cat(checkpoints.documents(checkpoint, "train")).tolist()
     test = torch.cat(checkpoints.documents(checkpoint, "test")).tolist()
     symbols = len(checkpoint.dictionary)
     bins = frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
-    for index, row in enumerate(found["results"]):
+    for index, row in enumerate(found):
         expected = [np.log(sum(range(1, symbols + 1)) / (token + 1)) for token in test if bins[token] == index]
         assert row["tokens"] == len(expected)
         assert row["nll"]["unigram"] == pytest.approx(np.mean(expected), abs=1e-4)
-    assert sum(row["tokens"] for row in found["results"]) == len(test)
-    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+    assert sum(row["tokens"] for row in found) == len(test)
     assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["unigram", "vanilla"]
 
 
@@ -146,27 +148,21 @@ def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, t
 
     flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
     path = write_checkpoint(place / "blind/model.pt", place / "bin", "vanilla_lm", *flags, change=forget_positions)
-    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
-    assert main(["context-window", str(path), "--contexts", "1,2,5,9,32", "--limit", "50", *files]) == 0
-    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    (result,) = results(tmp_path, "context-window", str(path), "--contexts", "1,2,5,9,32", "--limit", "50")
     nll = {point["context"]: point["nll"] for point in result["by_context"]}
     assert abs(nll[1] - nll[5]) > 1e-3
     assert nll[9] == pytest.approx(nll[5], abs=1e-6)
     assert nll[32] == pytest.approx(nll[5], abs=1e-6)
-    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
     assert "same 50 tokens" in capsys.readouterr().out
 
 
 def test_context_shuffle_prints_and_draws_several_checkpoints(place, tmp_path, capsys):
     paths = [str(place / "unigram/model.pt"), f"window={place / 'near/model.pt'}"]
-    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
-    assert main(["context-shuffle", *paths, "--limit", "9", *files]) == 0
-    unigram, window = json.loads((tmp_path / "out.json").read_text())["results"]
+    unigram, window = results(tmp_path, "context-shuffle", *paths, "--limit", "9")
     assert [len(unigram["every_distance"]), window["windows"]] == [16, 9]
     assert max(abs(group["increase"]) for group in unigram["by_distance"]) < 2e-6
     for group in window["by_distance"]:
         assert group["low"] <= group["increase"] <= group["high"]
-    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
     assert "first 16 of 32 tokens, 9 windows" in capsys.readouterr().out
 
 

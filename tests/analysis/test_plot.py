@@ -178,10 +178,3 @@ def test_the_best_of_each_run_is_drawn_over_its_size(logs: Path, capsys) -> None
 def test_bad_input_is_refused_in_one_sentence(logs: Path, command: str, sentence: str, capsys) -> None:
     assert main(["plot", *command.replace("LOG", str(logs / "first/log")).split()]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_a_count_below_one_is_refused_by_the_parser(capsys) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["plot", "attention", "--arch", "retina_lm", "--length", "0"])
-    assert end.value.code == 2
-    assert "must be a whole number of at least 1" in capsys.readouterr().err

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fairseq_ms.analysis import checkpoints, scoring
 from fairseq_ms.analysis import recall as accuracy
-from fairseq_ms.analysis import recall_questions as questions
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.context_length import ContextLength, measured
 from fairseq_ms.analysis.recall import reach
@@ -53,14 +52,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked_of(place: Path, task: str = "passkey") -> tuple[Checkpoint, questions.Questions, questions.Exercises]:
+def asked_of(place: Path, task: str = "passkey") -> tuple[Checkpoint, accuracy.Questions]:
     checkpoint = checkpoints.load(str(place / f"{task}-model/model.pt"))
-    return checkpoint, *questions.load_questions(checkpoint, "test")
+    return checkpoint, accuracy.load_questions(checkpoint, "test")
 
 
 @pytest.mark.parametrize("task", RECALL)
 def test_questions_are_those_of_the_lines_of_text(place, task):
-    checkpoint, asked, _ = asked_of(place, task)
+    checkpoint, asked = asked_of(place, task)
     symbols = checkpoint.dictionary.symbols
     expected = []
     start = 0
@@ -81,15 +80,14 @@ def test_questions_are_those_of_the_lines_of_text(place, task):
 
 @pytest.mark.parametrize("task", RECALL)
 def test_the_oracle_is_always_right_and_guessing_one_time_in_eight(place, task):
-    _, asked, exercises = asked_of(place, task)
+    _, asked = asked_of(place, task)
     assert accuracy.oracle_answers(asked).all()
     assert asked.chance == 1 / 8
-    guessed = accuracy.guessed_answers(asked, exercises, seed=1)
+    guessed = accuracy.guessed_answers(asked, seed=1)
     # Four standard deviations of guessing.
     assert guessed.mean() == pytest.approx(1 / 8, abs=4 * (1 / 8 * 7 / 8 / guessed.size) ** 0.5)
     # A misread question would be seen: one place further on, something else was written.
-    shifted = questions.Questions(asked.tokens, asked.answers, asked.written - 1, asked.chance)
-    assert accuracy.oracle_answers(shifted).mean() < 0.5
+    assert accuracy.oracle_answers(replace(asked, written=asked.written - 1)).mean() < 0.5
 
 
 class Recaller(nn.Module):
@@ -122,9 +120,9 @@ class Recaller(nn.Module):
 
 
 def result_of_recaller(place: Path, sees: int, ahead: int = 0) -> accuracy.Result:
-    checkpoint, asked, exercises = asked_of(place)
-    checkpoint.model = Recaller(exercises.choices, len(checkpoint.dictionary), sees, ahead)
-    right = accuracy.right_answers(checkpoint, asked, exercises, WINDOW, WINDOW // 2, 8192)
+    checkpoint, asked = asked_of(place)
+    checkpoint.model = Recaller(asked.choices, len(checkpoint.dictionary), sees, ahead)
+    right = accuracy.right_answers(checkpoint, asked, WINDOW, WINDOW // 2, 8192)
     return accuracy.summarise("made up", ContextLength.of(sees, 1), asked, right, bins=LONGEST)
 
 
@@ -180,8 +178,8 @@ def test_a_trained_model_recalls_what_its_window_holds_and_beyond_it_only_with_a
 
         embed.register_forward_hook(plant)
     train(checkpoint.model, torch.cat(checkpoints.documents(checkpoint, "train")), updates=200)
-    asked, exercises = questions.load_questions(checkpoint, "test")
-    right = accuracy.right_answers(checkpoint, asked, exercises, WINDOW, WINDOW // 2, 8192)
+    asked = accuracy.load_questions(checkpoint, "test")
+    right = accuracy.right_answers(checkpoint, asked, WINDOW, WINDOW // 2, 8192)
     context = reach(checkpoint, WINDOW, WINDOW // 2)
     assert (context.minimum, context.maximum) == (5, 6)
     result = accuracy.summarise("near", context, asked, right, bins=LONGEST)
@@ -218,7 +216,7 @@ def test_the_reach_by_formula_is_that_of_the_network_with_its_memory(place, arch
     path = place / f"{arch} of 4" / "model.pt"
     write_checkpoint(path, place / "passkey", arch, *sizes, task="streaming_language_modeling")
     checkpoint = checkpoints.load(str(path))
-    assert reach(checkpoint, 4, 0) == measured(checkpoint.model)
+    assert reach(checkpoint, 4, 0) == measured(checkpoint.model.decoder.core)
 
 
 WINDOWED = {
@@ -270,7 +268,7 @@ def test_data_without_questions_is_refused_in_one_sentence(place, tmp_path, caps
     assert "holds no recall.json" in capsys.readouterr().err
     (data / "recall.json").write_text(json.dumps(RECALL["passkey"].description()))
     with pytest.raises(UsageError, match="'test' has none"):
-        questions.load_questions(checkpoints.load(model), "test")
+        accuracy.load_questions(checkpoints.load(model), "test")
     (data / "recall.json").write_text("{")
     with pytest.raises(UsageError, match=r"--data must be as fairseq-ms prepare recall wrote it: .* is damaged"):
-        questions.load_questions(checkpoints.load(model), "test")
+        accuracy.load_questions(checkpoints.load(model), "test")

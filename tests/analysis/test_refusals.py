@@ -14,16 +14,14 @@ REFUSED = [
     ("memory --arch no_such_arch", "--arch must be a name that fairseq knows"),
     ("memory --arch vanilla_lm --decoder-attention-heads 7", "--decoder-attention-heads must divide"),
     ("memory --arch vanilla_lm --vocabulary 3", "--vocabulary must be more than"),
+    ("memory --arch transformer_ql_wt103 --vocabulary 1000", "up to the dictionary's 1000: got '20000,40000"),
     ("memory --arch vanilla_lm --fit 0.01", "--fit must leave room for one layer a scale"),
     ("memory --arch vanilla_lm --fit 1 --sweep 64", "--fit and --sweep must not be given together"),
     ("memory --arch vanilla_lm --fit 1 --png out.png", "--fit and --png must not be given together"),
     ("memory --arch haed --fit 1", "what it keeps depends on the tokens"),
     ("memory --arch retina_lm --sweep 64", "--sweep needs layers of full attention"),
     ("memory --path x.pt --arch retina_lm", "--path brings its own flags"),
-    (
-        "context-length --arch vanilla_lm --tokens-per-sample 8",
-        "a model with a memory, compressive_transformer, transformer_ql or transformer_xl: got vanilla_lm",
-    ),
+    ("context-length --path MODELS/retina/model.pt", "transformer_ql or transformer_xl: got retina_lm"),
     ("context-length", "--arch, --path or --paper must be given"),
     ("context-length --paper --arch transformer_xl", "--paper prints the paper's models alone: --arch must not"),
     ("nll-by-frequency MODELS/vanilla/model.pt --bins 1000", "--bins must lie between 1 and the 24 symbols"),
@@ -38,10 +36,7 @@ REFUSED = [
     ("neighbors MODELS/retina/model.pt --tokens-per-sample 65", "must lie between 1 and the 64 positions of retina"),
     ("neighbors MODELS/retina/model.pt --tokens-per-sample 18 --position 900", "--position must lie in the 40 segm"),
     ("neighbors MODELS/retina/model.pt --text ''", "length of --text must lie between 1 and the 64 positions"),
-    (
-        "sample-metrics MODELS/vanilla/model.pt --prefix-size 40 --length 30",
-        "must add up to less than the 64 positions",
-    ),
+    ("sample-metrics MODELS/vanilla/model.pt --prefix-size 40 --length 30", "up to less than the 64 positions"),
     ("sample-metrics MODELS/vanilla/model.pt --temperature 0 --length 9", "--temperature must be above 0: got 0.0"),
     ("sample-metrics MODELS/vanilla/model.pt --ngram-lm x --estimate-ngram-lm", "must not be given together"),
 ]
@@ -54,3 +49,10 @@ def test_bad_values_are_refused_in_one_sentence(models, command, sentence, capsy
     assert printed.out == ""
     assert sentence in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--batch-size 0", "--sweep 64,x"])
+def test_numbers_below_one_and_words_are_refused_by_the_parser(flag, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["memory", "--arch", "vanilla_lm", *flag.split()])
+    assert "must be a whole number of at least 1" in capsys.readouterr().err

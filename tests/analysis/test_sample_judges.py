@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,27 +138,28 @@ class TwoTokens(torch.nn.Module):
         return SimpleNamespace(logits=2.0 * F.one_hot((ids + 1) % 5, 5).float())
 
 
-def test_pretrained_perplexity_scores_every_token_after_its_context():
-    def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        # As Llama's and OPT's, which begin every text with a symbol; it changes nothing in front of a context.
-        return {"input_ids": [4] * add_special_tokens + [int(word) for word in text.split()]}
+def spelled(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    """As Llama's and OPT's tokenizers, which begin every text with a symbol; nothing changes in front of a context."""
+    return {"input_ids": [4] * add_special_tokens + [int(word) for word in text.split()]}
 
+
+def test_pretrained_perplexity_scores_every_token_after_its_context():
     hit, miss = -math.log(math.e**2 / (math.e**2 + 4)), -math.log(1 / (math.e**2 + 4))
-    found = judges.pretrained_perplexity(TwoTokens(), tokenizer, [("0 1", "2 3 3"), ("3", "4")])
+    found = judges.pretrained_perplexity(TwoTokens(), spelled, [["0", "1"], ["3"]], [["2", "3", "3"], ["4"]])
     assert found == pytest.approx(math.exp((3 * hit + miss) / 4))
 
 
 def test_pretrained_perplexity_fits_contexts_into_the_positions_of_the_model():
-    def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
     model = TwoTokens()
     vars(model)["config"] = SimpleNamespace(max_position_embeddings=4)
     hit = math.log((math.e**2 + 4) / math.e**2)
-    for context in ("3 3 3 0 1", ""):
-        assert judges.pretrained_perplexity(model, tokenizer, [(context, "2 3")]) == pytest.approx(math.exp(hit))
+    found = judges.pretrained_perplexity(model, spelled, [["3", "3", "3", "0", "1"]], [["2", "3"]])
+    assert found == pytest.approx(math.exp(hit))
+    without = partial(spelled, add_special_tokens=False)
+    found = judges.pretrained_perplexity(model, lambda text, **_: without(text), [[]], [["2", "3"]])
+    assert found == pytest.approx(math.exp(hit))
     with pytest.raises(UsageError, match="--length must fit into the 4 positions of --hf-lm: got 4 tokens"):
-        judges.pretrained_perplexity(model, tokenizer, [("", "1 2 3 4")])
+        judges.pretrained_perplexity(model, spelled, [[]], [["1", "2", "3", "4"]])
 
 
 @pytest.mark.parametrize("text", ['He said, "I don\'t know (yet)."', "A well-known 1,234.5 m race."])

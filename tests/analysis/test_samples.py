@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,15 +58,17 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(m
     path = write_checkpoint(
         models / "four/model.pt", models / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "64", change=four_words
     )
-    sampler = samples.Sampler(checkpoints.load(str(path)), 20, 3, 0.5, completions=4)
-    drawn = sampler.sample(torch.randint(4, 20, (30, 5)), seed=2)
+    draw = partial(
+        samples.sample, checkpoints.load(str(path)), length=20, topk=3, temperature=0.5, completions=4, seed=2
+    )
+    drawn = draw(torch.randint(4, 20, (30, 5)))
     # Squared by the temperature, the fourth left out: 16 : 9 : 4. Symbol 2, the end of a sentence, is one of them.
     counts = drawn.flatten().bincount(minlength=8)[[2, 5, 6]]
     assert drawn.shape == (30, 4, 20)
     assert counts.sum() == drawn.numel()
     # One standard deviation of the greatest share over 2,400 draws is 0.01.
     torch.testing.assert_close(counts / drawn.numel(), torch.tensor([16.0, 9.0, 4.0]) / 29, atol=0.03, rtol=0)
-    assert torch.equal(drawn, sampler.sample(torch.randint(4, 20, (30, 5)), seed=2))
+    assert torch.equal(drawn, draw(torch.randint(4, 20, (30, 5))))
 
 
 @pytest.mark.parametrize("name", ["topdown", "haed", *STREAMING])
@@ -73,7 +76,7 @@ def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(models, name):
     checkpoint = load(models, name)
     (tokens,) = checkpoints.documents(checkpoint, "test", limit=40)
     prompts, _ = samples.cut_prompts(tokens, 7, 11, 2)
-    drawn = samples.Sampler(checkpoint, 11, 1, 0.7).sample(prompts, seed=1)
+    drawn = samples.sample(checkpoint, prompts, 11, 1, 0.7, completions=1, seed=1)
     for prompt, (sample,) in zip(prompts, drawn):
         sequence = [checkpoint.dictionary.eos(), *prompt.tolist()]
         for token in sample.tolist():

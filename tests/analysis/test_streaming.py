@@ -71,7 +71,7 @@ def test_a_training_step_is_measured_with_a_full_memory(models):
 def test_streaming_models_say_what_they_cannot_answer(models, capsys):
     checkpoint = load(models, "transformer_xl")
     with pytest.raises(UsageError, match="transformer_xl, which does not"):
-        neighbors.scales_of(checkpoint)
+        neighbors.embed(checkpoint, torch.full((1, 6), 5))
     assert main(["nll-by-frequency", str(models / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
     assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err
     assert main(["nll-by-frequency", str(models / "transformer_xl/model.pt"), "--bins", "3"]) == 0

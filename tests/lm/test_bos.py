@@ -120,7 +120,7 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_prompt_and_its_samples_fill_the_positions_behind_bos(checkpoint: Path) -> None:
     loaded = checkpoints.load(str(checkpoint), cpu=True)
     samples.check_lengths(loaded, 4, WINDOW - 5)
-    drawn = samples.Sampler(loaded, WINDOW - 5, 3, 1.0, 2).sample(torch.full((2, 4), 5), seed=1)
+    drawn = samples.sample(loaded, torch.full((2, 4), 5), WINDOW - 5, 3, 1.0, 2, seed=1)
     assert drawn.shape == (2, 2, WINDOW - 5)
 
 

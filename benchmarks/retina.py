@@ -16,12 +16,11 @@ from benchmarks.device import peak
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
 from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
-from fairseq_ms.core.ops.window_fold import folded_window_attention
 
 HEAD_DIM = 64
 GROUPS = [HeadGroup(1, 0, 8, 4), HeadGroup(4, 8, 256, 4), HeadGroup(16, 256, 512, 4)]
 HEADS = sum(group.heads for group in GROUPS)
-FLASH, MASKS, WINDOWS, FOLD = KINDS = ("dense flash attention", "dense masks", "windows", "sliding flash windows")
+FLASH, MASKS, WINDOWS = KINDS = ("dense flash attention", "dense masks", "windows")
 # As many tokens at every length, on a GPU.
 TOKENS = 32_768
 # Queries and keys of unit variance, up to 512 of them in a softmax; gradients are sums of up to 71 products.
@@ -55,8 +54,6 @@ class Inputs:
             return self.flash
         if kind == MASKS:
             return Dense(self)
-        if kind == FOLD:
-            return lambda: folded_window_attention(self.tensors[0], self.tensors[1:], GROUPS, HEAD_DIM)
         if self.grad.device.type == "cpu":
             return lambda: _Windows.apply(self.windows, *self.tensors)
         return lambda: self.windows.by_autograd(*self.tensors)
@@ -123,8 +120,6 @@ def tables(options: Options) -> list[Table]:
         for precision in options.precisions
         for length in lengths
         for kind in KINDS
-        # Flash attention that slides a window is a GPU's, in half precision.
-        if kind != FOLD or options.quick or (options.on_gpu and precision != "fp32")
     ]
     windows = ", ".join(f"{group.factor}x={group.near}:{group.far}" for group in GROUPS)
     how_many = f"as many rows as make {TOKENS:,} tokens" if options.on_gpu else "one row"
@@ -163,7 +158,6 @@ def parity() -> str:
     for length in (128, 512, 2048):
         inputs = Inputs(length)
         expected = inputs.gradients(MASKS, inputs.forward(MASKS))
-        for kind in (WINDOWS, FOLD):
-            pairs = zip(names, inputs.gradients(kind, inputs.forward(kind)), expected, strict=True)
-            worst = max(worst, *(assert_parity(f"{kind}, T={length}: {n}", a, b, TOLERANCE) for n, a, b in pairs))
-    return f"windows, dense masks and, without flash attention, sliding windows agree on all gradients to {worst:.1e}"
+        pairs = zip(names, inputs.gradients(WINDOWS, inputs.forward(WINDOWS)), expected, strict=True)
+        worst = max(worst, *(assert_parity(f"T={length}: {name}", a, b, TOLERANCE) for name, a, b in pairs))
+    return f"windows and dense masks agree on output and all gradients to {worst:.1e}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fairseq_ms.core.ops.linear import Packs
+
+_sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
 @dataclass(frozen=True)
@@ -161,17 +164,16 @@ class LSTM(Packs):
             assert state is not None
             return self._one_more(table_RI, steps, state)
         at_Q = steps.step_major()
-        symbol_Q = torch.empty_like(at_Q).index_copy_(0, at_Q, steps.symbol_Q)
-        slot_Q = torch.empty_like(at_Q).index_copy_(0, at_Q, steps.slot_Q)
+        symbol_Q, slot_Q = (torch.empty_like(x_Q).index_copy_(0, at_Q, x_Q) for x_Q in (steps.symbol_Q, steps.slot_Q))
         context_WD = None if context_WD is None else context_WD.index_select(0, steps.order_W)
         run = self._cudnn if table_RI.is_cuda and not self.capped else self._by_hand
-        hidden_ZU, cell_XU, place_W = run(table_RI, symbol_Q, context_WD, steps, slot_Q)
+        hidden_QU, cell_WU = run(table_RI, symbol_Q, context_WD, steps)
         if state is not None:
-            last_W = slot_Q[steps.last()]
             kept = slice(None) if steps.kept_B is None else steps.kept_B
-            state.hidden_BU = hidden_ZU.detach().index_select(0, last_W[kept])
-            state.cell_BU = cell_XU.detach().index_select(0, place_W[kept])
-        return hidden_ZU
+            state.hidden_BU = hidden_QU.detach()[steps.last()[kept]]
+            state.cell_BU = cell_WU.detach()[kept]
+        # Unlike ``index_copy``, this does not keep the hidden states for backward.
+        return hidden_QU.new_zeros(steps.slots, self.units).index_put((slot_Q,), hidden_QU)
 
     def weights(self) -> list[Tensor]:
         """From the input (4U, I + D), from the hidden state (4U, U), and two biases (4U,): gates i, f, g, o."""
@@ -192,151 +194,111 @@ class LSTM(Packs):
 
     def _one_more(self, table_RI: Tensor, steps: Steps, state: LSTMState) -> Tensor:
         """One step of the rows ``steps.sequence_Q``, to their new hidden states (Q, U)."""
-        rows_Q, weight = steps.sequence_Q, self.weights()[1]
+        rows_Q = steps.sequence_Q
+        some = state.at(rows_Q)
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
         gates_QG = table_RG.index_select(0, steps.symbol_Q)
-        # Rows ascend, so as many as there are in the state are all of them.
-        some = state if rows_Q.numel() == state.hidden_BU.shape[0] else state.at(rows_Q)
         if some.context_BG is not None:
             gates_QG = gates_QG + some.context_BG
-        gates_QG = gates_QG + self.times(some.hidden_BU, weight)
-        hidden_QU, cell_QU = torch.empty_like(some.hidden_BU), torch.empty_like(some.cell_BU)
-        _cell_(gates_QG, some.cell_BU, self.capped, cell_QU, hidden_QU)
-        if some is state:
-            state.hidden_BU, state.cell_BU = hidden_QU, cell_QU
-        else:
-            state.hidden_BU = state.hidden_BU.index_copy(0, rows_Q, hidden_QU)
-            state.cell_BU = state.cell_BU.index_copy(0, rows_Q, cell_QU)
+        gates_QG = gates_QG + self.times(some.hidden_BU, self.weights()[1])
+        hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)
+        state.hidden_BU = replaced(state.hidden_BU, rows_Q, hidden_QU)
+        state.cell_BU = replaced(state.cell_BU, rows_Q, cell_QU)
         return hidden_QU
 
     def _by_hand(
-        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps, slot_Q: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states, some cell states, and which of these are behind the last step of each sequence.
+        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps
+    ) -> tuple[Tensor, Tensor]:
+        """Step-major hidden states (Q, U), and the cells (W, U) behind each sequence.
 
-        Symbols and slots are step-major, contexts in ``steps.order_W``.
+        Symbols are step-major, contexts in ``steps.order_W``.
         """
-        gates_RG = self.project_table(table_RI)
         gates_WG = None if context_WD is None else self.project_context(context_WD)
         weight = self.weights()[1]
-        hidden_ZU, cell_QU = _Recurrence.apply(
-            gates_RG.to(weight.dtype), gates_WG, weight, symbol_Q, slot_Q, steps.batch_sizes, steps.slots, self.capped
-        )
-        return hidden_ZU, cell_QU, steps.last()
+        gates_RG = self.project_table(table_RI).to(weight.dtype)
+        sizes = steps.batch_sizes
+        hidden_QU, cell_QU = _Recurrence.apply(gates_RG, gates_WG, weight, symbol_Q, sizes, self.capped)
+        return hidden_QU, cell_QU.index_select(0, steps.last())
 
     def _cudnn(
-        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps, slot_Q: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps
+    ) -> tuple[Tensor, Tensor]:
         """The same through one fused call, for devices that have one."""
         x_QI = F.embedding(symbol_Q, table_RI)
         if context_WD is not None:
             x_QI = torch.cat([x_QI, torch.cat([context_WD[:size] for size in steps.batch_sizes])], dim=1)
         x = PackedSequence(x_QI, torch.tensor(steps.batch_sizes, device="cpu"))
         (hidden_QU, *_), (_, cell_1WU) = self.cell(x)
-        hidden_ZU = hidden_QU.new_zeros(steps.slots, self.units).index_copy(0, slot_Q, hidden_QU)
-        return hidden_ZU, cell_1WU[0], steps.rank_W
+        return hidden_QU, cell_1WU[0].index_select(0, steps.rank_W)
 
 
-def _cell_(gates: Tensor, before: Tensor | None, capped: bool, cell: Tensor, hidden: Tensor) -> None:
-    """One step of all rows: from the gates (B, 4U), activated in place, and the cells before to those behind it."""
-    units = cell.shape[1]
+def _cell(gates: Tensor, before: Tensor, capped: bool) -> tuple[Tensor, Tensor]:
+    """One step: hidden states and cells (B, U), from gates (B, 4U), which are activated in place, and cells before."""
     i, f, g, o = gates.chunk(4, dim=1)
-    gates[:, : 2 * units].sigmoid_()
+    gates[:, : 2 * before.shape[1]].sigmoid_()
     g.tanh_()
     o.sigmoid_()
-    torch.mul(torch.minimum(i, 1 - f) if capped else i, g, out=cell)
-    if before is not None:
-        cell.addcmul_(f, before)
-    torch.tanh(cell, out=hidden).mul_(o)
+    cell = torch.addcmul((torch.minimum(i, 1 - f) if capped else i) * g, f, before)
+    return o * cell.tanh(), cell
 
 
 class _Recurrence(torch.autograd.Function):
     """The recurrence over step-major gates; keeps the activated gates and the cells, 5U numbers a step."""
 
     @staticmethod
-    def forward(ctx, table, context, weight, symbol, slot, sizes, slots, capped):
-        total, units = symbol.numel(), weight.shape[1]
-        gates = table.index_select(0, symbol)
-        cells = gates.new_empty(total, units)
-        hidden = gates.new_zeros(slots, units)
-        # Allocating a block of this size takes longer than filling it, so all steps share one.
-        h_WU = gates.new_empty(sizes[0], units)
-        start, c = 0, None
-        for size in sizes:
-            rows = slice(start, start + size)
-            z, c_next, h = gates[rows], cells[rows], h_WU[:size]
-            if context is not None:
-                z += context[:size]
-            if c is not None:
-                z.addmm_(h, weight.t())
-            _cell_(z, None if c is None else c[:size], capped, c_next, h)
-            hidden.index_copy_(0, slot[rows], h)
-            c, start = c_next, start + size
-        ctx.sizes, ctx.capped, ctx.has_context = sizes, capped, context is not None
-        ctx.table_rows = table.shape[0]
-        ctx.save_for_backward(gates, cells, hidden, weight, symbol, slot)
-        ctx.mark_non_differentiable(cells)
-        return hidden, cells
+    def forward(ctx, table_RG, context_WG, weight_GU, symbol_Q, sizes, capped):
+        gates_QG = table_RG.index_select(0, symbol_Q)
+        hidden_QU, cell_QU = (gates_QG.new_empty(len(gates_QG), weight_GU.shape[1]) for _ in range(2))
+        h, c = None, gates_QG.new_zeros(sizes[0], weight_GU.shape[1])
+        for size, rows in zip(sizes, _rows(sizes)):
+            gates = gates_QG[rows]
+            if context_WG is not None:
+                gates += context_WG[:size]
+            if h is not None:
+                gates.addmm_(h[:size], weight_GU.t())
+            hidden_QU[rows], cell_QU[rows] = h, c = _cell(gates, c[:size], capped)
+        ctx.sizes, ctx.capped, ctx.has_context = sizes, capped, context_WG is not None
+        ctx.table_rows = table_RG.shape[0]
+        ctx.save_for_backward(gates_QG, cell_QU, weight_GU, symbol_Q)
+        ctx.mark_non_differentiable(cell_QU)
+        return hidden_QU, cell_QU
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_hidden, _grad_cells):
-        gates, cells, hidden, weight, symbol, slot = ctx.saved_tensors
-        sizes, units = ctx.sizes, weight.shape[1]
-        grad_gates = torch.empty_like(gates)
-        grad_context = gates.new_zeros(sizes[0], 4 * units) if ctx.has_context else None
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + size)
-        # The gradients of a step's states are read by the step before it, which writes its own to the other block.
-        dh_even, dh_odd, dh_later, tanh_WU = gates.new_empty(4, sizes[0], units).unbind(0)
-        grad_h = grad_c = None
-        for step in reversed(range(len(sizes))):
-            size = sizes[step]
-            rows = slice(starts[step], starts[step + 1])
-            i, f, g, o = gates[rows].chunk(4, dim=1)
-            z = grad_gates[rows]
-            di, df, dg, do = z.chunk(4, dim=1)
-            tanh_c = torch.tanh(cells[rows], out=tanh_WU[:size])
-            dh = torch.index_select(grad_hidden, 0, slot[rows], out=(dh_odd if step % 2 else dh_even)[:size])
-            if grad_h is not None:
-                dh[: grad_h.shape[0]] += grad_h
-            _sigmoid_backward_(torch.mul(dh, tanh_c, out=do), o)
-            dc = _tanh_backward_(dh.mul_(o), tanh_c)
-            if grad_c is not None:
-                dc[: grad_c.shape[0]] += grad_c
-            torch.mul(dc, torch.minimum(i, 1 - f) if ctx.capped else i, out=dg)
-            torch.mul(dc, g, out=di)
-            if step > 0:
-                torch.mul(dc, cells[starts[step - 1] : starts[step - 1] + size], out=df)
-            else:
-                df.zero_()
+    def backward(ctx, grad_QU, _grad_cells):
+        gates_QG, cell_QU, weight_GU, symbol_Q = ctx.saved_tensors
+        grad_gates_QG, before_QU = torch.empty_like(gates_QG), torch.empty_like(cell_QU)
+        most, units = ctx.sizes[0], weight_GU.shape[1]
+        grad_context_WG = gates_QG.new_zeros(most, 4 * units) if ctx.has_context else None
+        # Of a step's states by the step behind it; nothing for sequences that end here.
+        grad_h_WU, grad_c_WU, nothing_WU = gates_QG.new_zeros(3, most, units).unbind(0)
+        rows = _rows(ctx.sizes)
+        for step, size in reversed([*enumerate(ctx.sizes)]):
+            i, f, g, o = gates_QG[rows[step]].chunk(4, dim=1)
+            before = cell_QU[rows[step - 1]][:size] if step else nothing_WU
+            tanh_c = cell_QU[rows[step]].tanh()
+            if step + 1 < len(rows):
+                before_QU[rows[step + 1]] = (o * tanh_c)[: ctx.sizes[step + 1]]
+            dh = grad_QU[rows[step]] + grad_h_WU[:size]
+            dc = _tanh_backward(dh * o, tanh_c) + grad_c_WU[:size]
+            di, df, capped_i = dc * g, dc * before, i
             if ctx.capped:
-                capped = i > 1 - f
-                df -= di * capped
-                di.masked_fill_(capped, 0.0)
-            _sigmoid_backward_(di, i)
-            _sigmoid_backward_(df, f)
-            _tanh_backward_(dg, g)
-            if grad_context is not None:
-                grad_context[:size] += z
-            if step > 0:
-                grad_h = torch.mm(z, weight, out=dh_later[:size])
-                grad_c = dc.mul_(f)
-        if len(sizes) > 1:
-            previous = torch.cat([slot[starts[s - 1] : starts[s - 1] + sizes[s]] for s in range(1, len(sizes))])
-            grad_weight = grad_gates[sizes[0] :].t() @ hidden.index_select(0, previous)
-        else:
-            grad_weight = torch.zeros_like(weight)
-        grad_table = grad_gates.new_zeros(ctx.table_rows, 4 * units).index_add_(0, symbol, grad_gates)
-        return grad_table, grad_context, grad_weight, None, None, None, None, None
+                over = i > 1 - f
+                di, df, capped_i = di.masked_fill(over, 0.0), df - di * over, torch.where(over, 1 - f, i)
+            grads = _sigmoid_backward(di, i), _sigmoid_backward(df, f), _tanh_backward(dc * capped_i, g)
+            grad_gates = grad_gates_QG[rows[step]]
+            torch.cat([*grads, _sigmoid_backward(dh * tanh_c, o)], dim=1, out=grad_gates)
+            grad_c_WU[:size] = dc * f
+            if grad_context_WG is not None:
+                grad_context_WG[:size] += grad_gates
+            if step:
+                torch.mm(grad_gates, weight_GU, out=grad_h_WU[:size])
+        grad_weight_GU = grad_gates_QG[most:].t() @ before_QU[most:]
+        grad_table_RG = gates_QG.new_zeros(ctx.table_rows, 4 * units).index_add_(0, symbol_Q, grad_gates_QG)
+        return grad_table_RG, grad_context_WG, grad_weight_GU, None, None, None
 
 
-def _sigmoid_backward_(grad: Tensor, output: Tensor) -> Tensor:
-    """In place: the gradient of a sigmoid's input from that of its output."""
-    return torch.ops.aten.sigmoid_backward.grad_input(grad, output, grad_input=grad)
-
-
-def _tanh_backward_(grad: Tensor, output: Tensor) -> Tensor:
-    """In place: the gradient of a tanh's input from that of its output."""
-    return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad)
+def _rows(sizes: tuple[int, ...]) -> list[slice]:
+    """The rows of every step, in the step-major layout."""
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,33 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.recompute import autocast_to
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of an adaptive embedding or softmax.
+
+    Attributes:
+        cutoffs: where the bands end, ascending
+        factor: band b is dim / factor ** b wide
+        dropout: probability of dropping what is projected (softmax alone)
+    """
+
+    cutoffs: tuple[int, ...]
+    factor: float = 4.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.cutoffs or any(later <= earlier for earlier, later in pairwise((0, *self.cutoffs))):
+            raise ValueError(f"cutoffs must ascend from at least 1: got {self.cutoffs}")
+
+    def check(self, vocab_size: int, dim: int) -> None:
+        """Raise ValueError for bands beyond V, and for one without width."""
+        if self.cutoffs[-1] > vocab_size:
+            raise ValueError(f"cutoffs must be at most vocab_size {vocab_size}: got {self.cutoffs[-1]}")
+        bands = len(self.cutoffs) + (self.cutoffs[-1] < vocab_size)
+        if int(dim // self.factor ** (bands - 1)) < 1:
+            raise ValueError(f"factor {self.factor} leaves the last of {bands} bands no width of dim {dim}")
 
 
 class AdaptiveInput(nn.Module):
@@ -53,7 +81,9 @@ class AdaptiveInput(nn.Module):
             x_BTD = self.weights_for_band(0)[1].new_zeros(*tokens_BT.shape, self.dim)
             idle: list[nn.Parameter] = []
             for (start, end), band in zip(pairwise([0, *self.cutoff]), self.embeddings):
-                inside_BT = (tokens_BT >= start) & (tokens_BT < end)
+                # No token is left out: those that are no word are refused by the first or the last band.
+                below_BT = tokens_BT < end if end < self.cutoff[-1] else tokens_BT == tokens_BT
+                inside_BT = below_BT & (tokens_BT >= start) if start else below_BT
                 if bool(inside_BT.any()):
                     x_BTD[inside_BT] = band(tokens_BT[inside_BT] - start)
                 else:

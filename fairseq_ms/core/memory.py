@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -103,7 +104,7 @@ class StreamState(State):
 
     Attributes:
         start: the memory it began with, or that the last call with gradients left
-        tokens_BT: those after ``start``
+        read: the tokens after ``start``, in the pieces in which they came
         mems: what the segment in progress starts from
         done: how many of its positions have come in pieces
     """
@@ -114,11 +115,18 @@ class StreamState(State):
         self.caches: dict[str, SegmentCache] = {}
         self.restart(start, 0)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
+        # A copy goes on with the same model, whose parts its caches know, too.
+        memo |= {id(part): part for part in self.model.modules()}
+        memo[id(self)] = copied = StreamState.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
     @property
     def memory(self) -> Memory:
         """What it knows of its streams, for a checkpoint or another state."""
         pending = self.done + self.waiting_BT.size(1)
-        read_BT = torch.cat([self.start.pending_BT, self.tokens_BT], dim=1)
+        read_BT = torch.cat([self.start.pending_BT, *self.read], dim=1)
         return Memory(self.mems, read_BT[:, read_BT.size(1) - pending :])
 
     def restart(self, start: Memory, length: int) -> None:
@@ -126,13 +134,14 @@ class StreamState(State):
         self.start, self.first, self.length = start, length, length
         self.mems = self.before = start.states
         self.moving: Mems = {}
-        self.waiting_BT, self.tokens_BT = start.pending_BT, start.pending_BT[:, :0]
+        self.waiting_BT, self.read = start.pending_BT, [start.pending_BT[:, :0]]
         self.done = 0
 
     @torch.no_grad()
     def advance(self, tokens_BT: Tensor) -> Tensor:
         """Outputs (B, T, D) of the next tokens of the streams."""
-        self.tokens_BT = torch.cat([self.tokens_BT, tokens_BT], dim=1)
+        # Not joined here, which would copy a stream again for every token; nor the caller's, who may write into it.
+        self.read.append(tokens_BT.clone())
         self.length += tokens_BT.size(1)
         known, tokens_BT = self.waiting_BT.size(1), torch.cat([self.waiting_BT, tokens_BT], dim=1)
         self.waiting_BT = tokens_BT[:, :0]
@@ -178,14 +187,15 @@ class StreamState(State):
             {name: x.index_select(0, order) for name, x in states.items()}
             for states in (self.mems, self.moving, self.before)
         )
-        self.waiting_BT, self.tokens_BT = (x.index_select(0, order) for x in (self.waiting_BT, self.tokens_BT))
+        self.waiting_BT = self.waiting_BT.index_select(0, order)
+        self.read = [torch.cat(self.read, dim=1).index_select(0, order)]
 
     def truncate(self, length: int) -> None:
         if length == self.length:
             return
         if length < self.first:
             raise CannotTruncate
-        tokens_BT = self.tokens_BT[:, : length - self.first]
+        tokens_BT = torch.cat(self.read, dim=1)[:, : length - self.first]
         self.restart(self.start, self.first)
         if tokens_BT.size(1):
             self.advance(tokens_BT)

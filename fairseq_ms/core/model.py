@@ -12,30 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
+from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
-from fairseq_ms.core.ops.linear import Linear, TiedOutput
+from fairseq_ms.core.ops.linear import Linear, Norm, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.sampling import check_sampling, draw
 from fairseq_ms.core.scales import Scale
-
-
-@dataclass(frozen=True)
-class Bands:
-    """The bands of an adaptive embedding or softmax.
-
-    Attributes:
-        cutoffs: where the bands end, ascending
-        factor: band b is dim / factor ** b wide
-        dropout: probability of dropping what is projected (softmax alone)
-    """
-
-    cutoffs: tuple[int, ...]
-    factor: float = 4.0
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +57,26 @@ class ModelConfig(LayerConfig):
     tie_adaptive_projections: bool = False
     init_std: float = 0.02
     embedding_init_std: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("heads", "layers"):
+            if (got := getattr(self, name, 1)) < 1:
+                raise ValueError(f"{name} must be at least 1: got {got}")
+        predicted = self.output_vocab_size or self.vocab_size
+        for bands, symbols in ((self.adaptive_input, self.vocab_size), (self.adaptive_softmax, predicted)):
+            if bands is not None:
+                bands.check(symbols, self.dim)
+        if self.tie_embeddings and self.adaptive_softmax is None:
+            if self.adaptive_input is not None:
+                raise ValueError("tie_embeddings must be False with an adaptive_input that is no adaptive_softmax's")
+            if predicted != self.vocab_size:
+                wanted = f"output_vocab_size must be vocab_size {self.vocab_size} with tie_embeddings"
+                raise ValueError(f"{wanted}: got {predicted}")
+        both = self.adaptive_input is not None and self.adaptive_softmax is not None
+        for name in ("tie_adaptive_weights", "tie_adaptive_projections"):
+            if getattr(self, name) and not both:
+                raise ValueError(f"{name} needs adaptive_input and adaptive_softmax")
 
     @property
     def word_std(self) -> float:
@@ -136,7 +141,7 @@ class CausalModel(nn.Module, ABC):
         check_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
-            return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT)
+            return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT.clone())
         self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
         with torch.no_grad():
@@ -234,6 +239,9 @@ class CausalModel(nn.Module, ABC):
         if state.config is not None and state.config != self.config:
             other = type(state.config).__name__
             raise ValueError(f"state must be of a model with this configuration: got one of a different {other}")
+        # A stream's state knows its model, whose layers it calls.
+        if getattr(state, "model", self) is not self:
+            raise ValueError("state must be of this model: got one of another of equal sizes")
         check_batch(state.batch_size, tokens_BT)
 
     def check_length(self, length: int) -> None:
@@ -283,7 +291,7 @@ class LanguageModel(CausalModel):
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
-    """Draw weights around 0, and zero biases and the padding embedding; adaptive modules initialise themselves."""
+    """Draw weights around 0, zero biases and the padding embedding, begin norms; adaptive modules draw themselves."""
     if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         return
     if isinstance(module, nn.Linear):
@@ -294,6 +302,8 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
         nn.init.normal_(module.weight, std=embedding_std)
         if module.padding_idx is not None:
             nn.init.zeros_(module.weight[module.padding_idx])
+    elif isinstance(module, Norm):
+        module.reset_parameters()
     for child in module.children():
         initialise(child, std, embedding_std)
 
@@ -308,9 +318,11 @@ def start_residuals(module: nn.Module) -> None:
 
 
 def check_tokens(tokens_BT: Tensor, targets_BT: Tensor | None = None) -> None:
-    """Raise ValueError unless tokens are (B, T), at least one of them, and targets too."""
+    """Raise ValueError unless tokens are integers (B, T), at least one of them, and targets too."""
     if tokens_BT.dim() != 2 or not tokens_BT.numel():
         raise ValueError(f"tokens must be (B, T) with at least one token: got shape {tuple(tokens_BT.shape)}")
+    if tokens_BT.is_floating_point():
+        raise ValueError(f"tokens must be integers: got {tokens_BT.dtype}")
     if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
         raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
 

@@ -156,9 +156,15 @@ class LanguageModel(FairseqLanguageModel):
         raise AssertionError(f"{type(self).__name__} has no blocks")
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's, without the local function that it leaves on the model, which nothing can copy or pickle."""
+        """As fairseq's, without the local ``train`` that it leaves on the model, which nothing can copy or pickle."""
         super().make_generation_fast_(**kwargs)
         self.__dict__.pop("train", None)
+
+    def train(self, mode: bool = True) -> Any:
+        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
+        if mode and self._is_generation_fast:
+            raise RuntimeError("cannot train after make_generation_fast")
+        return super().train(mode)
 
     @classmethod
     def from_pretrained(

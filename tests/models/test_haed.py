@@ -69,7 +69,7 @@ def test_logits_and_gradients_are_those_of_the_paper_however_rows_are_padded(par
     for seed in range(3):
         model, flags, rng = small_model(seed, **dict(zip(("encoder", "main", "decoder", "segmentation"), parts)))
         segmentation, longest = model.decoder.core.segmentation, rng.randint(2, 13)
-        separators = set(segmentation.is_separator_V.nonzero().flatten().tolist())
+        separators = set(segmentation.separators)
         rows = [torch.randint(4, 11, (length,)) for length in (longest, rng.randint(1, longest), 1)]
         for row in rows:
             row[torch.rand(len(row)) < 0.3] = min(separators, default=2)

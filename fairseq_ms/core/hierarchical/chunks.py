@@ -168,8 +168,6 @@ class Segmentation(nn.Module):
         ValueError: for a kind, length or set of separators outside these rules.
     """
 
-    is_separator_V: Tensor
-
     def __init__(self, kind: str, max_length: int, separators: tuple[int, ...], vocabulary: int, pad: int) -> None:
         super().__init__()
         if kind not in ("words", "fixed"):
@@ -185,11 +183,7 @@ class Segmentation(nn.Module):
         self.kind = kind
         self.max_length = max_length
         self.pad = pad
-        is_separator_V = torch.zeros(vocabulary, dtype=torch.bool)
-        for symbol in separators:
-            is_separator_V[symbol] = True
-        # Derived from the dictionary, so it is rebuilt and not stored in checkpoints.
-        self.register_buffer("is_separator_V", is_separator_V, persistent=False)
+        self.separators = separators
 
     def forward(self, tokens_BT: Tensor, unfinished: Unfinished | None = None) -> ChunkTable:
         """The chunks of a batch of tokens: of whole texts, or what one more token each adds to ``unfinished`` ones.
@@ -225,6 +219,13 @@ class Segmentation(nn.Module):
         one_W = torch.ones_like(row_W)
         return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, True, ended_B)
 
+    def is_separator(self, tokens: Tensor) -> Tensor:
+        """True where a token ends a word, whatever the shape."""
+        found = torch.zeros_like(tokens, dtype=torch.bool)
+        for symbol in self.separators:
+            found |= tokens == symbol
+        return found
+
     def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
 
@@ -232,7 +233,7 @@ class Segmentation(nn.Module):
         ends at position t depends on positions up to t only.
         """
         index_BT = valid_BT.cumsum(dim=1) - 1
-        separator_BT = self.is_separator_V[tokens_BT] & valid_BT
+        separator_BT = self.is_separator(tokens_BT) & valid_BT
         # A separator restarts the count and so does reaching the greatest length: within the run after a separator the
         # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that. The
         # first token is at distance 0 of where counting starts, and so ends its chunk.
@@ -246,7 +247,7 @@ class Segmentation(nn.Module):
 
         A negative place marks the first token of a sequence.
         """
-        ends_B = self.is_separator_V[token_B] | (place_B < 0) | (place_B == self.max_length - 1)
+        ends_B = self.is_separator(token_B) | (place_B < 0) | (place_B == self.max_length - 1)
         return ends_B, torch.where(ends_B, torch.zeros_like(place_B), place_B + 1)
 
 

@@ -70,7 +70,9 @@ def _losses(x_RD: Tensor, weight_VD: Tensor, targets_RK: Tensor, padding: int) -
     """The loss of every target (R, K): the naive twin of ``_Sum``, of some rows."""
     logits_RV = F.linear(x_RD, weight_VD)
     log_probs_RV = logits_RV.log_softmax(1, dtype=_precise(logits_RV.dtype))
-    return -log_probs_RV.gather(1, targets_RK.clamp(min=0)).masked_fill(targets_RK == padding, 0.0)
+    return -log_probs_RV.gather(1, targets_RK.masked_fill(targets_RK == padding, 0)).masked_fill(
+        targets_RK == padding, 0.0
+    )
 
 
 class _Sum(torch.autograd.Function):
@@ -116,7 +118,7 @@ def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: f
     rows = len(logits_RV) if logits_RV.dtype == precise else -(-len(logits_RV) // _PARTS)
     losses = []
     for part_RV, part_RK in zip(logits_RV.split(max(1, rows)), targets_RK.split(max(1, rows))):
-        index_RK, counts_RK = part_RK.clamp(min=0), (part_RK != padding).to(precise)
+        index_RK, counts_RK = part_RK.masked_fill(part_RK == padding, 0), (part_RK != padding).to(precise)
         probs_RV = part_RV.to(precise)
         target_RK, largest_R1 = probs_RV.gather(1, index_RK), probs_RV.amax(1, keepdim=True)
         torch.softmax(probs_RV, 1, out=probs_RV)

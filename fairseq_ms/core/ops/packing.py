@@ -83,13 +83,15 @@ def pieces_of(rows: int) -> list[int]:
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluate with packed weights inside the block; afterwards the model trains as before."""
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "packed")]
-    training, packed = model.training, [(module, module.packed) for module in modules]
+    packed = [(module, module.packed) for module in modules]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for module, _ in packed:
         module.make_generation_fast_()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
         for module, before in packed:
             module.packed = before

@@ -1,0 +1,175 @@
+"""What the core refuses, in one sentence, instead of computing something else; and what it leaves as it was."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ms.core import (
+    HAED,
+    HRED,
+    HAEDConfig,
+    HREDConfig,
+    TransformerQL,
+    TransformerQLConfig,
+    TransformerXL,
+    TransformerXLConfig,
+    Vanilla,
+    VanillaConfig,
+)
+from fairseq_ms.core.adaptive import Bands
+
+SIZES: dict[str, Any] = {"vocab_size": 50, "dim": 32, "ffn_dim": 64, "heads": 4}
+VANILLA = VanillaConfig(**SIZES, layers=1)
+XL = TransformerXLConfig(**SIZES, layers=2)
+TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"heads": 0}, "heads must be at least 1: got 0"),
+        ({"layers": -1}, "layers must be at least 1: got -1"),
+        ({"output_vocab_size": 20}, "output_vocab_size must be vocab_size 50 with tie_embeddings: got 20"),
+        ({"adaptive_input": Bands((10, 30))}, "tie_embeddings must be False with an adaptive_input"),
+        ({"tie_embeddings": False, "tie_adaptive_weights": True}, "tie_adaptive_weights needs adaptive_input and"),
+        (
+            {"tie_embeddings": False, "adaptive_softmax": Bands((10,)), "tie_adaptive_projections": True},
+            "tie_adaptive_projections needs adaptive_input and adaptive_softmax",
+        ),
+        ({"adaptive_softmax": Bands((10, 20, 30))}, "factor 4.0 leaves the last of 4 bands no width of dim 32"),
+        (
+            {"tie_embeddings": False, "adaptive_input": Bands((10, 20, 30))},
+            "factor 4.0 leaves the last of 4 bands no width of dim 32",
+        ),
+        ({"adaptive_softmax": Bands((10, 60))}, "cutoffs must be at most vocab_size 50: got 60"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_refused(changes: dict, sentence: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        Vanilla(replace(VANILLA, **changes))
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("cutoffs", [(), (0, 10), (30, 10), (10, 10)])
+def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="cutoffs must ascend from at least 1: got "):
+        Bands(cutoffs)
+
+
+@pytest.mark.parametrize(
+    "config", [VANILLA, replace(VANILLA, tie_embeddings=False, adaptive_input=Bands((10, 30), 2.0))]
+)
+@pytest.mark.parametrize("token", [-1, 50])
+def test_tokens_that_the_model_does_not_know_are_refused(config: VanillaConfig, token: int) -> None:
+    with pytest.raises(IndexError):
+        Vanilla(config)(torch.tensor([[3, token]]))
+
+
+@pytest.mark.parametrize("model", [Vanilla(VANILLA), HAED(HAEDConfig(vocab_size=50, separators=(3,), layers=1))])
+def test_tokens_are_integers(model: Vanilla | HAED) -> None:
+    with pytest.raises(ValueError, match=r"tokens must be integers: got torch\.float32"):
+        model(torch.tensor([[1.7, 2.2]]))
+
+
+@pytest.mark.parametrize("model", [Vanilla(VANILLA), TransformerXL(XL)])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_target_below_zero_is_refused_unless_it_is_ignored(model: Vanilla | TransformerXL, grad: bool) -> None:
+    targets = torch.full_like(TOKENS, -1)
+    with torch.set_grad_enabled(grad), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        model.loss(TOKENS, targets)
+    assert model.loss(TOKENS, targets, ignore_index=-1) == 0
+
+
+@torch.no_grad()
+def test_a_state_of_streams_is_of_one_model_and_its_copies_too() -> None:
+    model = TransformerXL(XL).eval()
+    other = copy.deepcopy(model)
+    _, state = model(TOKENS[:, :21])
+    with pytest.raises(ValueError, match="state must be of this model: got one of another of equal sizes"):
+        other(TOKENS[:, 21:], state)
+    branch = copy.deepcopy(state)
+    assert branch.model is model
+    expected = model(TOKENS[:, 21:], state)[0]
+    torch.testing.assert_close(model(TOKENS[:, 21:], branch)[0], expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_state_does_not_change_with_the_tensor_that_it_has_read() -> None:
+    model = Vanilla(VANILLA).eval()
+    expected = model(TOKENS[:, :8])[0][:, 4:]
+    buffer = TOKENS[:, :4].clone()
+    _, state = model(buffer)
+    buffer.copy_(TOKENS[:, 4:8])
+    # Sums over more keys at once or fewer.
+    torch.testing.assert_close(model(buffer, state)[0], expected, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_reading_a_stream_copies_no_tokens_but_those_of_the_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TransformerQL(TransformerQLConfig(**SIZES, segment_len=8, mem_len=8)).eval()
+    state = model.new_state(2)
+    longest, cat = [0], torch.cat
+
+    def watched(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        joined = cat(tensors, dim=dim)
+        if joined.dtype == torch.long:
+            longest[0] = max(longest[0], joined.size(1))
+        return joined
+
+    monkeypatch.setattr(torch, "cat", watched)
+    for tokens in TOKENS.repeat(1, 4).split(6, dim=1):
+        model(tokens, state)
+    assert longest[0] <= 8 + 6
+    # Going back still finds all of them.
+    expected, state = model(TOKENS[:, :20])[0], model.new_state(2)
+    for tokens in TOKENS[:, :21].split(5, dim=1):
+        model(tokens, state)
+    state.truncate(19)
+    torch.testing.assert_close(model(TOKENS[:, 19:20], state)[0], expected[:, 19:], rtol=0, atol=1e-5)
+
+
+def test_generating_leaves_the_mode_of_every_part() -> None:
+    model = Vanilla(VANILLA).train()
+    model.embed.eval()
+    model.generate(TOKENS, 1)
+    assert model.training
+    assert not model.embed.training
+
+
+@pytest.mark.parametrize("segmentation", ["words", "fixed"])
+def test_a_hierarchical_model_made_without_memory_has_its_separators(segmentation: str) -> None:
+    separators = (3, 7) if segmentation == "words" else ()
+    config = HAEDConfig(vocab_size=50, separators=separators, segmentation=segmentation, layers=1)
+    model = HAED(config).eval()
+    with torch.device("meta"):
+        empty = HAED(config).eval()
+    empty.to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict())
+    torch.testing.assert_close(empty(TOKENS)[0], model(TOKENS)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_all_weights_are_drawn_anew_where_there_were_none(norm: str) -> None:
+    config = replace(VANILLA, norm=norm)
+    with torch.device("meta"):
+        model = Vanilla(config)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    torch.manual_seed(1)
+    model.reset_parameters()
+    torch.manual_seed(1)
+    fresh = Vanilla(config)
+    torch.manual_seed(1)
+    fresh.reset_parameters()
+    for (name, parameter), expected in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        assert parameter.equal(expected), name
+
+
+def test_a_main_model_without_positions_reads_texts_of_any_length() -> None:
+    model = HRED(HREDConfig(vocab_size=50, separators=(3,), max_positions=16, main_units=8, encoder_units=8)).eval()
+    assert model.max_length() is None
+    assert model(TOKENS)[0].shape == (2, 24, 50)

@@ -159,6 +159,7 @@ def bytes_read() -> int:
 
 READ_AHEAD = """
 import sys
+import torch
 import fairseq_ms
 from fairseq.data.iterators import BufferedIterator
 

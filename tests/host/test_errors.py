@@ -55,7 +55,7 @@ def refused(data: Path, place: Path, *flags: str) -> str:
         ("--write-checkpoints-asynchronously", "--write-checkpoints-asynchronously must be left out: training waits"),
         ("--tokens-per-sample 0", "--tokens-per-sample must be at least 1"),
         ("--criterion adaptive_loss", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
-        ("--adaptive-softmax-cutoff 5,9", "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff"),
+        ("--adaptive-softmax-cutoff 5", "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff"),
     ],
 )
 def test_a_refused_training_prints_one_sentence_and_writes_nothing(

@@ -257,7 +257,7 @@ class HAED(CausalModel):
         return x_BTU
 
     def max_length(self) -> int | None:
-        return self.config.max_positions if self.config.width_of_positions else None
+        return self.config.longest_text
 
     def new_state(self, batch_size: int, capacity: int = 0) -> HAEDState:
         length = self.segmentation.max_length

@@ -183,7 +183,7 @@ class HAED(LanguageModel):
             return whole
         positions = cls.check(cfg, task)
         config = core_config(cfg, task.source_dictionary, cls.config_class)
-        longest = positions if config.positions == "learned" else NO_LIMIT
+        longest = positions if config.longest_text is not None else NO_LIMIT
         with naming_flags(cls.flags()):
             model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
         in_groups(model)

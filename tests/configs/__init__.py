@@ -10,6 +10,7 @@ A module may also define
 - ``CRITERION``: fairseq's criterion name (default "cross_entropy")
 - ``HAS_LONGEST_TEXT``: False where ``has_position_embedding`` is (default True)
 - ``BEAM``: the beam of the generation tests, 1 where scores tie (default: several)
+- ``LEARNED_POSITIONS``: what must join these flags for a model that learns positions (default nothing)
 - ``DATA_DECIDES_SHAPES``: True where the tokens decide the shapes, which no trace can follow (default False)
 - ``first_output_that_sees(flags, position)``: the first output that a token there must change (default that position)
 """

@@ -6,6 +6,7 @@ from tests.configs import random_parts
 # in float64.
 TOLERANCE = 1e-12
 DATA_DECIDES_SHAPES = True
+LEARNED_POSITIONS = {"position_embed_dim": 2, "decoder_embed_dim": 8}
 
 
 def random_flags(rng: random.Random, main: str | None = None) -> dict:

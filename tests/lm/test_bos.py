@@ -31,6 +31,11 @@ PLAIN = [
 WINDOW = 12
 
 
+def learned(arch: str) -> dict[str, Any]:
+    """Flags of a model that learns positions, and so has a longest text."""
+    return {**random_flags(arch), **setting(arch, "LEARNED_POSITIONS", {})}
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [line.replace("w", "word") for line in trained.random_lines(3, 12, words=18, length=7)]
@@ -58,7 +63,7 @@ def tables(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("arch", PLAIN)
 def test_only_a_model_that_adds_bos_has_a_position_for_it(arch: str) -> None:
-    flags, words = random_flags(arch), dictionary(9)
+    flags, words = learned(arch), dictionary(9)
     plain, longer = build(arch, flags, words, POSITIONS), build(arch, flags, words, POSITIONS + 1)
     adding = build(arch, {**flags, "add_bos_token": True}, words, POSITIONS)
     assert tables(adding) == tables(longer)
@@ -169,7 +174,7 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
 @pytest.mark.parametrize("arch", [arch for arch in GENERATORS if arch in PLAIN])
 def test_generation_behind_bos_goes_to_the_last_position(arch: str, beam: int) -> None:
     words = dictionary(9)
-    model = build(arch, {**random_flags(arch), "init_std": 0.4, "add_bos_token": True}, words, 16).eval()
+    model = build(arch, {**learned(arch), "init_std": 0.4, "add_bos_token": True}, words, 16).eval()
     generator = SequenceGenerator([model], words, beam_size=beam, max_len_b=16, min_len=15)
     prompt = torch.tensor([[words.bos(), 5, 6, 7]])
     sample = {"net_input": {"src_tokens": prompt, "src_lengths": torch.tensor([4])}}

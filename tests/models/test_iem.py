@@ -14,6 +14,7 @@ from fairseq_ms.core.iem import sampled_softmax
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.base import NO_LIMIT
 from fairseq_ms.models.haed import IEM_CRITERION, ImplicitEmbeddingModel
 from tests.configs import haed as configs
 from tests.references import hierarchical as references
@@ -63,6 +64,13 @@ def test_equation_4_is_the_default_and_a_projection_is_asked_for_by_name() -> No
     assert build("haed", sizes, dictionary(5)).query is None
     projected = build("haed", {**sizes, "query": "linear"}, dictionary(5)).query
     assert tuple(projected.weight.shape) == (10, 16)
+
+
+@pytest.mark.parametrize("width", [0, 6])
+def test_both_phases_have_one_longest_text(width: int) -> None:
+    sizes = {"decoder_embed_dim": 16, "position_embed_dim": width}
+    phases = [build("haed", {**sizes, "criterion": name}, dictionary(5), 64) for name in ("any", IEM_CRITERION)]
+    assert {phase.max_positions() for phase in phases} == {64 if width else NO_LIMIT}
 
 
 @pytest.mark.parametrize("corrected", [False, True], ids=["plain", "log-q"])

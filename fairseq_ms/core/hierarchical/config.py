@@ -70,6 +70,11 @@ class HAEDConfig(LayerConfig):
         return default if self.position_dim is None else self.position_dim
 
     @property
+    def longest_text(self) -> int | None:
+        """In tokens; None for no limit, which is so where no positions are learned."""
+        return self.max_positions if self.width_of_positions else None
+
+    @property
     def pad(self) -> int:
         """The padding symbol."""
         return self.vocab_size if self.padding_idx is None else self.padding_idx

@@ -29,6 +29,8 @@ class Bands:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.factor <= 0.0:
+            raise ValueError(f"factor must be above 0: got {self.factor}")
         if not self.cutoffs or any(later <= earlier for earlier, later in pairwise((0, *self.cutoffs))):
             raise ValueError(f"cutoffs must ascend from at least 1: got {self.cutoffs}")
 
@@ -61,13 +63,18 @@ class AdaptiveInput(nn.Module):
             width = int(dim // factor**band)
             words = nn.Embedding(end - start, width, padding_idx if band == 0 else None)
             self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
+        self.padding_idx = padding_idx
+        self.reset_parameters()
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
         for band in range(len(self.cutoff)):
             table, projection = self.weights_for_band(band)
             nn.init.normal_(table, std=table.size(1) ** -0.5)
-            if band == 0 and padding_idx is not None:
-                nn.init.zeros_(table[padding_idx])
+            if band == 0 and self.padding_idx is not None:
+                nn.init.zeros_(table[self.padding_idx])
             nn.init.xavier_uniform_(projection)
-        self.register_buffer("_float_tensor", torch.zeros(1))
 
     def weights_for_band(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
         """The embedding and the projection of a band."""
@@ -169,10 +176,14 @@ class AdaptiveSoftmax(nn.Module):
                     first = nn.Linear(projection.size(0), projection.size(1), bias=False)
                 last = TiedLinear(words)
             self.tail.append(nn.Sequential(first, nn.Dropout(dropout), last))
+        self.reset_parameters()
+        self.register_buffer("version", torch.ones(1, dtype=torch.long))
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew but those of the embedding."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
-        self.register_buffer("version", torch.ones(1, dtype=torch.long))
 
     def adapt_target(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Targets of the head and of every band, and the rows that each band has; None where it has none."""

@@ -126,6 +126,11 @@ class AggregationAttention(nn.Module):
         self.out = Linear(dim, dim, config.bias)
         self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None
 
+    def reset_parameters(self) -> None:
+        """Close the gate; projections start as all do."""
+        if self.gate is not None:
+            nn.init.zeros_(self.gate)
+
     def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
         outputs, start = [], state.length if state is not None else 0

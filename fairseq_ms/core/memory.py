@@ -116,10 +116,9 @@ class StreamState(State):
         self.restart(start, 0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
-        # A copy goes on with the same model, whose parts its caches know, too.
-        memo |= {id(part): part for part in self.model.modules()}
-        memo[id(self)] = copied = StreamState.__new__(type(self))
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        # A copy goes on with the same model, whose parts its caches know, too, unless that is copied along with it.
+        copied = copy.copy(self)
+        copied.__dict__ = copy.deepcopy(self.__dict__, {id(part): part for part in self.model.modules()} | memo)
         return copied
 
     @property

@@ -16,7 +16,7 @@ from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
-from fairseq_ms.core.ops.linear import Linear, Norm, TiedOutput
+from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.sampling import check_sampling, draw
@@ -73,10 +73,10 @@ class ModelConfig(LayerConfig):
             if predicted != self.vocab_size:
                 wanted = f"output_vocab_size must be vocab_size {self.vocab_size} with tie_embeddings"
                 raise ValueError(f"{wanted}: got {predicted}")
-        both = self.adaptive_input is not None and self.adaptive_softmax is not None
+        alike = [(bands.cutoffs, bands.factor) for bands in (self.adaptive_input, self.adaptive_softmax) if bands]
         for name in ("tie_adaptive_weights", "tie_adaptive_projections"):
-            if getattr(self, name) and not both:
-                raise ValueError(f"{name} needs adaptive_input and adaptive_softmax")
+            if getattr(self, name) and (len(alike) < 2 or alike[0] != alike[1]):
+                raise ValueError(f"{name} needs adaptive_input and adaptive_softmax of the same cutoffs and factor")
 
     @property
     def word_std(self) -> float:
@@ -215,6 +215,7 @@ class CausalModel(nn.Module, ABC):
         """
         check_sampling(prompt, n, temperature, top_k, top_p)
         texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
+        check_tokens(texts[0])
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
         with_graphs, steps, own = takes_graphs(self, graphs) and n > 1, None, state is None
@@ -291,9 +292,9 @@ class LanguageModel(CausalModel):
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
-    """Draw weights around 0, zero biases and the padding embedding, begin norms; adaptive modules draw themselves."""
-    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
-        return
+    """Draw weights around 0, zero biases and the padding embedding; parts with a start of their own have that."""
+    for child in module.children():
+        initialise(child, std, embedding_std)
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=std)
         if module.bias is not None:
@@ -302,10 +303,8 @@ def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
         nn.init.normal_(module.weight, std=embedding_std)
         if module.padding_idx is not None:
             nn.init.zeros_(module.weight[module.padding_idx])
-    elif isinstance(module, Norm):
-        module.reset_parameters()
-    for child in module.children():
-        initialise(child, std, embedding_std)
+    elif not isinstance(module, LanguageModel) and (own := getattr(module, "reset_parameters", None)):
+        own()
 
 
 @torch.no_grad()

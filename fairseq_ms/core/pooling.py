@@ -34,6 +34,10 @@ class Upsample(nn.Module):
         self.conv = Linear(dim, factor * dim, bias=False)
         self.bias = nn.Parameter(torch.zeros(dim))
 
+    def reset_parameters(self) -> None:
+        """Zero the bias; the projection starts as all do."""
+        nn.init.zeros_(self.bias)
+
     def forward(self, x_BCD: Tensor) -> Tensor:
         """(B, C, D) -> (B, C * k, D)."""
         return unfold_positions(self.conv(x_BCD), self.factor) + self.bias

@@ -20,6 +20,7 @@ from fairseq_ms.core import (
     VanillaConfig,
 )
 from fairseq_ms.core.adaptive import Bands
+from tests.core.test_model import ADAPTIVE, NAMES, build
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "dim": 32, "ffn_dim": 64, "heads": 4}
 VANILLA = VanillaConfig(**SIZES, layers=1)
@@ -45,6 +46,10 @@ TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(1))
             "factor 4.0 leaves the last of 4 bands no width of dim 32",
         ),
         ({"adaptive_softmax": Bands((10, 60))}, "cutoffs must be at most vocab_size 50: got 60"),
+        (
+            {"adaptive_input": Bands((9,)), "adaptive_softmax": Bands((10,)), "tie_adaptive_weights": True},
+            "tie_adaptive_weights needs adaptive_input and adaptive_softmax of the same cutoffs and factor",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_together_are_refused(changes: dict, sentence: str) -> None:
@@ -57,6 +62,8 @@ def test_sizes_that_do_not_fit_together_are_refused(changes: dict, sentence: str
 def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="cutoffs must ascend from at least 1: got "):
         Bands(cutoffs)
+    with pytest.raises(ValueError, match=r"factor must be above 0: got 0\.0"):
+        Bands((10,), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +79,8 @@ def test_tokens_that_the_model_does_not_know_are_refused(config: VanillaConfig, 
 def test_tokens_are_integers(model: Vanilla | HAED) -> None:
     with pytest.raises(ValueError, match=r"tokens must be integers: got torch\.float32"):
         model(torch.tensor([[1.7, 2.2]]))
+    with pytest.raises(ValueError, match=r"tokens must be integers: got torch\.float32"):
+        model.generate(torch.tensor([1.7, 2.2]), 3)
 
 
 @pytest.mark.parametrize("model", [Vanilla(VANILLA), TransformerXL(XL)])
@@ -92,6 +101,10 @@ def test_a_state_of_streams_is_of_one_model_and_its_copies_too() -> None:
         other(TOKENS[:, 21:], state)
     branch = copy.deepcopy(state)
     assert branch.model is model
+    # A model that is copied along with a state is a copy, and has the state if it comes first.
+    assert copy.deepcopy([state, model])[1] is not model
+    both, its_own = copy.deepcopy((model, state))
+    assert its_own.model is both is not model
     expected = model(TOKENS[:, 21:], state)[0]
     torch.testing.assert_close(model(TOKENS[:, 21:], branch)[0], expected, rtol=0, atol=0)
 
@@ -151,18 +164,23 @@ def test_a_hierarchical_model_made_without_memory_has_its_separators(segmentatio
     torch.testing.assert_close(empty(TOKENS)[0], model(TOKENS)[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_all_weights_are_drawn_anew_where_there_were_none(norm: str) -> None:
-    config = replace(VANILLA, norm=norm)
-    with torch.device("meta"):
-        model = Vanilla(config)
-    model.to_empty(device="cpu")
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in NAMES if name not in ("HAED", "HRED")),
+        ("Vanilla", {"norm": "rms", "qk_norm": True}),
+        ("BottomUp", {"aggregation_gate": True}),
+        *((name, ADAPTIVE) for name in ("Vanilla", "TransformerXL")),
+        ("Vanilla", {**ADAPTIVE, "tie_adaptive_weights": True, "tie_adaptive_projections": True}),
+    ],
+)
+def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
+    model = build(name, **changes)
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))
     torch.manual_seed(1)
     model.reset_parameters()
-    torch.manual_seed(1)
-    fresh = Vanilla(config)
+    fresh = build(name, **changes)
     torch.manual_seed(1)
     fresh.reset_parameters()
     for (name, parameter), expected in zip(model.named_parameters(), fresh.parameters(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,17 +162,13 @@ def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> l
     lines = _lines(checkpoint, split)
     by_line = str(getattr(checkpoint.task.args, "sample_break_mode", "none")) == "eos"
     kept: list[Tensor] = []
-    total = 0
+    room = sys.maxsize if limit is None else limit
     for index in range(len(lines)):
         line = lines[index].long()
-        if limit is not None and total + line.numel() > limit:
-            if by_line and kept:
-                break
-            line = line[: limit - total]
-        kept.append(line)
-        total += line.numel()
-        if limit is not None and total >= limit:
+        if room <= 0 or (by_line and kept and line.numel() > room):
             break
+        kept.append(line[:room])
+        room -= line.numel()
     return kept if by_line else [torch.cat(kept)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from fairseq_ms.analysis import checkpoints, report, scoring
 from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
 
-# What bits are counted per, and its name in a manifest.
-_UNITS = {"character": "characters", "byte": "bytes", "source byte": "source_bytes"}
+# What bits are counted per, by its name in a manifest.
+_UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_per_source_byte": "source_bytes"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         "stride": scored.window - scored.context,
     }
     numbers = renormalised(scored, counts)
-    print("\n".join(f"{name:<18} {value}" for name, value in _rows(settings, numbers)))
+    _show(settings, numbers)
     if args.json is not None:
         # A line without spaces is one word, whose perplexity may be beyond floating point numbers.
         report.write_json(args.json, {**settings, **numbers}, allow_nan=True)
@@ -78,8 +78,7 @@ class Scored:
     """The total negative log-likelihood of a text, and what it was the total of.
 
     Attributes:
-        bits: the total
-        targets: how many there were
+        bits, targets: the total, and of how many
         unfinished: those that end in `@@`; the others are words and ends of line
         cut: windows whose last target is unfinished: fairseq-eval-lm --post-process '@@ ' counts the word that such a
             window cuts in two as two words; None for a stream, which has no windows
@@ -172,29 +171,28 @@ def renormalised(scored: Scored, counts: Mapping[str, int]) -> dict[str, float]:
     for unit, name in _UNITS.items():
         if name in counts:
             found[name] = counts[name]
-            found[_bits_per(unit)] = scored.bits / counts[name]
+            found[unit] = scored.bits / counts[name]
     return found
 
 
-def _rows(settings: Mapping[str, object], numbers: Mapping[str, float]) -> Iterator[tuple[str, object]]:
-    yield "checkpoint", settings["checkpoint"]
-    yield "data", f"{settings['data']} ({settings['subset']})"
-    yield "window, stride", f"{settings['window']}, {settings['stride']}"
-    yield "scored targets", f"{numbers['targets']:,}"
-    yield "bits per target", f"{numbers['bits_per_target']:.4f}"
-    yield "perplexity", f"{numbers['perplexity']:.4f}"
+def _show(settings: Mapping[str, object], numbers: Mapping[str, float]) -> None:
+    rows: dict[str, object] = {
+        "checkpoint": settings["checkpoint"],
+        "data": f"{settings['data']} ({settings['subset']})",
+        "window, stride": f"{settings['window']}, {settings['stride']}",
+        "scored targets": f"{numbers['targets']:,}",
+        "bits per target": f"{numbers['bits_per_target']:.4f}",
+        "perplexity": f"{numbers['perplexity']:.4f}",
+    }
     if "word_perplexity" in numbers:
         counted = f"over {numbers['words_with_eol']:,} words and ends of line"
-        yield "word perplexity", f"{numbers['word_perplexity']:.4f}  {counted}"
+        rows["word perplexity"] = f"{numbers['word_perplexity']:.4f}  {counted}"
     if "fairseq_word_perplexity" in numbers:
         cut = f"{numbers['words_cut_by_blocks']:,} words cut in two by windows count twice there"
-        yield "by fairseq-eval-lm", f"{numbers['fairseq_word_perplexity']:.4f}  {cut}"
+        rows["by fairseq-eval-lm"] = f"{numbers['fairseq_word_perplexity']:.4f}  {cut}"
     for unit, name in _UNITS.items():
         if name in numbers:
-            yield f"bits per {unit}", f"{numbers[_bits_per(unit)]:.4f}  over {numbers[name]:,}"
+            rows[unit.replace("_", " ")] = f"{numbers[unit]:.4f}  over {numbers[name]:,}"
     if settings["manifest"] is None:
-        yield "bits per byte", "-  needs the manifest.json of preprocess/ (--manifest)"
-
-
-def _bits_per(unit: str) -> str:
-    return f"bits_per_{unit.replace(' ', '_')}"
+        rows["bits per byte"] = "-  needs the manifest.json of preprocess/ (--manifest)"
+    print("\n".join(f"{name:<18} {value}" for name, value in rows.items()))

@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if args.count:
         nothing = torch.empty(args.count, 0, dtype=torch.long)
         pictures += list(drawn(checkpoint, nothing, symbols_K, args.temperature, args.batch_size))
-    write_grid([colours(picture, symbols_K) for picture in pictures], args.png, args.columns, args.scale)
+    # (B, 3072) tokens to (B, 32, 32, 3) bytes
+    colours = (torch.stack(pictures)[..., None] == symbols_K).byte().argmax(-1).byte().view(-1, SIDE, SIDE, 3)
+    write_grid(colours, args.png, args.columns, args.scale)
     print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.png}")
     return 0
 
@@ -98,23 +100,14 @@ def drawn(
     return torch.cat(parts)
 
 
-def colours(tokens_T: Tensor, symbols_K: Tensor) -> Tensor:
-    """(3072,) tokens of one image to (32, 32, 3) bytes."""
-    value_of = torch.zeros(int(symbols_K.max()) + 1, dtype=torch.uint8)
-    value_of[symbols_K] = torch.arange(256, dtype=torch.uint8)
-    return value_of[tokens_T].view(SIDE, SIDE, 3)
-
-
-def write_grid(pictures: list[Tensor], path: Path, columns: int, scale: int) -> None:
-    """Write (32, 32, 3) images as one PNG, side by side with a white line between them."""
-    from PIL import Image
+def write_grid(pictures: Tensor, path: Path, columns: int, scale: int) -> None:
+    """Write (B, 32, 32, 3) images as one PNG, side by side with a white line between them."""
+    from PIL import Image, ImageOps
 
     rows, cell = -(-len(pictures) // columns), SIDE + 1
-    grid = torch.full((rows * cell + 1, min(columns, len(pictures)) * cell + 1, 3), 255, dtype=torch.uint8)
+    image = Image.new("RGB", (min(columns, len(pictures)) * cell + 1, rows * cell + 1), "white")
     for index, picture in enumerate(pictures):
-        top, left = index // columns * cell + 1, index % columns * cell + 1
-        grid[top : top + SIDE, left : left + SIDE] = picture
-    image = Image.fromarray(grid.numpy())
-    image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
+        image.paste(Image.fromarray(picture.numpy()), (index % columns * cell + 1, index // columns * cell + 1))
+    image = ImageOps.scale(image, scale, Image.Resampling.NEAREST)
     path.parent.mkdir(parents=True, exist_ok=True)
     report.replace_file(path, lambda name: image.save(name, format="PNG"))

@@ -174,6 +174,7 @@ def test_images_have_bits_per_byte_and_no_words():
         ("model", ["--manifest", "counts.json"], "--manifest must be of the data that is scored: counts.json counts"),
         ("model", ["--json", "absent/out.json"], "--json must lie in a folder that exists"),
         ("model", ["--data", "bin"], "--data bin has another dictionary than the one"),
+        ("bos", ["--data", "bin"], "--data bin has another dictionary than the one"),
         ("model", ["--data", "long", "--sample-break-mode", "eos"], "at most the 90 positions of model, and"),
     ],
 )

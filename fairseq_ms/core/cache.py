@@ -44,7 +44,6 @@ class State(ABC):
     """
 
     length: Any = 0
-    config: Any = None
     places: Sequence[Place | Unfinished] = ()
     phase: int = -1
 

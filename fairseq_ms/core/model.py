@@ -237,7 +237,7 @@ class CausalModel(nn.Module, ABC):
 
     def check_state(self, state: State, tokens_BT: Tensor) -> None:
         """Raise ValueError unless a state is of such a model, and of as many rows as there are of tokens."""
-        if state.config is not None and state.config != self.config:
+        if state.config != self.config:
             other = type(state.config).__name__
             raise ValueError(f"state must be of a model with this configuration: got one of a different {other}")
         # A stream's state knows its model, whose layers it calls.

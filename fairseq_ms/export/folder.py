@@ -58,7 +58,7 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: N
         report.write_json(folder / name, content)
     report.write_text(folder / "README.md", card.text(checkpoint, pipeline, args, config))
     sources.write(folder, MODELING, *modeling(type(core), type(core.config)))
-    # Each tensor once, those that are derived from the dictionary too.
+    # Each tensor once.
     tensors = {**dict(core.named_parameters()), **dict(core.named_buffers())}
     weights = {f"decoder.{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -111,9 +111,6 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: FairseqMsConfig) -> None:
         super().__init__(config)
         self.decoder = self.core_class(self.core_config.from_dict(config.model))
-        for module in self.modules():
-            # transformers builds a model on no device and reads all tensors from the file, derived ones too.
-            module._non_persistent_buffers_set.clear()
         # Their identity is lost while a model is built and loaded.
         self._tied_weights_keys = config.tied
         self._keys_to_ignore_on_load_missing = [re.escape(name) for name in self._tied_weights_keys]

@@ -24,7 +24,7 @@ from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.core.pooling import normalised
-from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.scales import Scale, check_scales, share_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +32,15 @@ class BottomUpConfig(ModelConfig):
     """Sizes of a ``BottomUp``.
 
     Attributes:
-        scales: finest first, each with its number of layers, the coarse ones with heads of the aggregation layer
+        scales: finest first, each with its number of layers; the coarse ones share the heads of the aggregation layer
+            evenly unless they name their own
         downsampler: "avg", "max" or "conv"
         aggregation_gate: multiply what the aggregation's attention adds by tanh(g), where g is learned from 0 on
 
     Raises ValueError for a gate of what is zero itself before training, since neither would ever move.
     """
 
-    scales: tuple[Scale, ...] = (Scale(1, 9), Scale(4, 9, heads=6), Scale(16, 8, heads=6))
+    scales: tuple[Scale, ...] = (Scale(1, 9), Scale(4, 9), Scale(16, 8))
     downsampler: str = "avg"
     aggregation_gate: bool = False
 
@@ -259,7 +260,8 @@ class BottomUp(LanguageModel):
             BottomUpScale(scale.factor, scale.factor // finer.factor, scale.layers, config, config.downsampler)
             for finer, scale in pairwise(config.scales)
         )
-        attention = AggregationAttention(config, {scale.factor: scale.heads for scale in coarse})
+        shared = share_heads(coarse, config.heads)
+        attention = AggregationAttention(config, {scale.factor: scale.heads for scale in shared})
         depth = finest.layers + 1
         self.aggregate = AggregationLayer(config, attention, depth)
         self.stack = TransformerStack(config, finest.layers, depth)

@@ -19,7 +19,7 @@ from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
 from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
-from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.scales import Scale, check_scales, share_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +28,16 @@ class RetinaConfig(ModelConfig):
 
     Attributes:
         layers: how many
-        scales: finest first, each with its window in tokens and its heads, of which there are ``heads`` in all; 1x
-            alone is local attention
+        scales: finest first, each with its window in tokens and as many of the ``heads``, unless they name their own;
+            1x alone is local attention
         downsampler: "avg", "max" or "conv"
     """
 
     layers: int = 12
     scales: tuple[Scale, ...] = (
-        Scale(1, near=0, far=8, heads=4),
-        Scale(4, near=8, far=256, heads=4),
-        Scale(16, near=256, far=512, heads=4),
+        Scale(1, near=0, far=8),
+        Scale(4, near=8, far=256),
+        Scale(16, near=256, far=512),
     )
     downsampler: str = "avg"
 
@@ -225,16 +225,17 @@ class Retina(LanguageModel):
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
         check_scales(config.scales)
-        if sum(scale.heads for scale in config.scales) != config.heads:
-            found = ", ".join(str(scale.heads) for scale in config.scales)
+        scales = share_heads(config.scales, config.heads)
+        if sum(scale.heads for scale in scales) != config.heads:
+            found = ", ".join(str(scale.heads) for scale in scales)
             raise ValueError(f"the heads of all scales must add up to heads {config.heads}: got {found}")
-        for scale in config.scales:
+        for scale in scales:
             if scale.near >= scale.far:
                 raise ValueError(f"near must be below far at {scale}: got {scale.near} and {scale.far}")
             # The newest block may be unfinished.
             if scale.near < scale.factor - 1:
                 raise ValueError(f"near must be at least {scale.factor - 1} at {scale}: got {scale.near}")
-        self.groups, self.head_dim = head_groups(config.scales), config.dim // config.heads
+        self.groups, self.head_dim = head_groups(scales), config.dim // config.heads
         self.layers = TypedList(RetinaLayer(config, self.groups) for _ in range(config.layers))
         self.norm = config.norm_behind(before=True)
         self.reset_parameters()

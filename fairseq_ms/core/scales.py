@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 
@@ -15,7 +15,7 @@ class Scale:
         factor: how many tokens a position of this scale stands for
         layers: transformer layers at this scale (0 where a model does not count layers by scale)
         near, far: the attention window in tokens, near <= distance < far
-        heads: attention heads at this scale (0 where a model does not split heads)
+        heads: attention heads at this scale (0 at all scales that share them: evenly)
     """
 
     factor: int
@@ -37,3 +37,17 @@ def check_scales(scales: Sequence[Scale], finest: bool = True) -> None:
     for fine, coarse in pairwise(factors):
         if coarse <= fine or coarse % fine:
             raise ValueError(f"scales must ascend and divide each other: got {names}")
+
+
+def share_heads(scales: Sequence[Scale], heads: int) -> list[Scale]:
+    """The scales, each with as many of the ``heads`` as the others unless they name their own; ValueError if uneven."""
+    if any(scale.heads for scale in scales):
+        return list(scales)
+    each, more = divmod(heads, len(scales))
+    if not each:
+        raise ValueError(f"heads must be at least {len(scales)}, one for each scale that shares them: got {heads}")
+    if more:
+        split = ",".join(f"{scale}={each + (place < more)}" for place, scale in enumerate(scales))
+        shared = f"a multiple of the {len(scales)} scales that share them"
+        raise ValueError(f"heads must be {shared}, unless they are split as in {split}: got {heads}")
+    return [replace(scale, heads=each) for scale in scales]

@@ -30,10 +30,10 @@ def single_scale(layers: str) -> Scale:
 
 
 def aggregated_scales(layers: str, heads: str | None, total: int) -> Scales:
-    """``layer_scales`` whose coarse scales share the ``total`` heads of an aggregation layer.
+    """``layer_scales`` whose coarse scales split the ``total`` heads of an aggregation layer.
 
-    ``heads`` is ``--scale-heads``, such as ``"4x=8,16x=4"``, or None to split them evenly. Raises UsageError without a
-    coarse scale, on heads of other scales or of another sum, and where they cannot be split.
+    ``heads`` is ``--scale-heads``, such as ``"4x=8,16x=4"``, or None to share them. Raises UsageError without a coarse
+    scale, and on heads of other scales or of another sum.
     """
     finest, *coarse = layer_scales(layers)
     if not coarse:
@@ -49,27 +49,16 @@ def window_scales(windows: str, overlap: bool = False) -> Scales:
 
 
 def retina_scales(windows: str, heads: str | None, total: int, overlap: bool = False) -> Scales:
-    """``window_scales`` that share the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
+    """``window_scales`` that split the ``total`` heads of a layer; ``heads`` and errors as in ``aggregated_scales``."""
     scales = window_scales(windows, overlap)
     counts = _heads(heads, total, [scale.factor for scale in scales], "scales of --scale-windows", windows)
     return tuple(replace(scale, heads=counts[scale.factor]) for scale in scales)
 
 
 def _heads(given: str | None, total: int, factors: list[int], flag: str, text: str) -> dict[int, int]:
-    """The heads of ``--decoder-attention-heads`` by scale, as ``--scale-heads`` splits them or evenly."""
+    """The heads of ``--decoder-attention-heads`` by scale, as ``--scale-heads`` splits them; 0 to share them."""
     if given is None:
-        each, more = divmod(total, len(factors))
-        if not each:
-            raise UsageError(
-                f"--decoder-attention-heads must be at least {len(factors)}, one for each of the {flag}: got {total}"
-            )
-        if more:
-            split = ",".join(f"{factor}x={each + (place < more)}" for place, factor in enumerate(factors))
-            raise UsageError(
-                f"--decoder-attention-heads must be a multiple of the {len(factors)} {flag} "
-                f"unless --scale-heads splits them, as in --scale-heads {split}: got {total}"
-            )
-        return dict.fromkeys(factors, total // len(factors))
+        return dict.fromkeys(factors, 0)
     counts = parse_counts("--scale-heads", given, need_finest=1 in factors)
     if list(counts) != factors:
         raise UsageError(f"--scale-heads must name the {flag} {text!r}: got {given!r}")

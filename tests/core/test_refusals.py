@@ -58,6 +58,38 @@ def test_sizes_that_do_not_fit_together_are_refused(changes: dict, sentence: str
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize(("name", "heads"), [("Retina", (2, 2, 2)), ("BottomUp", (0, 3, 3))])
+def test_scales_share_the_heads_evenly_where_none_names_its_own(name: str, heads: tuple[int, ...]) -> None:
+    shared = build(name, heads=6, vocab_size=50)
+    assert {scale.heads for scale in shared.config.scales} == {0}
+    scales = tuple(replace(scale, heads=own) for scale, own in zip(shared.config.scales, heads, strict=True))
+    named = build(name, heads=6, vocab_size=50, scales=scales)
+    named.load_state_dict(shared.state_dict())
+    assert torch.equal(named(TOKENS)[0], shared(TOKENS)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "sentence"),
+    [
+        (
+            "Retina",
+            4,
+            "heads must be a multiple of the 3 scales that share them, unless they are split as in "
+            "1x=2,4x=1,16x=1: got 4",
+        ),
+        (
+            "BottomUp",
+            3,
+            "heads must be a multiple of the 2 scales that share them, unless they are split as in 4x=2,16x=1: got 3",
+        ),
+        ("Retina", 2, "heads must be at least 3, one for each scale that shares them: got 2"),
+    ],
+)
+def test_heads_that_scales_cannot_share_are_refused(name: str, heads: int, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        build(name, heads=heads)
+
+
 @pytest.mark.parametrize("cutoffs", [(), (0, 10), (30, 10), (10, 10)])
 def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="cutoffs must ascend from at least 1: got "):

@@ -22,10 +22,10 @@ and X is any number or shape; (2, T, F) has two rows, cosines and sines.
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
-from fairseq_ms.core.groups import matrices_and_others
 from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
 from fairseq_ms.core.memory import Memory
 from fairseq_ms.core.model import Bands, CausalModel, LanguageModel, ModelConfig
+from fairseq_ms.core.optimizers import MuonAndAdamW, matrices_and_others, muon_and_adamw
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
@@ -49,6 +49,7 @@ __all__ = [
     "LanguageModel",
     "Memory",
     "ModelConfig",
+    "MuonAndAdamW",
     "Retina",
     "RetinaConfig",
     "Scale",
@@ -61,4 +62,5 @@ __all__ = [
     "Vanilla",
     "VanillaConfig",
     "matrices_and_others",
+    "muon_and_adamw",
 ]

@@ -2,8 +2,9 @@
 
 import ast
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, List, Optional  # noqa: UP035  (fairseq reads the types of its dataclasses)
 
 import torch
@@ -13,8 +14,8 @@ from fairseq.optim.fused_adam import get_fused_adam_class
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.core.groups import rows_of_projections
 from fairseq_ms.core.ops.device import has_fused_optimizers
+from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import option
 
@@ -47,12 +48,6 @@ class MuonConfig(AdamWConfig):
     )
 
 
-def _adamw(parameters: Iterable[nn.Parameter], cfg: AdamWConfig, lr: float) -> torch.optim.Optimizer:
-    """torch's AdamW of these flags, in one kernel where the device has one."""
-    parameters = list(parameters)
-    return torch.optim.AdamW(parameters, fused=has_fused_optimizers(parameters), lr=lr, **_settings(cfg))
-
-
 def _settings(cfg: AdamWConfig) -> dict[str, Any]:
     return {"betas": _betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
 
@@ -79,49 +74,15 @@ class FairseqAdamW(FairseqOptimizer):
 
     def __init__(self, cfg: AdamWConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
+        params = list(params)
         apex = get_fused_adam_class() if torch.cuda.is_available() else None
-        self._optimizer = apex(params, lr=_rate(cfg), **_settings(cfg)) if apex else _adamw(params, cfg, _rate(cfg))
+        adamw = apex or partial(torch.optim.AdamW, fused=has_fused_optimizers(params))
+        self._optimizer = adamw(params, lr=_rate(cfg), **_settings(cfg))
 
     @property
     def supports_flat_params(self) -> bool:
         """fairseq may give it all parameters as one vector, as it does under `--fp16`."""
         return True
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for a first group of parameters and AdamW for a second one, with one state: one optimizer to fairseq.
-
-    Each of the first has in ``param_group`` the rows of its projections, which Muon takes one by one.
-    """
-
-    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> None:
-        self._muon, self._adamw = muon, adamw
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters; what ``closure`` computes, if it is given."""
-        loss = None if closure is None else closure()
-        matrices, others = self.param_groups
-        self._muon.state.clear()
-        pieces = [piece for parameter in matrices["params"] for piece in self._projections(parameter)]
-        self._muon.param_groups = [{**matrices, "params": pieces}]
-        self._muon.step()
-        self._adamw.param_groups, self._adamw.state = [others], self.state
-        self._adamw.step()
-        return loss
-
-    def _projections(self, parameter: Any) -> Iterator[nn.Parameter]:
-        """Parts of a parameter, each a parameter in the memory of the whole, and so are gradient and momentum."""
-        if parameter.grad is None:
-            return
-        momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-        parts = (whole.split(parameter.param_group) for whole in (parameter, parameter.grad, momentum))
-        for weight, gradient, buffer in zip(*parts, strict=True):
-            piece = nn.Parameter(weight)
-            piece.grad = gradient
-            self._muon.state[piece] = {"momentum_buffer": buffer}
-            yield piece
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
@@ -130,21 +91,19 @@ class FairseqMuon(FairseqOptimizer):
 
     def __init__(self, cfg: MuonConfig, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
-        groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
-        for parameter in params:
-            groups[not isinstance(getattr(parameter, "param_group", None), tuple)].append(parameter)
-        if not groups[0]:
-            others = f"{len(groups[1])} other parameters"
-            raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {others}")
-        muon = torch.optim.Muon(
-            groups[0],
-            lr=_rate(cfg),
-            weight_decay=cfg.weight_decay,
-            momentum=cfg.muon_momentum,
-            nesterov=not cfg.no_nesterov,
-            adjust_lr_fn=str(cfg.adjust_lr_fn),
-        )
-        self._optimizer = MuonAndAdamW(muon, _adamw(groups[1], cfg, float(cfg.adam_lr)))  # type: ignore[arg-type]
+        rows = {parameter: getattr(parameter, "param_group", None) for parameter in params}
+        matrices = {parameter: given for parameter, given in rows.items() if isinstance(given, tuple)}
+        others = [parameter for parameter in rows if parameter not in matrices]
+        if not matrices:
+            got = f"{len(others)} other parameters"
+            raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {got}")
+        muon = {
+            "weight_decay": cfg.weight_decay,
+            "momentum": cfg.muon_momentum,
+            "nesterov": not cfg.no_nesterov,
+            "adjust_lr_fn": str(cfg.adjust_lr_fn),
+        }
+        self._optimizer = MuonAndAdamW(matrices, others, _rate(cfg), float(cfg.adam_lr), muon, _settings(cfg))  # type: ignore[arg-type]
 
     def set_lr(self, lr: float) -> None:
         """The schedule's rate for the matrices, and as large a part of its own for all others."""

@@ -29,6 +29,7 @@ class Bands:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         if self.factor <= 0.0:
             raise ValueError(f"factor must be above 0: got {self.factor}")
         if not self.cutoffs or any(later <= earlier for earlier, later in pairwise((0, *self.cutoffs))):

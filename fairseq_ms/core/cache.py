@@ -71,7 +71,7 @@ class State(ABC):
     def truncate(self, length: int) -> None:
         """Go back to the state after ``length`` tokens; raises ``CannotTruncate`` if that is forgotten."""
         if length != self.length:
-            raise CannotTruncate
+            raise CannotTruncate(f"length must be {self.length}, since what is before is forgotten: got {length}")
 
     def fixed(self, capacity: int) -> State:
         """A state that takes one token a step into buffers of fixed shapes, with room for so many in all.

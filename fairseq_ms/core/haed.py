@@ -241,9 +241,15 @@ class HAED(CausalModel):
         self.adaptive_softmax = None
         initialise(self, config.init_std)
 
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        for part in list(self.modules())[1:]:
+            if (own := getattr(part, "reset_parameters", None)) is not None:
+                own()
+        initialise(self, self.config.init_std)
+
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
         """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""
-        tokens_BT = tokens_BT.long()
         if state is not None and tokens_BT.size(1) > 1 and state.length:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
         chunks = self.segmentation(tokens_BT, state and state.unfinished)

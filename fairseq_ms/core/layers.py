@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.core.checks import check_probability, check_sizes
 from fairseq_ms.core.ops.attention import self_attention_linear
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear, normalised_heads
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed, recomputed
@@ -82,6 +83,7 @@ class LayerConfig:
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
+        check_sizes(self)
         words: dict[str, Collection[str]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
         for name, known in {**words, "init_residual": RESIDUAL_STARTS}.items():
             if getattr(self, name) not in known:
@@ -94,6 +96,11 @@ class LayerConfig:
     def to_dict(self) -> dict[str, Any]:
         """The values of all fields, as JSON can hold them."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LayerConfig:
+        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
+        return cls(**values)
 
     @property
     def width_of_head(self) -> int:
@@ -129,12 +136,6 @@ class LayerConfig:
         """The ``rotation`` of the blocks of k tokens that ``count`` tokens behind ``start`` finish."""
         rotary = self.positions == "rotary"
         return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
-
-
-def check_probability(name: str, value: float) -> None:
-    """Raise ValueError unless it is at least 0 and below 1."""
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be at least 0 and below 1: got {value}")
 
 
 class TokenEmbedding(nn.Module):
@@ -211,8 +212,7 @@ class Downsample(nn.Module):
         """(B, C * k, D) -> (B, C, D)."""
         if self.factor == 1:
             return x_BTD
-        # (B, C * k, D) -> (B, C, k, D)
-        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))
+        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))  # (B, C, k, D)
         if self.conv is not None:
             return self.conv(blocks.flatten(2))
         return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)

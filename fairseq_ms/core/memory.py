@@ -193,7 +193,7 @@ class StreamState(State):
         if length == self.length:
             return
         if length < self.first:
-            raise CannotTruncate
+            raise CannotTruncate(f"length must be at least {self.first}, before which all is forgotten: got {length}")
         tokens_BT = torch.cat(self.read, dim=1)[:, : length - self.first]
         self.restart(self.start, self.first)
         if tokens_BT.size(1):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 from fairseq_ms.core.cache import State, Unread
+from fairseq_ms.core.checks import checked_targets, checked_tokens
 from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
@@ -60,10 +61,9 @@ class ModelConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("heads", "layers"):
-            if (got := getattr(self, name, 1)) < 1:
-                raise ValueError(f"{name} must be at least 1: got {got}")
         predicted = self.output_vocab_size or self.vocab_size
+        if predicted > self.vocab_size:
+            raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")
         for bands, symbols in ((self.adaptive_input, self.vocab_size), (self.adaptive_softmax, predicted)):
             if bands is not None:
                 bands.check(symbols, self.dim)
@@ -87,10 +87,10 @@ class ModelConfig(LayerConfig):
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
         """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
         kinds: dict[str, Callable[[Any], Any]] = {
-            "adaptive_input": lambda bands: Bands(**{**bands, "cutoffs": tuple(bands["cutoffs"])}),
-            "adaptive_softmax": lambda bands: Bands(**{**bands, "cutoffs": tuple(bands["cutoffs"])}),
+            "adaptive_input": lambda bands: Bands(**bands),
+            "adaptive_softmax": lambda bands: Bands(**bands),
             "scale": lambda scale: Scale(**scale),
-            "scales": lambda scales: tuple(Scale(**scale) for scale in scales),
+            "scales": lambda scales: [Scale(**scale) for scale in scales],
         }
         return cls(**{name: kinds[name](v) if name in kinds and v is not None else v for name, v in values.items()})
 
@@ -138,7 +138,7 @@ class CausalModel(nn.Module, ABC):
         Raises ValueError for tokens of another shape, a state of another batch size or of a model with another
         configuration, and a text longer than ``max_length``.
         """
-        check_tokens(tokens_BT)
+        tokens_BT = checked_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
             return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT.clone())
@@ -169,7 +169,7 @@ class CausalModel(nn.Module, ABC):
         Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time. Raises ValueError for tokens
         and targets of other shapes and a text longer than ``max_length``.
         """
-        check_tokens(tokens_BT, targets_BT)
+        tokens_BT, targets_BT = checked_tokens(tokens_BT), checked_targets(targets_BT, tokens_BT)
         self.check_length(tokens_BT.size(1))
         return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
 
@@ -214,8 +214,7 @@ class CausalModel(nn.Module, ABC):
         can be none.
         """
         check_sampling(prompt, n, temperature, top_k, top_p)
-        texts = [prompt.unsqueeze(0) if prompt.dim() == 1 else prompt]
-        check_tokens(texts[0])
+        texts = [checked_tokens(prompt.unsqueeze(0) if prompt.dim() == 1 else prompt)]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
         with_graphs, steps, own = takes_graphs(self, graphs) and n > 1, None, state is None
@@ -314,16 +313,6 @@ def start_residuals(module: nn.Module) -> None:
         if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
             for projection in (layer.attention.out, layer.ffn.down):
                 projection.weight.mul_(layer.residual_start)
-
-
-def check_tokens(tokens_BT: Tensor, targets_BT: Tensor | None = None) -> None:
-    """Raise ValueError unless tokens are integers (B, T), at least one of them, and targets too."""
-    if tokens_BT.dim() != 2 or not tokens_BT.numel():
-        raise ValueError(f"tokens must be (B, T) with at least one token: got shape {tuple(tokens_BT.shape)}")
-    if tokens_BT.is_floating_point():
-        raise ValueError(f"tokens must be integers: got {tokens_BT.dtype}")
-    if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
-        raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
 
 
 def _words(config: ModelConfig) -> nn.Module:

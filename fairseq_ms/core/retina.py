@@ -225,6 +225,8 @@ class Retina(LanguageModel):
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
         check_scales(config.scales)
+        if config.head_dim is not None:
+            raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
         scales = share_heads(config.scales, config.heads)
         if sum(scale.heads for scale in scales) != config.heads:
             found = ", ".join(str(scale.heads) for scale in scales)

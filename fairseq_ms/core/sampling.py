@@ -10,12 +10,11 @@ def check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p
     """Raise ValueError for a prompt without tokens and for numbers outside their ranges."""
     if prompt.dim() not in (1, 2) or not prompt.numel():
         raise ValueError(f"prompt must be (T,) or (B, T) with at least one token: got shape {tuple(prompt.shape)}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1: got {n}")
-    if temperature < 0.0:
+    for name, count, least in (("n", n, 1), ("top_k", top_k, 0)):
+        if count < least or count % 1:
+            raise ValueError(f"{name} must be a whole number of at least {least}: got {count}")
+    if not temperature >= 0.0:
         raise ValueError(f"temperature must be at least 0: got {temperature}")
-    if top_k < 0:
-        raise ValueError(f"top_k must be at least 0: got {top_k}")
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p must be above 0 and at most 1: got {top_p}")
 

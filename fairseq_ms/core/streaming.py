@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import KeyValueCache, State
+from fairseq_ms.core.checks import checked_targets, checked_tokens
 from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import FixedStream, Memory, Mems, StreamState
-from fairseq_ms.core.model import LanguageModel, ModelConfig, check_tokens
+from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
@@ -292,7 +293,7 @@ class StreamingModel(LanguageModel):
         the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of
         another shape and a state of another batch size or of a model with another configuration.
         """
-        check_tokens(tokens_BT)
+        tokens_BT = checked_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0))
         return self.logits(self.features(tokens_BT, state)), state
 
@@ -307,13 +308,10 @@ class StreamingModel(LanguageModel):
         The tokens continue the streams of the state, which this call moves on, or begin new ones. In training, what
         the memory itself is trained on is added.
         """
-        check_tokens(tokens_BT, targets_BT)
+        tokens_BT, targets_BT = checked_tokens(tokens_BT), checked_targets(targets_BT, tokens_BT)
         x_BTD, auxiliary_B = self._read(tokens_BT, state)
-        loss = self.loss_of(x_BTD, targets_BT, ignore_index)
-        if auxiliary_B is None:
-            return loss
-        count_B = (targets_BT != ignore_index).sum(dim=1)
-        return loss + (auxiliary_B * count_B).sum() / count_B.sum().clamp(min=1)
+        loss, count_B = self.loss_of(x_BTD, targets_BT, ignore_index), (targets_BT != ignore_index).sum(dim=1)
+        return loss if auxiliary_B is None else loss + (auxiliary_B * count_B).sum() / count_B.sum().clamp(min=1)
 
     def new_state(self, batch_size: int, capacity: int = 0, memory: Memory | None = None) -> StreamState:
         """The state of B streams before their first tokens, or behind a memory; room is made segment by segment."""

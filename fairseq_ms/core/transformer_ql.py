@@ -12,7 +12,8 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.layers import TypedList, check_probability
+from fairseq_ms.core.checks import check_probability
+from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.recompute import draw_uniform
 from fairseq_ms.core.phased import PhasedStream

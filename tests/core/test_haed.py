@@ -67,7 +67,7 @@ def test_hred_has_lstms_for_encoder_and_main() -> None:
         ({"decoder": "transformer", "decoder_units": 7}, "local_heads must divide decoder_units 7: got 2"),
         ({"separators": ()}, "separators must name the symbols that end a word: got none"),
         ({"segmentation": "fixed", "separators": (3,)}, "separators have no meaning with fixed segmentation: got (3,)"),
-        ({"separators": (3, 10)}, "separators must be symbols from 0 to 9: got (3, 10)"),
+        ({"separators": (3, 10)}, "separators must be symbols from 0 to 9, none of them padding: got (3, 10)"),
         ({"segmentation": "chars"}, "segmentation must be words or fixed: got 'chars'"),
         ({"max_segment_len": 0}, "max_segment_len must be at least 1: got 0"),
     ],

@@ -213,9 +213,12 @@ def test_a_configuration_survives_json(name: str) -> None:
         (lambda m: m(torch.zeros(1, 65, dtype=torch.long)), "at most max_positions 64 tokens: got 65"),
         (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 60), "at most max_positions 64 tokens: got 68"),
         (lambda m: m.generate(torch.zeros(2, 0, dtype=torch.long), 3), "prompt must be"),
-        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 0), "n must be at least 1: got 0"),
+        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 0), "n must be a whole number of at least 1: got 0"),
         (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, temperature=-1.0), "temperature must be at least 0"),
-        (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, top_k=-2), "top_k must be at least 0: got -2"),
+        (
+            lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, top_k=-2),
+            "top_k must be a whole number of at least 0: got -2",
+        ),
         (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, top_p=0.0), "top_p must be above 0 and at most 1"),
     ],
 )

@@ -20,6 +20,7 @@ from fairseq_ms.core import (
     VanillaConfig,
 )
 from fairseq_ms.core.adaptive import Bands
+from fairseq_ms.core.cache import CannotTruncate
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "dim": 32, "ffn_dim": 64, "heads": 4}
@@ -32,6 +33,10 @@ TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(1))
     ("changes", "sentence"),
     [
         ({"heads": 0}, "heads must be at least 1: got 0"),
+        ({"dim": 0}, "dim must be at least 1: got 0"),
+        ({"ffn_dim": -4}, "ffn_dim must be at least 1: got -4"),
+        ({"max_positions": -1}, "max_positions must be at least 0: got -1"),
+        ({"output_vocab_size": 60, "tie_embeddings": False}, "output_vocab_size must be at most vocab_size 50: got 60"),
         ({"layers": -1}, "layers must be at least 1: got -1"),
         ({"output_vocab_size": 20}, "output_vocab_size must be vocab_size 50 with tie_embeddings: got 20"),
         ({"adaptive_input": Bands((10, 30))}, "tie_embeddings must be False with an adaptive_input"),
@@ -108,11 +113,59 @@ def test_tokens_that_the_model_does_not_know_are_refused(config: VanillaConfig, 
 
 
 @pytest.mark.parametrize("model", [Vanilla(VANILLA), HAED(HAEDConfig(vocab_size=50, separators=(3,), layers=1))])
-def test_tokens_are_integers(model: Vanilla | HAED) -> None:
-    with pytest.raises(ValueError, match=r"tokens must be integers: got torch\.float32"):
-        model(torch.tensor([[1.7, 2.2]]))
-    with pytest.raises(ValueError, match=r"tokens must be integers: got torch\.float32"):
-        model.generate(torch.tensor([1.7, 2.2]), 3)
+def test_tokens_and_targets_are_integers_of_any_width(model: Vanilla | HAED) -> None:
+    model.eval()
+    for given in (torch.tensor([[1.7, 2.2]]), torch.tensor([[True, False]])):
+        with pytest.raises(ValueError, match=f"tokens must be integers: got {given.dtype}"):
+            model(given)
+        with pytest.raises(ValueError, match=f"tokens must be integers: got {given.dtype}"):
+            model.generate(given, 3)
+        with pytest.raises(ValueError, match=f"targets must be integers: got {given.dtype}"):
+            model.loss(given.long(), given)
+    narrow = TOKENS.to(torch.uint8)
+    assert torch.equal(model(narrow)[0], model(TOKENS)[0])
+    assert torch.equal(model.loss(narrow, narrow), model.loss(TOKENS, TOKENS))
+    assert torch.equal(model.generate(narrow, 2, temperature=0), model.generate(TOKENS, 2, temperature=0))
+
+
+def test_the_heads_of_a_retina_have_no_width_of_their_own() -> None:
+    with pytest.raises(ValueError, match="head_dim must be left out, since the heads of a retina share dim: got 5"):
+        build("Retina", head_dim=5)
+
+
+def test_padding_ends_no_word() -> None:
+    with pytest.raises(ValueError, match="separators must be symbols from 0 to 10, none of them padding: got"):
+        build("HAED", padding_idx=3)
+
+
+def test_a_state_says_where_it_can_be_cut_off() -> None:
+    state = build("TransformerXL", vocab_size=50)(TOKENS[:, :9])[1]
+    with pytest.raises(CannotTruncate, match=r"length must be .* got -1"):
+        state.truncate(-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_are_as_good_as_tuples(name: str) -> None:
+    config = build(name).config
+    values = {field: list(value) if isinstance(value, tuple) else value for field, value in vars(config).items()}
+    assert hash(type(config)(**values)) == hash(config)
+    assert Bands([3, 7]) == Bands((3, 7))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sentence"),
+    [
+        ({"temperature": float("nan")}, "temperature must be at least 0: got nan"),
+        ({"top_k": 1.5}, "top_k must be a whole number of at least 0: got 1.5"),
+        ({"n": 2.5}, "n must be a whole number of at least 1: got 2.5"),
+    ],
+)
+def test_a_refused_sampling_leaves_the_state_where_it_was(sampling: dict[str, Any], sentence: str) -> None:
+    model = build("Vanilla", vocab_size=50)
+    _, state = model(TOKENS[:, :9])
+    with pytest.raises(ValueError, match=sentence):
+        model.generate(TOKENS[:, 9:12], **{"n": 2, **sampling}, state=state)
+    assert state.length == 9
 
 
 @pytest.mark.parametrize("model", [Vanilla(VANILLA), TransformerXL(XL)])
@@ -199,7 +252,9 @@ def test_a_hierarchical_model_made_without_memory_has_its_separators(segmentatio
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *((name, {}) for name in NAMES if name not in ("HAED", "HRED")),
+        *((name, {}) for name in NAMES),
+        ("HAED", {"init_std": 0.1}),
+        ("HAED", {"decoder": "transformer", "encoder": "lstm"}),
         ("Vanilla", {"norm": "rms", "qk_norm": True}),
         ("BottomUp", {"aggregation_gate": True}),
         *((name, ADAPTIVE) for name in ("Vanilla", "TransformerXL")),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.core.test_model import build as small
 from tests.registry import trained_case
 
 
@@ -32,3 +33,15 @@ def test_a_compiled_training_step_gives_what_the_model_gives(arch: str, seed: in
     for one, other in zip(*results, strict=True):
         # float32, the same operations.
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_of_a_retina_without_dropout_compiles() -> None:
+    model, tokens = small("Retina"), torch.randint(11, (2, 41), generator=torch.Generator().manual_seed(1))
+    torch._dynamo.reset()
+    results = []
+    for loss_of in (model.loss, torch.compile(model.loss, backend="eager")):
+        loss = loss_of(tokens[:, :-1], tokens[:, 1:])
+        results.append([loss, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)])
+    for one, other in zip(*results, strict=True):
+        # float32, the same operations; positions that no token has are without a gradient.
+        torch.testing.assert_close(torch.zeros(1) if one is None else one, torch.zeros(1) if other is None else other)

@@ -124,6 +124,8 @@ def verdict(found: Effect | None, claimed: str, paper: float | None, void: str |
             return "inconclusive: one pair, within the spread of seeds"
         return f"inconclusive: one pair, points {'the same' if agrees else 'the other'} way"
     if below or above:
+        if agrees and none and found.high < 0:
+            return "no loss, where the paper has one"
         smaller = agrees and none == 0 and paper is not None and max(map(abs, (found.low, found.high))) < abs(paper)
         return ("confirmed, but smaller" if smaller else "confirmed") if agrees else "reversed"
     if none:

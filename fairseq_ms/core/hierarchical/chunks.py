@@ -172,14 +172,13 @@ class Segmentation(nn.Module):
         super().__init__()
         if kind not in ("words", "fixed"):
             raise ValueError(f"segmentation must be words or fixed: got {kind!r}")
-        if max_length < 1:
-            raise ValueError(f"max_segment_len must be at least 1: got {max_length}")
         if kind == "fixed" and separators:
             raise ValueError(f"separators have no meaning with fixed segmentation: got {separators}")
         if kind == "words" and not separators:
             raise ValueError("separators must name the symbols that end a word: got none")
-        if not all(0 <= symbol < vocabulary for symbol in separators):
-            raise ValueError(f"separators must be symbols from 0 to {vocabulary - 1}: got {separators}")
+        if not all(0 <= symbol < vocabulary and symbol != pad for symbol in separators):
+            known = f"symbols from 0 to {vocabulary - 1}, none of them padding"
+            raise ValueError(f"separators must be {known}: got {separators}")
         self.kind = kind
         self.max_length = max_length
         self.pad = pad

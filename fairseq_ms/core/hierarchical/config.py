@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq_ms.core.layers import LayerConfig
 
@@ -57,11 +56,6 @@ class HAEDConfig(LayerConfig):
     local_heads: int = 8
     local_ffn_dim: int | None = None
     init_std: float | None = None
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> HAEDConfig:
-        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
-        return cls(**{**values, "separators": tuple(values.get("separators", ()))})
 
     @property
     def width_of_positions(self) -> int:

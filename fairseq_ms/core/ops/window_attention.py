@@ -103,7 +103,7 @@ class Layout:
         """The mask as an additive bias (blocks, 1, J, S)."""
         if self._bias is None or self._bias.dtype != dtype:
             zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
-            self._bias = zeros.masked_fill_(~self.visible, -torch.inf)
+            self._bias = zeros.masked_fill(~self.visible, -torch.inf)
         return self._bias
 
 

@@ -36,12 +36,13 @@ def joints(dim: int, scales: int) -> int:
     return (scales - 1) * (4 * dim * dim + dim + 2 * dim * dim + dim) + scales * 2 * dim
 
 
-# The aggregation layer has no norm behind it, each of two coarse scales one, and the gate is one number.
+# The aggregation layer has no norm behind it, each of two coarse scales one, and the gate is one number. Post-LN stacks
+# have none behind them.
 HAND_COUNT = {
-    "vanilla_lm_tiny": stacks(128, [6], 8_000),
+    "vanilla_lm_tiny": stacks(128, [6], 8_000) - 2 * 128,
     "retina_lm_tiny": stacks(128, [6], 8_000),
-    "multiscale_topdown_tiny": stacks(128, [3, 3, 4, 4], 8_000) + joints(128, 4),
-    "multiscale_bottomup_tiny": stacks(128, [3, 4, 4, 1], 8_000) - 2 * 128 + 2 * 2 * 128 + 1,
+    "multiscale_topdown_tiny": stacks(128, [3, 3, 4, 4], 8_000) + joints(128, 4) - 4 * 2 * 128,
+    "multiscale_bottomup_tiny": stacks(128, [3, 4, 4, 1], 8_000) - 4 * 2 * 128 + 2 * 2 * 128 + 1,
     "vanilla_lm_small": stacks(256, [10], 8_000),
     "retina_lm_small": stacks(256, [10], 8_000),
     "multiscale_topdown_small": stacks(256, [2, 2, 2, 3], 8_000) + joints(256, 4),

@@ -20,8 +20,8 @@ class Recipe:
 
     Attributes:
         source: where the paper says so
-        settings: fairseq's settings by section; those under "model" are defaults that a file should spell out, and a
-            number of updates that is "???" is one epoch of the data
+        settings: fairseq's settings by section; those under "model" are for a file, not for ``--arch``, and a number of
+            updates that is "???" is one epoch of the data
         notes: what whoever runs it should know
         half: of the training data, "first" or "second"; "" for all of it
     """

@@ -36,13 +36,12 @@ def joints(dim: int, scales: int) -> int:
     return (scales - 1) * (4 * dim * dim + dim + 2 * dim * dim + dim) + scales * 2 * dim
 
 
-# The aggregation layer has no norm behind it, each of two coarse scales one, and the gate is one number. Post-LN stacks
-# have none behind them.
+# The aggregation layer has no norm behind it, each of two coarse scales one, and the gate is one number.
 HAND_COUNT = {
-    "vanilla_lm_tiny": stacks(128, [6], 8_000) - 2 * 128,
+    "vanilla_lm_tiny": stacks(128, [6], 8_000),
     "retina_lm_tiny": stacks(128, [6], 8_000),
-    "multiscale_topdown_tiny": stacks(128, [3, 3, 4, 4], 8_000) + joints(128, 4) - 4 * 2 * 128,
-    "multiscale_bottomup_tiny": stacks(128, [3, 4, 4, 1], 8_000) - 4 * 2 * 128 + 2 * 2 * 128 + 1,
+    "multiscale_topdown_tiny": stacks(128, [3, 3, 4, 4], 8_000) + joints(128, 4),
+    "multiscale_bottomup_tiny": stacks(128, [3, 4, 4, 1], 8_000) - 2 * 128 + 2 * 2 * 128 + 1,
     "vanilla_lm_small": stacks(256, [10], 8_000),
     "retina_lm_small": stacks(256, [10], 8_000),
     "multiscale_topdown_small": stacks(256, [2, 2, 2, 3], 8_000) + joints(256, 4),
@@ -102,6 +101,13 @@ def test_a_recipe_learns_by_the_file_that_is_written_for_it(name: str, data: Pat
     # Behind few layers, tied embeddings first predict the token that they read, by a logit of 0.1 * 128 nats.
     if not name.endswith("_tiny"):
         assert losses[0] == pytest.approx(math.log2(len(task.source_dictionary)), abs=2.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_post_ln_is_for_the_files_of_tiny_models(name: str) -> None:
+    assert not getattr(by_arch(name), "decoder_normalize_after", False)
+    wanted = name in TINY and name != "retina_lm_tiny"
+    assert bool(by_hydra(name).model.get("decoder_normalize_after")) == wanted
 
 
 def test_the_page_names_every_recipe() -> None:

@@ -25,7 +25,7 @@ from claims import CLAIMS, PAPERS, Effect, effect, verdict  # noqa: E402
 from runs import PARTS, RUNS, Run  # noqa: E402
 
 # Parsing hydra's configurations takes seconds each.
-HYDRA = ("hred", "encoder64", "iem", "finetune")
+HYDRA = ("hred", "haed_rotary", "encoder64", "iem", "finetune")
 PARSED = [run for run in RUNS if run.part != "hierarchical" or run.name in HYDRA]
 # Of each part that fairseq-train trains, the first; a run differs from the others of its part in a few flags.
 FIRST = list({run.part: run for run in reversed(RUNS) if run.part != "hierarchical"}.values())

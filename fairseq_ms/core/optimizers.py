@@ -61,8 +61,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
     Args:
         projections: the matrices, and the rows of the projections in each, which Muon takes one by one
         others: all other parameters
-        lr, adam_lr: rates of Muon and of AdamW
-        muon, adamw: further settings of ``torch.optim.Muon`` and ``torch.optim.AdamW``
+        lr: rate of Muon
+        adam_lr: rate of AdamW
+        muon: further settings of ``torch.optim.Muon``
+        adamw: further settings of ``torch.optim.AdamW``
     """
 
     def __init__(

@@ -29,7 +29,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "fairseq_ms/core/bottomup.py": (
         "tests/models/test_multiscale.py",
         f"{_INVARIANTS} multiscale_bottomup",
-        f"tests/core/test_groups.py tests/core/test_layers.py tests/models/test_distributed.py {_GRAPHS}",
+        f"tests/core/test_optimizers.py tests/core/test_layers.py tests/models/test_distributed.py {_GRAPHS}",
     ),
     "fairseq_ms/core/topdown.py": (
         "tests/models/test_multiscale.py",

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.beside import library
+from tests.mutants.table import TABLE
+
+ROOT = Path(__file__).parents[2]
 
 FILES = {
     "fairseq_ms/__init__.py": "",
@@ -98,3 +101,8 @@ def test_what_hangs_is_ended_and_a_row_may_have_no_slow_test(planted: Path) -> N
 
     assert failure(planted, "tests/test_windows.py -k hanging", "not slow", 5.0) == "timeout"
     assert failure(planted, "tests/test_windows.py -k hanging", "slow", 60.0) == ""
+
+
+def test_the_table_names_files_that_there_are() -> None:
+    words = [word for file, tests in TABLE.items() for part in (file, *tests) for word in part.split()]
+    assert not [word for word in words if word.endswith(".py") and not (ROOT / word).is_file()]

@@ -196,6 +196,7 @@ class CausalModel(nn.Module, ABC):
         state: State | None = None,
         generator: torch.Generator | None = None,
         graphs: bool | None = False,
+        eos_idx: int | None = None,
     ) -> Tensor:
         """The prompt (B, P) or (P,) and n tokens behind it, (B, P + n) or (P + n,).
 
@@ -208,12 +209,15 @@ class CausalModel(nn.Module, ABC):
             state: what comes before the prompt; it moves on to the last token but one
             generator: where random numbers come from
             graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None for where it can be
+            eos_idx: a symbol that ends a text and fills the rest of its row; generation ends with the longest text
 
         Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
-        a model with another configuration, a text that would grow longer than ``max_length``, and graphs where there
-        can be none.
+        a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
+        be none, and an ``eos_idx`` that is no symbol.
         """
         check_sampling(prompt, n, temperature, top_k, top_p)
+        if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
+            raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
         texts = [checked_tokens(prompt.unsqueeze(0) if prompt.dim() == 1 else prompt)]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
@@ -225,7 +229,12 @@ class CausalModel(nn.Module, ABC):
             read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
             for _ in range(n):
                 x_B1D = read(texts[-1])[:, -1:]
-                texts.append(draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator))
+                next_B1 = draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator)
+                if eos_idx is not None and len(texts) > 1:
+                    next_B1 = next_B1.masked_fill(texts[-1] == eos_idx, eos_idx)
+                texts.append(next_B1)
+                if eos_idx is not None and bool((next_B1 == eos_idx).all()):
+                    break
                 if with_graphs and steps is None:
                     read = steps = Steps.of(self, state.batch_size, state.length + n).begin(state)
             self.steps = steps or self.steps

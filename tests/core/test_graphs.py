@@ -186,12 +186,12 @@ def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
         monkeypatch.setattr("fairseq_ms.core.model.takes_graphs", lambda model, graphs: graphs)
     units = {"main_units": 20, "encoder_units": 24, "decoder_units": 16} if name in ("HAED", "HRED") else {}
     model, prompt = build(name, max_positions=128, **units).double(), torch.randint(11, (2, 5))
-    for n, rows in ((1, 2), (2, 2), (60, 2), (30, 1), (40, 2)):
+    for n, rows, eos_idx in ((1, 2, None), (2, 2, None), (60, 2, None), (30, 1, None), (40, 2, 2)):
         seeds = [torch.Generator(prompt.device).manual_seed(3) for _ in range(2)]
         # More text than the first had, of weights that have moved, behind a state of the caller's.
         states = [model.new_state(rows), model.new_state(rows)]
         texts = [
-            model.generate(prompt[:rows], n, state=state, generator=seed, graphs=with_graphs)
+            model.generate(prompt[:rows], n, 3.0, state=state, generator=seed, graphs=with_graphs, eos_idx=eos_idx)
             for with_graphs, state, seed in zip((False, True), states, seeds, strict=True)
         ]
         assert texts[0].equal(texts[1])

@@ -111,6 +111,26 @@ def test_sampling_draws_from_the_most_probable_tokens_alone_and_repeats_with_its
     assert bool((before < 0.3).all())
 
 
+@pytest.mark.parametrize("name", ["Vanilla", "TransformerQL", "HAED"])
+def test_a_text_ends_with_the_symbol_that_ends_texts_and_generation_with_its_longest(name: str) -> None:
+    model, prompt, seed = build(name).double(), torch.randint(11, (4, 5)), torch.Generator().manual_seed(5)
+    prompt[0, -1] = 2  # which ends what came before it
+    state = model.new_state(4)
+    text = model.generate(prompt, 59, 9.0, eos_idx=2, state=state, generator=seed)
+    length = text.size(1)
+    assert 6 < length < 64
+    assert state.length == length - 1
+    free = model.generate(prompt, length - 5, 9.0, generator=torch.Generator().manual_seed(5))
+    ends = []
+    for row, other in zip(text.tolist(), free.tolist()):
+        end = row.index(2, 5)
+        # What a text draws does not depend on its end; behind it, there is nothing else.
+        assert row[: end + 1] == other[: end + 1]
+        assert row[end:] == [2] * (length - end)
+        ends.append(end)
+    assert length == max(ends) + 1 > min(ends) + 1
+
+
 def test_generation_continues_a_state_and_leaves_the_mode_of_the_model() -> None:
     model, prompt = build("Retina").double().train(), torch.randint(11, (2, 20))
     whole = model.generate(prompt, 9, temperature=0.0)
@@ -220,6 +240,10 @@ def test_a_configuration_survives_json(name: str) -> None:
             "top_k must be a whole number of at least 0: got -2",
         ),
         (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, top_p=0.0), "top_p must be above 0 and at most 1"),
+        (
+            lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, eos_idx=11),
+            "eos_idx must be a symbol, 0 to 10: got 11",
+        ),
     ],
 )
 def test_what_breaks_a_rule_is_one_sentence(call: Any, sentence: str) -> None:

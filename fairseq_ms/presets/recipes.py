@@ -38,19 +38,19 @@ class _Size:
 _TINY, _SMALL = ("64x=3,16x=3,4x=4,1x=4", "16x=3,4x=4,1x=4"), ("64x=2,16x=2,4x=2,1x=3", "16x=2,4x=3,1x=4")
 _BASE = ("64x=2,16x=2,4x=3,1x=3", "16x=3,4x=3,1x=4")
 _SIZES = {
-    "tiny": _Size("as measured", 128, 4, 6, _TINY, "1x=2,4x=1,16x=1", 4, 50, half=False),
-    "small": _Size("small model", 256, 8, 10, _SMALL, "1x=4,4x=2,16x=2", 4, 50, half=False),
-    "base": _Size("base model", 768, 12, 12, _BASE, "1x=6,4x=3,16x=3", 64, 500, half=True),
+    "tiny": _Size("as measured", 128, 4, 6, _TINY, "1x=3,16x=1", 4, 50, half=False),
+    "small": _Size("small model", 256, 8, 10, _SMALL, "1x=6,16x=2", 4, 50, half=False),
+    "base": _Size("base model", 768, 12, 12, _BASE, "1x=9,16x=3", 64, 500, half=True),
 }
-_WINDOWS = "1x=0:8,4x=8:256,16x=256:512"
+_WINDOWS = "1x=0:64,16x=64:512"
 # The width of the models that were measured, their rate of AdamW and the deviation of their embeddings.
 _MEASURED = (128, 0.006, 0.1)
 
 
-def _text(size: _Size, post: bool = True) -> Recipe:
+def _text(size: _Size) -> Recipe:
     """Muon and AdamW over one epoch in rows of 512 tokens; AdamW's rate is in proportion to 1 / width.
 
-    Post-LN where it was measured and pays: the file alone says so, since it does not train with Adam.
+    Post-LN where it was measured: the file alone says so, since it does not train with Adam.
     """
     width, rate, _ = _MEASURED
     model: Values = {}
@@ -58,7 +58,7 @@ def _text(size: _Size, post: bool = True) -> Recipe:
     notes += "another number; with text that is seen several times, raise model.dropout. "
     if size.dim != width:
         notes += "Rates and warm-up are those of a model of 2 M parameters, and untested at this size."
-    elif post:
+    else:
         model = {"decoder_normalize_after": True}
         notes += "With another optimizer than Muon add model.decoder_normalize_after=false."
     notes += " Without a GPU add common.bf16=false." * size.half
@@ -93,11 +93,7 @@ def _models(size: _Size) -> Iterator[tuple[str, Values, Recipe]]:
     }
     layers, (topdown, bottomup) = {"decoder_layers": size.layers}, size.scales
     yield "vanilla_lm", {**shared, **layers}, _text(size)
-    yield (
-        "retina_lm",
-        {**shared, **layers, "scale_heads": size.retina, "scale_windows": _WINDOWS},
-        _text(size, post=False),
-    )
+    yield "retina_lm", {**shared, **layers, "scale_heads": size.retina, "scale_windows": _WINDOWS}, _text(size)
     yield "multiscale_topdown", {**shared, "scale_layers": topdown}, _text(size)
     yield "multiscale_bottomup", {**shared, "scale_layers": bottomup, "aggregation_gate": True}, _text(size)
     if size.dim != width:

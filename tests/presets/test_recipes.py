@@ -106,8 +106,7 @@ def test_a_recipe_learns_by_the_file_that_is_written_for_it(name: str, data: Pat
 @pytest.mark.parametrize("name", NAMES)
 def test_post_ln_is_for_the_files_of_tiny_models(name: str) -> None:
     assert not getattr(by_arch(name), "decoder_normalize_after", False)
-    wanted = name in TINY and name != "retina_lm_tiny"
-    assert bool(by_hydra(name).model.get("decoder_normalize_after")) == wanted
+    assert bool(by_hydra(name).model.get("decoder_normalize_after")) == (name in TINY)
 
 
 def test_the_page_names_every_recipe() -> None:

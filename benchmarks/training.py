@@ -46,6 +46,7 @@ WIKITEXT_PRESETS = (
     "multiscale_topdown_wt103_5_10",
     "multiscale_bottomup_wt103_5_10",
 )
+RECIPES = ("vanilla_lm_tiny", "retina_lm_tiny", "multiscale_topdown_tiny", "multiscale_bottomup_tiny")
 COLUMNS = {
     "rows": "rows",
     TIME: "us a target",
@@ -106,12 +107,14 @@ def model_work(name: str, shape: Shape, criterion: str, precision: str, options:
 
 
 def tables(options: Options) -> list[Table]:
-    """BookCorpus' and WikiText-103's sizes."""
+    """BookCorpus' and WikiText-103's sizes, and those of docs/recipes.md."""
     vocabulary = options.vocabulary or (BOOKS if options.on_gpu else FEW)
     books = replace(PAPER, dropout=0.1, vocabulary=vocabulary)
     wikitext = replace(PAPER, dropout=0.1, vocabulary=WIKITEXT, layers=16)
+    recipes = Shape(dim=128, ffn_dim=512, heads=4, vocabulary=FEW, layers=6)
     if options.quick:
         books = wikitext = replace(TINY, length=20, dropout=0.1)
+        recipes = replace(recipes, length=20, vocabulary=TINY.vocabulary)
     # Sixteen layers take their time at any width.
     presets = WIKITEXT_PRESETS[1:2] if options.quick else WIKITEXT_PRESETS
     names = (FAIRSEQ, GPT2, VANILLA, *MULTISCALE)
@@ -120,6 +123,7 @@ def tables(options: Options) -> list[Table]:
         _table(
             "wikitext-103", "Training at WikiText-103's sizes", wikitext, (FAIRSEQ, GPT2, VANILLA, *presets), options
         ),
+        _table("recipes", "Training at the recipes' sizes", recipes, (FAIRSEQ, GPT2, VANILLA, *RECIPES), options),
     ]
 
 

@@ -14,7 +14,7 @@ from fairseq_ms.errors import UsageError
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one row a bin, one column a checkpoint."""
+    """Print one row a bin: a column a checkpoint, and how far all others are from the first."""
     loaded = comparison.load(args)
     comparison.check_window_is_used(args, loaded)
     counts = checkpoints.token_counts(loaded[0], args.train_subset)
@@ -23,20 +23,33 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--bins must lie between 1 and the {kinds} symbols of the training text: got {args.bins}")
     bins_V = frequency_bins(counts, args.bins)
     curves: dict[str, list[float | None]] = {}
+    differences: dict[str, list[tuple[float, float, float] | None]] = {}
+    first: np.ndarray | None = None
     for checkpoint in loaded:
         texts = checkpoints.documents(checkpoint, args.gen_subset, args.limit)
         nll = scoring.score_documents(checkpoint, texts, args.tokens_per_sample, args.context_window, args.max_tokens)
-        scored, means = nll_by_bin(torch.cat(texts).numpy(), nll, bins_V, args.bins)
+        tokens_n = torch.cat(texts).numpy()
+        scored, means = nll_by_bin(tokens_n, nll, bins_V, args.bins)
+        if first is None:
+            first = nll
+        else:
+            differences[checkpoint.label] = differences_by_bin(tokens_n, nll - first, bins_V, args.bins)
         curves[checkpoint.label] = [None if math.isnan(mean) else float(mean) for mean in means]
     rows, results = [], []
     # The tokens scored are the same for all checkpoints.
     for index, (tokens, *nlls) in enumerate(zip(scored.tolist(), *curves.values())):
         inside = counts[(bins_V == index) & (counts > 0)]
         span = {"least_frequent": int(inside.min(initial=counts.max())), "most_frequent": int(inside.max(initial=0))}
-        rows.append([index + 1, inside.size, "{least_frequent}-{most_frequent}".format(**span), tokens, *nlls])
+        counted = "{least_frequent}-{most_frequent}".format(**span)
+        apart = {label: found[index] for label, found in differences.items()}
+        shown = [band and "{:+.4f} ({:+.4f} to {:+.4f})".format(*band) for band in apart.values()]
+        rows.append([index + 1, inside.size, counted, tokens, *nlls, *shown])
         found = {"bin": index + 1, "symbols": inside.size, "train_tokens": int(inside.sum()), **span, "tokens": tokens}
-        results.append({**found, "nll": dict(zip(curves, nlls))})
-    print(report.format_table(["bin", "symbols", "training count", "tokens scored", *curves], rows))
+        results.append({**found, "nll": dict(zip(curves, nlls)), "difference": apart})
+    header = [f"{label} - {loaded[0].label}" for label in differences]
+    print(report.format_table(["bin", "symbols", "training count", "tokens scored", *curves, *header], rows))
+    if differences:
+        print("differences with their 95% intervals, over tokens")
     comparison.write(args, loaded, results, lambda figure: draw(figure, curves))
     return 0
 
@@ -63,6 +76,22 @@ def nll_by_bin(tokens_n: np.ndarray, nll_n: np.ndarray, bins_V: np.ndarray, bins
     sums = np.bincount(of_token, weights=nll_n, minlength=bins)
     with np.errstate(invalid="ignore", divide="ignore"):
         return scored, sums / scored
+
+
+def differences_by_bin(
+    tokens_n: np.ndarray, more_n: np.ndarray, bins_V: np.ndarray, bins: int
+) -> list[tuple[float, float, float] | None]:
+    """By bin, the mean of differences in NLL and the ends of its 95% interval, over tokens; None for fewer than two."""
+    of_token = bins_V[tokens_n]
+    found: list[tuple[float, float, float] | None] = []
+    for index in range(bins):
+        inside = more_n[of_token == index]
+        if inside.size < 2:
+            found.append(None)
+            continue
+        mean, half = float(inside.mean()), 1.96 * float(inside.std(ddof=1)) / math.sqrt(inside.size)
+        found.append((mean, mean - half, mean + half))
+    return found
 
 
 def draw(figure: report.Figure, curves: Mapping[str, Sequence[float | None]]) -> None:

@@ -10,7 +10,7 @@ import torch
 from fairseq.models import FairseqLanguageModel
 
 from fairseq_ms.analysis import checkpoints, context_shuffle, context_window
-from fairseq_ms.analysis.nll_by_frequency import frequency_bins, nll_by_bin
+from fairseq_ms.analysis.nll_by_frequency import differences_by_bin, frequency_bins, nll_by_bin
 from fairseq_ms.cli import main
 from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
@@ -79,7 +79,34 @@ def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tm
         assert row["tokens"] == len(expected)
         assert row["nll"]["unigram"] == pytest.approx(np.mean(expected), abs=1e-4)
     assert sum(row["tokens"] for row in found) == len(test)
-    assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["unigram", "vanilla"]
+    assert capsys.readouterr().out.splitlines()[0].endswith("unigram  vanilla  vanilla - unigram")
+
+
+def test_models_differ_in_a_bin_by_their_mean_difference_token_by_token(place, tmp_path):
+    paths = [f"{name}={place / name / 'model.pt'}" for name in ("vanilla", "near", "unigram")]
+    found = results(tmp_path, "nll-by-frequency", *paths, "--bins", "4")
+    for row in found:
+        assert set(row["difference"]) == {"near", "unigram"}
+        for name, (mean, low, high) in row["difference"].items():
+            assert mean == pytest.approx(row["nll"][name] - row["nll"]["vanilla"])
+            assert low < mean < high
+    # Of the same model twice, there is nothing to be told apart.
+    twice = results(tmp_path, "nll-by-frequency", f"a={place / 'near/model.pt'}", f"b={place / 'near/model.pt'}")
+    assert [row["difference"]["b"] == [0.0, 0.0, 0.0] for row in twice] == [row["tokens"] > 1 for row in twice]
+    alone = results(tmp_path, "nll-by-frequency", str(place / "near/model.pt"))
+    assert all(row["difference"] == {} for row in alone)
+
+
+def test_the_interval_of_a_difference_is_two_standard_errors_and_bins_of_one_token_have_none():
+    generator = np.random.default_rng(3)
+    tokens, bins = np.array([*generator.integers(0, 4, 400), 4]), np.array([0, 0, 1, 1, 2])
+    *found, one, none = differences_by_bin(tokens, generator.normal(0.5, 0.1, 401), bins, 4)
+    # About 200 tokens with a deviation of 0.1.
+    for mean, low, high in found:
+        assert (mean, low, high) == pytest.approx((0.5, 0.486, 0.514), abs=0.02)
+        assert high - low == pytest.approx(0.028, abs=0.004)
+    assert one is None
+    assert none is None
 
 
 def test_damage_reaches_a_model_of_two_windows_of_three_tokens_exactly_five_tokens_far(place):

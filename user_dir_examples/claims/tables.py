@@ -170,25 +170,30 @@ def filled(page: str, named: Mapping[str, str]) -> str:
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:
     """The paper's effects and ours with their intervals, a row for each test that counts."""
-    panels = figure.subplots(1, 2, width_ratios=(2, 1))
-    for axes, unit in zip(panels, ("bits", "per cent")):
-        labels: list[str] = []
-        for claim in CLAIMS:
-            shown = [(test, found) for test, found in tested(records, claim) if found and not test.get("void")]
-            if claim.get("unit", "bits") != unit:
-                continue
-            for test, found in shown:
-                at, half = len(labels), 0.0 if isinf(found.resolution) else None
-                ends = [[found.mean - found.low], [found.high - found.mean]] if half is None else [[half], [half]]
-                style = {"fmt": "s" if found.pairs == 1 else "o", "color": "C7" if found.pairs == 1 else "C0"}
-                axes.errorbar([found.mean], [at], xerr=ends, capsize=2, linestyle="", **style)
-                if "effect" in claim:
-                    axes.plot([claim["effect"]], [at], "D", color="C3", markerfacecolor="white")
-                labels.append(f"{claim['about']} ({test['setting']})".replace("`", ""))
+    shown = [
+        (claim, test, found)
+        for claim in CLAIMS
+        for test, found in tested(records, claim)
+        if found and not test.get("void")
+    ]
+    by_unit = {unit: [row for row in shown if row[0].get("unit", "bits") == unit] for unit in ("bits", "per cent")}
+    panels = figure.subplots(2, 1, height_ratios=[len(rows) for rows in by_unit.values()])
+    for axes, (unit, rows) in zip(panels, by_unit.items()):
+        for at, (claim, _, found) in enumerate(rows):
+            ends = None if isinf(found.resolution) else [[found.mean - found.low], [found.high - found.mean]]
+            one = found.pairs == 1
+            style = {"fmt": "s" if one else "o", "color": "C7" if one else "C0", "linestyle": ""}
+            # Full, if the interval of several pairs lies on one side.
+            clear = not one and not found.low <= 0 <= found.high
+            face = style["color"] if clear else "white"
+            axes.errorbar([found.mean], [at], xerr=ends, capsize=2, markerfacecolor=face, **style)
+            if "effect" in claim:
+                axes.plot([claim["effect"]], [at], "D", color="C3", markerfacecolor="white")
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(labels)), labels, fontsize=7)
-        axes.invert_yaxis()
-        what = "bits; diamonds: the papers, grey squares: one pair of runs" if unit == "bits" else "time, memory: %"
+        labels = [f"{claim['about']} ({test['setting']})".replace("`", "") for claim, test, _ in rows]
+        axes.set_yticks(range(len(rows)), labels, fontsize=7)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        what = "bits; below 0, the model that is named first is better" if unit == "bits" else "time or memory, %"
         report.finish_axes(axes, what, "", legend=False)
 
 
@@ -201,7 +206,7 @@ def main() -> None:
     records = read(args.results)
     named = tables(records)
     if args.figure:
-        report.write_png(str(args.figure), lambda figure: draw(figure, records), width=13, height=6)
+        report.write_png(str(args.figure), lambda figure: draw(figure, records), width=9, height=9)
     if args.page:
         args.page.write_text(filled(args.page.read_text(encoding="utf-8"), named), encoding="utf-8")
     else:

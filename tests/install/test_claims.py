@@ -136,6 +136,15 @@ def test_a_test_that_is_not_the_papers_or_was_not_run_says_so() -> None:
     assert verdict(None, "less", -0.2) == "not tested: not run"
 
 
+def test_what_both_sides_of_a_test_have_is_left_to_its_setting() -> None:
+    assert tables.apart("top-down 64x=3,1x=4, Muon at 0.01", "vanilla, Muon at 0.01") == [
+        "top-down 64x=3,1x=4",
+        "vanilla",
+    ]
+    assert tables.apart("vanilla, window of 8, post-LN", "vanilla, post-LN") == ["vanilla, window of 8", "vanilla"]
+    assert tables.apart("vanilla, 6 layers", "vanilla, 6 layers") == ["vanilla", "vanilla"]
+
+
 def test_effects_are_paired_by_seed_with_students_interval() -> None:
     def record(run: str, seed: int, bits: float) -> dict:
         return {"job": f"p/{run}/{seed}", "tests": {"test": 2**bits}, "valid_bits": [bits]}

@@ -54,6 +54,14 @@ def title(name: str) -> str:
     return next(run.title for run in RUNS if run.full_name == name)
 
 
+def apart(*titles: str) -> list[str]:
+    """Titles without the parts at their ends that all of them have, which the setting of a test says."""
+    parts = [name.split(", ") for name in titles]
+    while min(map(len, parts)) > 1 and len({part[-1] for part in parts}) == 1:
+        parts = [part[:-1] for part in parts]
+    return [", ".join(part) for part in parts]
+
+
 def signed(value: float, unit: str) -> str:
     """An effect, in the digits of its unit."""
     return f"{value:+.1f}%" if unit == "per cent" else f"{value:+.3f}"
@@ -104,13 +112,13 @@ def here(records: Sequence[Record], test: Mapping[str, Any]) -> str:
     found = [bits(records, *side) for side in sides]
     characters = in_characters(test["one"])
     cells = []
-    for (run, _), values in zip(sides, found):
+    for name, values in zip(apart(title(test["one"]), title(test["other"])), found):
         shown = [
             values[seed] if characters else 2 ** values[seed]
             for seed in found[0]
             if seed in values and seed in found[1]
         ]
-        cells.append(f"{title(run)} {spread(shown, 3 if characters else 1) if shown else ''}".strip())
+        cells.append(f"{name} {spread(shown, 3 if characters else 1) if shown else ''}".strip())
     return f"{setting}: {'; '.join(cells)}"
 
 

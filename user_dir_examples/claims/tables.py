@@ -126,7 +126,7 @@ def part_table(records: Sequence[Record], part: str) -> str:
     """A part's rows; "" where nothing of it is done."""
     digits = 3 if in_characters(part) else 1
     columns = list(dict.fromkeys(column for run in RUNS if run.part == part for column in run.columns))
-    rows = []
+    rows, again = [], False
     for run in RUNS:
         found = list(of_run(records, run.full_name).values()) if run.part == part else []
         if not found:
@@ -135,6 +135,7 @@ def part_table(records: Sequence[Record], part: str) -> str:
         value: Callable[[float], float] = (lambda bits: bits) if in_characters(part) else (lambda bits: 2**bits)
         best = [value(min(record["valid_bits"])) for record in found] if run.columns else []
         last = [value(record["valid_bits"][-1]) for record in found] if run.columns else []
+        again = again or best != last
         tests = [[record["tests"][column] for record in found if column in record["tests"]] for column in columns]
         cells = [spread(values, digits) if values else "" for values in (best, last, *tests)]
         if PARTS[part].memory:
@@ -144,6 +145,9 @@ def part_table(records: Sequence[Record], part: str) -> str:
         rows.append([run.title, *cells])
     kept = ["kept for backward, per target"] if PARTS[part].memory else []
     header = ["", "best valid", "last valid", *columns, *kept, "parameters", "updates", "hours"]
+    if not again:
+        # Nothing overfits where text is seen once.
+        header, rows = ["", "valid", *header[3:]], [[row[0], *row[2:]] for row in rows]
     return markdown(header, rows) if rows else ""
 
 

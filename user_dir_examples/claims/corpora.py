@@ -39,7 +39,6 @@ CORPORA = {
     "some_subwords": Corpus(1_500_000, ("text", "--bpe-merges", "8000")),
     "subwords": Corpus(10_000_000, ("text", "--bpe-merges", "8000")),
     "characters": Corpus(360_000, ("chars",)),
-    "many_characters": Corpus(1_080_000, ("chars",)),
 }
 
 

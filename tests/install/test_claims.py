@@ -282,6 +282,12 @@ def test_wrong_input_is_refused_in_one_sentence(run: str, sentence: str, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+def test_a_figure_without_any_run_has_what_the_pages_of_results_say(tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").touch()
+    run_cli("python", CLAIMS_FOLDER / "tables.py", tmp_path / "none.jsonl", "--figure", tmp_path / "claims.png")
+    assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_page_has_the_tables_of_the_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
     named = tables.tables(tables.read(RESULTS))

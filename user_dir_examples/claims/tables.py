@@ -189,7 +189,7 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
         if found and not test.get("void")
     ]
     by_unit = {unit: [row for row in shown if row[0].get("unit", "bits") == unit] for unit in ("bits", "per cent")}
-    panels = figure.subplots(2, 1, height_ratios=[len(rows) for rows in by_unit.values()])
+    panels = figure.subplots(2, 1, height_ratios=[max(1, len(rows)) for rows in by_unit.values()])
     for axes, (unit, rows) in zip(panels, by_unit.items()):
         for at, (claim, _, found) in enumerate(rows):
             ends = None if isinf(found.resolution) else [[found.mean - found.low], [found.high - found.mean]]
@@ -204,7 +204,7 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
         axes.axvline(0, color="black", linewidth=0.8)
         labels = [f"{claim['about']} ({test['setting']})".replace("`", "") for claim, test, _ in rows]
         axes.set_yticks(range(len(rows)), labels, fontsize=7)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
         what = "bits; below 0, the model that is named first is better" if unit == "bits" else "time or memory, %"
         report.finish_axes(axes, what, "", legend=False)
 

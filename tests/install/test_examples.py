@@ -184,9 +184,9 @@ def test_the_demos_analyses_without_a_trained_demo_say_what_to_run_first(tmp_pat
 
 def test_the_trainings_of_recall_parse(tmp_path):
     module = loaded("recall", "run")
-    for group, (_, _, models) in module.RUNS.items():
-        for model in models:
-            parse(module.training(group, model, tmp_path, tmp_path / model))
+    for group in module.GROUPS.values():
+        for model, stage in itertools.product(group.models, range(len(group.stages))):
+            parse(module.training(group, model, stage, tmp_path))
 
 
 @pytest.mark.parametrize(

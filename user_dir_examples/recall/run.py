@@ -29,7 +29,10 @@ SHARED = """
 ADAM = "--optimizer adam --adam-betas (0.9,0.98) --lr 0.003"
 MUON = "--optimizer muon --lr 0.01 --adam-lr 0.003"
 # Of "far", 4,096 tokens an update: rows of twice the greatest distance, or segments of 64.
-ROWS = "--task language_modeling --tokens-per-sample {row} --batch-size {rows} --positions rotary --init-std 0.1"
+ROWS = (
+    "--task language_modeling --tokens-per-sample {row} --batch-size {rows} --positions rotary --init-std 0.1 "
+    "--embedding-init-std 0.7"
+)
 SEGMENTS = "--task streaming_language_modeling --tokens-per-sample 64 --batch-size 64 --decoder-normalize-before"
 RETINA = "--arch retina_lm --decoder-layers 3 --scale-windows 1x=0:64,16x=64:4096 --scale-heads 1x=2,16x=2"
 
@@ -80,7 +83,7 @@ GROUPS = {
     "far": Group(
         "--tokens 4000000 --test-tokens 400000",
         [(64, 400), (256, 300), (2048, 400)],
-        f"{MUON} --embedding-init-std 0.7",
+        MUON,
         {
             "transformer_ql": f"{SEGMENTS} --arch transformer_ql --scale-layers 1x=1,4x=1,16x=1 --output-layers 1 "
             "--mem-len 64",

@@ -119,7 +119,7 @@ def training(group: Group, name: str, stage: int, folder: Path) -> list[str]:
 
 def checkpoint(folder: Path, name: str, stage: int) -> Path:
     """Where a stage leaves its weights."""
-    return folder / f"{name}{stage + 1}" / "checkpoint_last.pt"
+    return folder / f"{name}.{stage + 1}" / "checkpoint_last.pt"
 
 
 def prepare(group: Group, folder: Path) -> None:
@@ -138,7 +138,7 @@ def train(group: Group, folder: Path, more: list[str]) -> list[str]:
     found = []
     for name in group.models:
         for stage in range(len(group.stages)):
-            log = folder / f"{name}{stage + 1}.log"
+            log = folder / f"{name}.{stage + 1}.log"
             if not log.is_file() or "done training" not in log.read_text(encoding="utf-8"):
                 print(f"training {name}, {stage + 1} of {len(group.stages)}", flush=True)
                 program, *flags = training(group, name, stage, folder)

@@ -186,7 +186,9 @@ def test_the_trainings_of_recall_parse(tmp_path):
     module = loaded("recall", "run")
     for group in module.GROUPS.values():
         for model, stage in itertools.product(group.models, range(len(group.stages))):
-            parse(module.training(group, model, stage, tmp_path))
+            command = module.training(group, model, stage, tmp_path)
+            parse(command)
+            assert stage == 0 or str(module.checkpoint(tmp_path, model, stage - 1)) in command
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def write(folder: Path, form: str, column: str = "text", articles: list = ARTICL
     elif form == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif form == "jsonl.gz":
-        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     elif form == "parquet":
         import pyarrow
         from pyarrow import parquet

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sacremoses.corpus import NonbreakingPrefixes
+
 SPLITS = ("train", "valid", "test")
 # What BPE has learnt, in files of a prepared folder.
 CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt")}
+# Those that Moses has rules for.
+LANGUAGES = sorted({*NonbreakingPrefixes().available_langs.values(), "cjk", "ja", "ko"})
 
 
 def check_all(*rules: tuple[bool, str, object]) -> None:
@@ -52,6 +56,7 @@ class Dataset:
 
     level: `bpe` (subword-nmt), `hf_byte_bpe` (tokenizers, which takes text as it is), `word`, `char` or `byte`.
     tokenise: `moses` (sacremoses) or `none` (already tokenised).
+    language: of Moses, one of LANGUAGES.
     documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
     `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `).
     blank_lines: `keep` (an empty line is a lone end-of-line token) or `drop`.
@@ -88,6 +93,7 @@ class Dataset:
         known = kind in ("file", "blank", "line", "wikitext") and not size
         lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction
         check_all(
+            (self.language in LANGUAGES, f"--language must be one of {', '.join(LANGUAGES)}", self.language),
             (not lossless or self.tokenise == "none", "--tokenise must be none with --bpe hf_byte_bpe", self.tokenise),
             (self.level not in CODES or self.bpe_merges >= 1, "--bpe-merges must be at least 1", self.bpe_merges),
             (self.dictionary_size >= 0, "--dict-size must be 0 (no limit) or more", self.dictionary_size),

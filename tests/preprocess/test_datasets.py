@@ -211,6 +211,8 @@ def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(tmp_path, wikite
         ("text", ["--split", "given", "--valid-fraction", "0.1"], "--valid-fraction has no meaning where the split"),
         ("text", ["--tokenise", "none", "--language", "fr"], "--language has no meaning with --tokenise none"),
         ("text", ["--vocab-from", "x", "--dict-size", "9"], "--dict-size has no meaning with --vocab-from"),
+        # Moses would take English rules for a name that it does not know, and only half of them.
+        ("text", ["--language", "english"], "--language must be one of as, bn, ca, cjk, cs, de, el, en, "),
     ],
 )
 def test_a_flag_that_would_be_ignored_is_refused(tmp_path, dataset, flags, sentence):

@@ -15,8 +15,8 @@ from benchmarks.records import Records
 from benchmarks.report import PARITY, markdown, page
 from benchmarks.table import FAILED, TIME, Options, Row, Table, settled
 from benchmarks.tables import by_value, tables
-from fairseq_ms.analysis.report import write_json, write_text
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.report import write_json, write_text
 
 
 def run(args: argparse.Namespace) -> int:

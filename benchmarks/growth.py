@@ -15,7 +15,7 @@ from benchmarks.device import peak
 from benchmarks.peers import FAIRSEQ, GPT2, LOSSES, VANILLA, Shape, build, build_model, random_sample
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, to
 from benchmarks.training import COLUMNS, training_parity, training_work
-from fairseq_ms.analysis.training_step import training_sample
+from fairseq_ms.tools.training_step import training_sample
 
 CPU = Shape(dim=252, ffn_dim=1008, heads=12, vocabulary=1000, layers=4)
 GPU = Shape(dim=768, ffn_dim=3072, heads=12, vocabulary=31_300, layers=12)

@@ -15,11 +15,11 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from torch import Tensor, nn
 
 from benchmarks.table import NotInstalledError
-from fairseq_ms.analysis.training_step import Sample
 from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
 from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from fairseq_ms.tools.training_step import Sample
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from benchmarks.device import peak
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
-from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
+from fairseq_ms.tools.saved_bytes import saved_bytes
 
 HEAD_DIM = 64
 GROUPS = [HeadGroup(1, 0, 8, 4), HeadGroup(4, 8, 256, 4), HeadGroup(16, 256, 512, 4)]

@@ -31,7 +31,7 @@ from benchmarks.peers import (
     random_sample,
 )
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
-from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.tools.saved_bytes import saved_bytes
 
 # Sequences of a step: few on a CPU, and on a GPU as many as the paper's.
 ROWS = {"cpu": 2, "cuda": 64}

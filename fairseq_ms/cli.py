@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
-from fairseq_ms.analysis import flags
-from fairseq_ms.analysis.arguments import register
 from fairseq_ms.host.errors import TRACEBACK, sentence_of, traceback_wanted
+from fairseq_ms.tools import flags
+from fairseq_ms.tools.arguments import register
 
 PROG = "fairseq-ms"
 

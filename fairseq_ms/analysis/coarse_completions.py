@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fairseq_ms.analysis import checkpoints, comparison, report
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.coarse import CoarseLanguageModel
+from fairseq_ms.tools import checkpoints, comparison, report
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,12 +11,12 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
-from fairseq_ms.analysis import arguments, checkpoints, report, untrained
 from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.streaming import with_a_memory
 from fairseq_ms.lm.vocabulary import enough_symbols
+from fairseq_ms.tools import arguments, checkpoints, report, untrained
 
 # What Transformer-QL's Tables 1, 3 and 5 print: a model, its n_s, n_m and n_cm, and the n_c beside it.
 PRINTED = (

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ms.analysis import checkpoints, comparison, report, scoring
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, comparison, report, scoring
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 
 def run(args: argparse.Namespace) -> int:

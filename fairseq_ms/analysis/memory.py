@@ -17,15 +17,15 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from omegaconf import DictConfig
 
-from fairseq_ms.analysis import arguments, checkpoints, report, training_step, untrained
-from fairseq_ms.analysis.flags import BOOKCORPUS
-from fairseq_ms.analysis.saved_bytes import saved_bytes
-from fairseq_ms.analysis.training_step import Parts, total
 from fairseq_ms.core.layers import LayerConfig, TransformerLayer
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.config import layer_settings
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.vocabulary import enough_symbols
+from fairseq_ms.tools import arguments, checkpoints, report, training_step, untrained
+from fairseq_ms.tools.flags import BOOKCORPUS
+from fairseq_ms.tools.saved_bytes import saved_bytes
+from fairseq_ms.tools.training_step import Parts, total
 
 GB = 1e9
 SCALES = (1, 4, 16, 64)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.analysis import checkpoints, comparison, report
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, comparison, report
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 
 def run(args: argparse.Namespace) -> int:

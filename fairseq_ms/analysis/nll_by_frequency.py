@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from fairseq_ms.analysis import checkpoints, comparison, report, scoring
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, comparison, report, scoring
 
 
 def run(args: argparse.Namespace) -> int:

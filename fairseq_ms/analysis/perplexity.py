@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairseq_ms.analysis import checkpoints, report, scoring
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, report, scoring
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 # What bits are counted per, by its name in a manifest.
 _UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_per_source_byte": "source_bytes"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq_ms.analysis import plot_attention, plot_context, plot_curves, report
+from fairseq_ms.analysis import plot_attention, plot_context, plot_curves
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import report
 
 
 def run(args: argparse.Namespace) -> int:

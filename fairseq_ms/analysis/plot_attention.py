@@ -11,10 +11,10 @@ import torch
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
-from fairseq_ms.analysis import report, untrained
 from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import report, untrained
 
 # A colour for each scale, from the finest; they differ in lightness too.
 COLOURS = ("#b5482a", "#3f7fbf", "#2f5d3a", "#8a6fb0", "#c9a227", "#5b5b5b")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from fairseq_ms.analysis import context_length, report, untrained
-from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.analysis import context_length
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import report, untrained
+from fairseq_ms.tools.saved_bytes import saved_bytes
 
 # Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
 MODELS: dict[str, list[str]] = {

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_ms.analysis import report
-from fairseq_ms.analysis.arguments import split_label
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import split_label
 
 # `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
 _TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"

@@ -14,11 +14,12 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_ms.analysis import comparison, context_length, report, scoring
-from fairseq_ms.analysis.checkpoints import Checkpoint, documents
+from fairseq_ms.analysis import context_length
 from fairseq_ms.analysis.context_length import ContextLength
 from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import comparison, report, scoring
+from fairseq_ms.tools.checkpoints import Checkpoint, documents
 
 # Streams that a model with a memory reads side by side.
 _STREAMS = 32

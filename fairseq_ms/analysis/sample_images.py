@@ -10,10 +10,10 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_ms.analysis import arguments, checkpoints, report
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.core import sampling
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import arguments, checkpoints, report
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 SIDE = 32
 TOKENS = 3 * SIDE * SIDE

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import report
 
 if TYPE_CHECKING:
     from sacremoses import MosesDetokenizer

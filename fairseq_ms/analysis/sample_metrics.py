@@ -14,11 +14,12 @@ from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from fairseq_ms.analysis import checkpoints, comparison, report, sample_judges
-from fairseq_ms.analysis.checkpoints import Checkpoint
+from fairseq_ms.analysis import sample_judges
 from fairseq_ms.analysis.sample_judges import Judge, NGramModel, continuation
-from fairseq_ms.analysis.training_step import shortest
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, comparison, report
+from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools.training_step import shortest
 
 
 def run(args: argparse.Namespace) -> int:

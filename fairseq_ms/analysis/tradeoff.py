@@ -14,10 +14,10 @@ from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 
-from fairseq_ms.analysis import checkpoints, comparison, report, scoring, training_step, untrained
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import layer_scales
+from fairseq_ms.tools import checkpoints, comparison, report, scoring, training_step, untrained
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from fairseq_ms.analysis.arguments import add_choice, register
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.arguments import add_choice, register
 
 # Registered here, after the environment is set that torch's threads read when they start.
 NEEDS_FAIRSEQ = False

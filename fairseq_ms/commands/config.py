@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import fairseq_ms
-from fairseq_ms.analysis import arguments, report
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import startup
 from fairseq_ms.lm.registry import CONFIGS, Preset
+from fairseq_ms.tools import arguments, report
 
 # Presets are data: only an epoch's length is asked of fairseq.
 NEEDS_FAIRSEQ = False

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
-    from fairseq_ms.analysis.checkpoints import Checkpoint
     from fairseq_ms.export.tokenizer import Pipeline
+    from fairseq_ms.tools.checkpoints import Checkpoint
 
 # Numbers of `fairseq-ms perplexity --json` that the card repeats.
 _NUMBERS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte", "bits_per_source_byte")

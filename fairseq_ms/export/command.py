@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_ms.analysis.arguments import add_flag
+from fairseq_ms.tools.arguments import add_flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the folder; returns 0."""
     from fairseq import utils
 
-    from fairseq_ms.analysis import checkpoints, report
     from fairseq_ms.export import folder, tokenizer
+    from fairseq_ms.tools import checkpoints, report
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
     checkpoint = checkpoints.load(args.checkpoint, args.data, cpu=True)

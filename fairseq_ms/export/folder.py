@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
+from fairseq_ms.tools import report
 
 if TYPE_CHECKING:
-    from fairseq_ms.analysis.checkpoints import Checkpoint
     from fairseq_ms.export.tokenizer import Pipeline
+    from fairseq_ms.tools.checkpoints import Checkpoint
 
 MODELING = "modeling_fairseq_ms"
 

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import sources
+from fairseq_ms.tools import report
 
 if TYPE_CHECKING:
     from fairseq_ms_pipeline.lines import Lines

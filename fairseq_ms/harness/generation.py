@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.core.sampling import draw
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 # What the harness generates where a task does not say how much.
 _DEFAULT_TOKENS = 256

@@ -6,8 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
-from fairseq_ms.analysis import report
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import report
 
 NEEDS_FAIRSEQ = False
 

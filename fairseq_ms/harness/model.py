@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from fairseq_ms.analysis import checkpoints, scoring
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation
+from fairseq_ms.tools import checkpoints, scoring
 
 Answer = TypeVar("Answer")
 _PIPELINE = ("level", "tokenise", "language", "bpe_codes")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.analysis.coarse_completions import complete, readable, scale_of
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.checkpoints import Checkpoint
 from tests.references.multiscale import coarse_lm
 from tests.references.parts import weights_of
 from tests.registry import Case, random_case

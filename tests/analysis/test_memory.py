@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairseq_ms.analysis import memory, training_step, untrained
-from fairseq_ms.analysis.saved_bytes import saved_bytes
+from fairseq_ms.analysis import memory
 from fairseq_ms.cli import main
+from fairseq_ms.tools import training_step, untrained
+from fairseq_ms.tools.saved_bytes import saved_bytes
 
 SIZES = ["--decoder-embed-dim", "48", "--decoder-ffn-embed-dim", "192", "--decoder-attention-heads", "6"]
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import checkpoints, neighbors
+from fairseq_ms.analysis import neighbors
 from fairseq_ms.cli import main
+from fairseq_ms.tools import checkpoints
 from tests.helpers.trained import load, random_lines
 
 

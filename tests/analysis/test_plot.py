@@ -9,8 +9,8 @@ import torch
 from fairseq.models import FairseqLanguageModel
 
 from fairseq_ms.analysis import plot_attention as attention
-from fairseq_ms.analysis import untrained
 from fairseq_ms.cli import main
+from fairseq_ms.tools import untrained
 
 SIZES = "--decoder-embed-dim 12 --decoder-ffn-embed-dim 12 --decoder-attention-heads 3 --tokens-per-sample 32"
 LENGTH = 23

@@ -12,11 +12,11 @@ import torch
 from fairseq.models import FairseqLanguageModel
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis import checkpoints
 from fairseq_ms.analysis import sample_judges as judges
 from fairseq_ms.analysis import sample_metrics as samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints
 from tests.analysis.conftest import STREAMING
 from tests.analysis.test_sample_judges import ARPA, needs_kenlm
 from tests.helpers.trained import TINY, load, make_unigram, write_checkpoint

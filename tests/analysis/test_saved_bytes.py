@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.layers import LayerConfig, TransformerStack
+from fairseq_ms.tools.saved_bytes import saved_bytes
 
 
 def test_every_storage_counts_once_and_no_parameter() -> None:

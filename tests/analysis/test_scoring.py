@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import checkpoints, report, scoring
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, report, scoring
 from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 
 

@@ -22,10 +22,10 @@ from benchmarks.peers import hidden_bytes
 from benchmarks.records import Records
 from benchmarks.report import page
 from benchmarks.table import TIME, NotInstalledError, Options, ParityError, Row, Table, Work, assert_parity, settled, to
-from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.cli import main
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.saved_bytes import saved_bytes
 
 MACHINE = {"device": "a device", "memory_gb": 80, "torch": "2", "python": "3", "quick": False}
 OPTIONS = Options(quick=True, rounds=2, least_seconds=0.0)

@@ -10,8 +10,8 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms import cli
-from fairseq_ms.analysis import checkpoints
 from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import checkpoints
 from fairseq_ms_pipeline import bpe, byte_bpe, text
 from fairseq_ms_pipeline.dataset import SPLITS
 from fairseq_ms_pipeline.datasets.text import main as prepare_text

@@ -17,8 +17,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 from fairseq_ms import cli
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.harness.model import FairseqMsLM
+from fairseq_ms.tools.checkpoints import Checkpoint
 from tests.harness.cases import CASES, QUESTIONS, REFUSED, TEXTS
 from tests.helpers import trained
 

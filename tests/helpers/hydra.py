@@ -12,10 +12,10 @@ from fairseq.optim import lr_scheduler
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis import untrained
 from fairseq_ms.commands.config import config_text
 from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from fairseq_ms.optim import of_torch
+from fairseq_ms.tools import untrained
 from tests.registry import dictionary
 
 OF_PAPERS = {name: preset for name, preset in CONFIGS.items() if preset.recipe.source.endswith('"')}

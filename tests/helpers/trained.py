@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import make_builder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_ms.analysis import checkpoints
+from fairseq_ms.tools import checkpoints
 
 # Sizes of a model that runs in no time.
 SIZES = {"decoder-embed-dim": 16, "decoder-ffn-embed-dim": 24, "decoder-attention-heads": 2, "dropout": 0}

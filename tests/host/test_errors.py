@@ -17,10 +17,10 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from torch.multiprocessing import ProcessRaisedException
 
-from fairseq_ms.analysis import untrained
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import commands
 from fairseq_ms.host.errors import sentence_of
+from fairseq_ms.tools import untrained
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import run
 from tests.helpers.resumed import TINY, tiny_training, write_parts

@@ -17,8 +17,8 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_ms.analysis import untrained
 from fairseq_ms.cli import main, parser_of
+from fairseq_ms.tools import untrained
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data
 from tests.helpers.forked import train

@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from fairseq_ms.analysis import scoring
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import scoring
 from tests.helpers import trained
 from tests.helpers.windows import naive_log_probs, scored_log_probs
 from tests.registry import ARCHITECTURES, build, dictionary

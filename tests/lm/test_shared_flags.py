@@ -7,8 +7,8 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch import Tensor
 
-from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.registry import ARCHITECTURES, build, dictionary
 
 # Two values of each; they are to differ in what the model says, or in what is kept for backward.

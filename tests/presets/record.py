@@ -7,10 +7,10 @@ import json
 from tqdm import tqdm
 
 import fairseq_ms  # noqa: F401  (registers everything)
-from fairseq_ms.analysis import report, training_step, untrained
 from fairseq_ms.commands.config import SIZES
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.registry import CONFIGS
+from fairseq_ms.tools import report, training_step, untrained
 from tests.helpers.hydra import by_hydra
 
 # Symbols by paper and data: Table 1 of the first, Table 4 of the second, all bytes or colours in the third.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import corpora
-from fairseq_ms.analysis import untrained
+from fairseq_ms.tools import untrained
 
 LENGTH, ROWS, DIM, FFN, HEADS, LAYERS, PADDING = 512, 4, 128, 512, 4, 6, 1
 FLAGS = (

@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from claims import CLAIMS, PAPERS, Effect, Record, bits, effect, in_characters, of_run, verdict
-from fairseq_ms.analysis import report
+from fairseq_ms.tools import report
 from runs import PARTS, RUNS, Run
 
 if TYPE_CHECKING:

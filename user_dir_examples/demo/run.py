@@ -22,7 +22,7 @@ from fairseq.models import FairseqLanguageModel
 from tqdm import tqdm
 
 import fairseq_ms
-from fairseq_ms.analysis.training_step import seconds
+from fairseq_ms.tools.training_step import seconds
 
 # Of all commands: threads that wait for each other awake take the processor from another program that computes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.layers import LayerConfig, SelfAttention
 from fairseq_ms.core.ops import attention as module
 from fairseq_ms.core.ops import recompute
@@ -18,6 +17,7 @@ from fairseq_ms.core.ops.attention import (
 )
 from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
+from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
 
 

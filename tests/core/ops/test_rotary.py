@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ms.analysis.saved_bytes import saved_bytes
 from fairseq_ms.core.ops.rotary import rotate, rotation
+from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.registry import build, dictionary
 

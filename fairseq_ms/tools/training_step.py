@@ -18,10 +18,10 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
-from fairseq_ms.analysis.saved_bytes import saved_bytes_by_place
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.saved_bytes import saved_bytes_by_place
 
 Parts = Mapping[str, Mapping[str, float]]
 """Bytes by part of a model and by purpose."""

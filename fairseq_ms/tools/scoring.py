@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from fairseq_ms.analysis.checkpoints import Checkpoint
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.checkpoints import Checkpoint
 
 # From log-probabilities (1, n, V) and targets (1, n) to a number for each target (1, n), or to several (1, n, k).
 Measure = Callable[[Tensor, Tensor], Tensor]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_ms.analysis.arguments import (
+from fairseq_ms.tools.arguments import (
     add_checkpoints,
     add_choice,
     add_counts,

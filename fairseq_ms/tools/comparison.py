@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fairseq_ms.analysis import checkpoints, report
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import checkpoints, report
 
 
 def load(args: argparse.Namespace) -> list[checkpoints.Checkpoint]:

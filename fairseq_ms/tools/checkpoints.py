@@ -17,9 +17,9 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_ms.analysis.arguments import check_checkpoint, split_label
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.arguments import check_checkpoint, split_label
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What several commands use: their flags, checkpoints, scores and measurements, and what becomes of results."""

@@ -19,8 +19,8 @@ from benchmarks.device import peak
 from benchmarks.peers import Shape, build
 from benchmarks.table import DTYPES, GB, TIME, Cell, NotInstalledError, Options, Row, Table, Work, assert_parity, to
 from benchmarks.training import COLUMNS, training_work
-from fairseq_ms.analysis import plot_context
 from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.papers.plot import context
 from fairseq_ms.tools import untrained
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from fairseq_ms.tools.training_step import training_loss, training_sample
@@ -226,18 +226,18 @@ def _wide(options: Options) -> Table:
 
 def _context(options: Options) -> Table:
     dim, streams = (64, 2) if options.quick else (DIM, CONTEXT_STREAMS)
-    first = next(iter(plot_context.MODELS))
+    first = next(iter(context.MODELS))
 
     def work(name: str, segment: int, precision: str) -> Work:
-        flags = plot_context.MODELS[name]
-        step = plot_context.Step(flags, segment, dim, streams, options.device, DTYPES[precision])
+        flags = context.MODELS[name]
+        step = context.Step(flags, segment, dim, streams, options.device, DTYPES[precision])
         return Work(step.run, streams, lambda: {"context": step.context, "kept": step.kept() / streams / 1e6})
 
     rows = [
         Row((name, str(segment), precision), partial(work, name, segment, precision), f"{segment}, {precision}")
         for precision in options.precisions
         for segment in ((4,) if options.quick else (4, 16, 64))
-        for name in plot_context.MODELS
+        for name in context.MODELS
     ]
     about = (
         f"As `fairseq-ms plot context`: d = {dim}, {streams} streams a step, numbers a stream (Transformer-QL, "

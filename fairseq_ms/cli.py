@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import ModuleType
 
 from fairseq_ms.host.errors import TRACEBACK, sentence_of, traceback_wanted
@@ -39,21 +40,14 @@ COMMANDS = {
     "tradeoff": "perplexity against memory or time of training, over a folder of runs",
     "user-dir": "print the absolute path of the plugin, for fairseq's --user-dir",
 }
-# Those that do not lie in `fairseq_ms.analysis`, which says what a module has to define.
-_ELSEWHERE = {
-    "bench": "fairseq_ms.commands.bench",
-    "config": "fairseq_ms.commands.config",
-    "prepare": "fairseq_ms.commands.prepare",
-    "user-dir": "fairseq_ms.commands.user_dir",
-    "export": "fairseq_ms.export.command",
-    "lm-eval": "fairseq_ms.harness.lm_eval",
-    "lm-eval-task": "fairseq_ms.harness.lm_eval_task",
-}
+# Where commands lie, each in a file of its name; `fairseq_ms.commands` says what that has to define.
+ROOMS = ("fairseq_ms.commands", "fairseq_ms.papers")
 
 
 def module_of(name: str) -> str:
     """The module that runs a command."""
-    return _ELSEWHERE.get(name, f"fairseq_ms.analysis.{name.replace('-', '_')}")
+    modules = [f"{room}.{name.replace('-', '_')}" for room in ROOMS]
+    return next(module for module in modules if find_spec(module))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -110,11 +110,12 @@ def _with_command(monkeypatch, tmp_path, body):
     room = tmp_path / "extra_room"
     room.mkdir()
     source = f"NEEDS_FAIRSEQ = False\ndef add_arguments(p): pass\ndef run(a): {body}\n"
-    (room / "broken_command.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(room))
+    (room / "broken.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(cli.COMMANDS, "broken", "breaks")
-    monkeypatch.setitem(cli._ELSEWHERE, "broken", "broken_command")
-    monkeypatch.delitem(sys.modules, "broken_command", raising=False)
+    monkeypatch.setattr(cli, "ROOMS", ("extra_room",))
+    for module in ("extra_room", "extra_room.broken"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
 
 
 USAGE = "from fairseq_ms.errors import UsageError; raise UsageError('--n must be\\n positive, not -1')"
@@ -163,7 +164,7 @@ def test_an_environment_variable_shows_the_traceback_of_a_mistake_as_well(monkey
     assert cli.main(["broken"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback (most recent call last):")
-    assert "broken_command.py" in shown
+    assert "broken.py" in shown
     assert shown.endswith("fairseq-ms: --n must be positive, not -1\n")
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis.coarse_completions import complete, readable, scale_of
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers.coarse_completions import complete, readable, scale_of
 from fairseq_ms.tools.checkpoints import Checkpoint
 from tests.references.multiscale import coarse_lm
 from tests.references.parts import weights_of

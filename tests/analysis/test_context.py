@@ -9,9 +9,10 @@ import pytest
 import torch
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_ms.analysis import context_shuffle, context_window
-from fairseq_ms.analysis.nll_by_frequency import differences_by_bin, frequency_bins, nll_by_bin
 from fairseq_ms.cli import main
+from fairseq_ms.commands import context_window
+from fairseq_ms.papers import context_shuffle
+from fairseq_ms.papers.nll_by_frequency import differences_by_bin, frequency_bins, nll_by_bin
 from fairseq_ms.tools import checkpoints
 from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 

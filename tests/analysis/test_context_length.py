@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms.analysis.context_length import by_formula, measured, transformer_ql
 from fairseq_ms.cli import main
+from fairseq_ms.papers.context_length import by_formula, measured, transformer_ql
 from tests.registry import build, dictionary
 
 SMALL = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 16, "decoder_attention_heads": 2}

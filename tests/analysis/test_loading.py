@@ -12,7 +12,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_ms.analysis import perplexity
+from fairseq_ms.commands import perplexity
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints as host_checkpoints
 from fairseq_ms.tools import checkpoints

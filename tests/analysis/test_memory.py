@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_ms.analysis import memory
 from fairseq_ms.cli import main
+from fairseq_ms.commands import memory
 from fairseq_ms.tools import training_step, untrained
 from fairseq_ms.tools.saved_bytes import saved_bytes
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import neighbors
 from fairseq_ms.cli import main
+from fairseq_ms.papers import neighbors
 from fairseq_ms.tools import checkpoints
 from tests.helpers.trained import load, random_lines
 

@@ -14,8 +14,8 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import eval_lm
 
-from fairseq_ms.analysis.perplexity import Scored, renormalised
 from fairseq_ms.cli import main
+from fairseq_ms.commands.perplexity import Scored, renormalised
 from tests.helpers import trained as made
 
 STREAMING = "streaming_language_modeling"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_ms.analysis import plot_attention as attention
 from fairseq_ms.cli import main
+from fairseq_ms.commands.plot import attention
 from fairseq_ms.tools import untrained
 
 SIZES = "--decoder-embed-dim 12 --decoder-ffn-embed-dim 12 --decoder-attention-heads 3 --tokens-per-sample 32"

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.analysis import recall as accuracy
-from fairseq_ms.analysis.context_length import ContextLength, measured
-from fairseq_ms.analysis.recall import reach
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import recall as accuracy
+from fairseq_ms.papers.context_length import ContextLength, measured
+from fairseq_ms.papers.recall import reach
 from fairseq_ms.tools import checkpoints, scoring
 from fairseq_ms.tools.checkpoints import Checkpoint
 from fairseq_ms_pipeline.recall import Exercises, Recall

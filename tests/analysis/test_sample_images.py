@@ -8,9 +8,9 @@ import torch
 from fairseq.data import indexed_dataset
 from PIL import Image
 
-from fairseq_ms.analysis import sample_images
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import sample_images
 from fairseq_ms.tools import checkpoints
 from tests.helpers.trained import write_checkpoint
 from tests.registry import dictionary

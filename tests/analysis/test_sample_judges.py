@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairseq_ms.analysis import sample_judges as judges
-from fairseq_ms.analysis.sample_metrics import side_by_side
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import _sample_judges as judges
+from fairseq_ms.papers.sample_metrics import side_by_side
 
 ARPA = """\\data\\
 ngram 1=6

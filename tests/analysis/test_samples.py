@@ -12,10 +12,10 @@ import torch
 from fairseq.models import FairseqLanguageModel
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis import sample_judges as judges
-from fairseq_ms.analysis import sample_metrics as samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import _sample_judges as judges
+from fairseq_ms.papers import sample_metrics as samples
 from fairseq_ms.tools import checkpoints
 from tests.analysis.conftest import STREAMING
 from tests.analysis.test_sample_judges import ARPA, needs_kenlm

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.analysis import context_shuffle, context_window, neighbors
 from fairseq_ms.cli import main
+from fairseq_ms.commands import context_window
 from fairseq_ms.core.memory import Memory
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import context_shuffle, neighbors
 from fairseq_ms.tools import checkpoints, scoring, training_step
 from tests.analysis.conftest import STREAMING
 from tests.helpers.trained import load

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairseq_ms.analysis.tradeoff import layers_of
 from fairseq_ms.cli import main
+from fairseq_ms.papers.tradeoff import layers_of
 from fairseq_ms.tools import checkpoints, scoring, training_step
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.trained import NARROW, random_lines, write_checkpoint, write_corpus

@@ -14,10 +14,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import OmegaConf
 
-from fairseq_ms.analysis import coarse_completions, sample_images
-from fairseq_ms.analysis import sample_metrics as samples
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import coarse_completions, sample_images
+from fairseq_ms.papers import sample_metrics as samples
 from fairseq_ms.tools import checkpoints
 from tests.helpers import trained
 from tests.helpers.corpus import model_flags, random_flags

@@ -10,7 +10,7 @@ import torch
 from fairseq import tasks
 from fairseq.data import iterators
 
-from fairseq_ms.analysis import perplexity
+from fairseq_ms.commands import perplexity
 from fairseq_ms.data.random_offsets import at_random_offset
 from fairseq_ms.errors import UsageError
 from tests.helpers.resumed import equal

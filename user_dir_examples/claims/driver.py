@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 
 import corpora
-from fairseq_ms.analysis import plot_curves as curves
+from fairseq_ms.papers.plot import curves
 from runs import PARTS, RUNS, Run
 
 EXAMPLES = Path(__file__).resolve().parents[1]

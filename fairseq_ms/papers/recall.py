@@ -14,10 +14,10 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_ms.analysis import context_length
-from fairseq_ms.analysis.context_length import ContextLength
 from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import context_length
+from fairseq_ms.papers.context_length import ContextLength
 from fairseq_ms.tools import comparison, report, scoring
 from fairseq_ms.tools.checkpoints import Checkpoint, documents
 

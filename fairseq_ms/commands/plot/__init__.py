@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq_ms.analysis import plot_attention, plot_context, plot_curves
+from fairseq_ms.commands.plot import attention
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers.plot import context, curves
 from fairseq_ms.tools import report
 
 
@@ -14,5 +15,5 @@ def run(args: argparse.Namespace) -> int:
     report.check_outputs(args)
     if args.fairseq_flags and args.figure != "attention":
         raise UsageError(f"plot {args.figure} has no flag {args.fairseq_flags[0]}")
-    {"attention": plot_attention, "context": plot_context, "curves": plot_curves}[args.figure].run(args)
+    {"attention": attention, "context": context, "curves": curves}[args.figure].run(args)
     return 0

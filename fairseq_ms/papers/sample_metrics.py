@@ -14,9 +14,9 @@ from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from fairseq_ms.analysis import sample_judges
-from fairseq_ms.analysis.sample_judges import Judge, NGramModel, continuation
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import _sample_judges as sample_judges
+from fairseq_ms.papers._sample_judges import Judge, NGramModel, continuation
 from fairseq_ms.tools import checkpoints, comparison, report
 from fairseq_ms.tools.checkpoints import Checkpoint
 from fairseq_ms.tools.training_step import shortest

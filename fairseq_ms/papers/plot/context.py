@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fairseq_ms.analysis import context_length
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers import context_length
 from fairseq_ms.tools import report, untrained
 from fairseq_ms.tools.saved_bytes import saved_bytes
 

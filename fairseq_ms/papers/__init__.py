@@ -1,0 +1,1 @@
+"""What only the papers' tables need: commands of the form that `fairseq_ms.commands` describes."""

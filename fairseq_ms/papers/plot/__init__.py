@@ -1,0 +1,1 @@
+"""Figures of the papers, for `fairseq-ms plot`."""

@@ -47,8 +47,8 @@ def muon_and_adamw(
 ) -> MuonAndAdamW:
     """One optimizer for a whole model: Muon at ``lr`` for the matrices of its layers, AdamW for all other parameters.
 
-    ``weight_decay`` is that of both, decoupled, times the rate. Schedulers and checkpoints take it for one optimizer
-    with two groups. Raises RuntimeError where torch has no Muon.
+    ``weight_decay`` is that of both, decoupled, times the rate. Schedulers, checkpoints and copies take it for one
+    optimizer with two groups. Raises RuntimeError where torch has no Muon.
     """
     adamw = {"betas": betas, "weight_decay": weight_decay}
     others = matrices_and_others(model)[1]
@@ -56,10 +56,12 @@ def muon_and_adamw(
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's Muon for a first group of parameters and AdamW for a second one, with one state.
+    """torch's Muon for groups of parameters that have ``rows``, and AdamW for all others, with one state.
+
+    ``rows`` are those of the projections in each matrix of a group, which Muon takes one by one.
 
     Args:
-        projections: the matrices, and the rows of the projections in each, which Muon takes one by one
+        projections: the matrices of a first group, and their rows
         others: all other parameters
         lr: rate of Muon
         adam_lr: rate of AdamW
@@ -79,33 +81,67 @@ class MuonAndAdamW(torch.optim.Optimizer):
         if not hasattr(torch.optim, "Muon"):
             raise RuntimeError(f"Muon needs torch 2.9 or newer: this is torch {torch.__version__}")
         others = list(others)
-        self._rows = list(projections.values())
-        self._muon = torch.optim.Muon(list(projections), lr=lr, **muon)
-        self._adamw = torch.optim.AdamW(others, lr=adam_lr, fused=has_fused_optimizers(others), **adamw)
-        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        # torch's own look at the settings.
+        self.of_muon = torch.optim.Muon(list(projections), lr=lr, **muon).defaults
+        of_adamw = torch.optim.AdamW(others, lr=adam_lr, fused=has_fused_optimizers(others), **adamw).defaults
+        groups: list[dict[str, Any]] = [{"params": list(projections), "rows": list(projections.values())}]
+        super().__init__([*groups, {"params": others}], of_adamw)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "of_muon": self.of_muon}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's: a group of AdamW's, or with ``rows`` of Muon's; raises ValueError if they do not fit it."""
+        of_adamw = self.defaults
+        self.defaults = self.of_muon if "rows" in param_group else of_adamw
+        try:
+            super().add_param_group(param_group)
+        finally:
+            self.defaults = of_adamw
+        group = self.param_groups[-1]
+        shapes = [tuple(parameter.shape) for parameter in group["params"]]
+        fits = (len(shape) == 2 and shape[0] == sum(rows) for shape, rows in zip(shapes, group.get("rows", ())))
+        if "rows" in group and (len(group["rows"]) != len(shapes) or not all(fits)):
+            del self.param_groups[-1]
+            raise ValueError(f"rows must be those of the projections in matrices {shapes}: got {group['rows']}")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; which rows belong together is the model's, and states from before ``rows`` load too."""
+        rows = [group.get("rows") for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, rows, strict=True):
+            if own is not None:
+                group["rows"] = own
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters; what ``closure`` computes, if it is given."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        matrices, others = self.param_groups
-        self._muon.state.clear()
-        pieces = [piece for pair in zip(matrices["params"], self._rows) for piece in self._projections(*pair)]
-        self._muon.param_groups = [{**matrices, "params": pieces}]
-        self._muon.step()
-        self._adamw.param_groups, self._adamw.state = [others], self.state
-        self._adamw.step()
+        of_pieces: dict[nn.Parameter, Any] = {}
+        others = [group for group in self.param_groups if "rows" not in group]
+        matrices = [group for group in self.param_groups if "rows" in group]
+        matrices = [{**group, "params": list(self._projections(group, of_pieces))} for group in matrices]
+        kinds: tuple[Any, ...] = (torch.optim.Muon, matrices, of_pieces), (torch.optim.AdamW, others, self.state)
+        for kind, groups, state in kinds:
+            if groups:
+                # For this update alone: what lasts is in groups and state, which are copied and saved.
+                optimizer = kind(groups)
+                optimizer.state = state
+                optimizer.step()
         return loss
 
-    def _projections(self, parameter: nn.Parameter, rows: tuple[int, ...]) -> Iterator[nn.Parameter]:
-        """Parts of a parameter, each a parameter in the memory of the whole, and so are gradient and momentum."""
-        if parameter.grad is None:
-            return
-        momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-        parts = (whole.split(rows) for whole in (parameter, parameter.grad, momentum))
-        for weight, gradient, buffer in zip(*parts, strict=True):
-            piece = nn.Parameter(weight)
-            piece.grad = gradient
-            self._muon.state[piece] = {"momentum_buffer": buffer}
-            yield piece
+    def _projections(self, group: Mapping[str, Any], state: dict[nn.Parameter, Any]) -> Iterator[nn.Parameter]:
+        """Parts of parameters, each a parameter in the memory of the whole, and so are gradient and momentum."""
+        for parameter, rows in zip(group["params"], group["rows"], strict=True):
+            if parameter.grad is None:
+                continue
+            own = self.state[parameter]
+            if "momentum_buffer" not in own:
+                own["momentum_buffer"] = torch.zeros_like(parameter)
+            parts = (whole.split(rows) for whole in (parameter, parameter.grad, own["momentum_buffer"]))
+            for weight, gradient, buffer in zip(*parts, strict=True):
+                piece = nn.Parameter(weight)
+                piece.grad = gradient
+                state[piece] = {"momentum_buffer": buffer}
+                yield piece

@@ -107,8 +107,8 @@ class FairseqMuon(FairseqOptimizer):
 
     def set_lr(self, lr: float) -> None:
         """The schedule's rate for the matrices, and as large a part of its own for all others."""
-        matrices, others = self.param_groups
-        matrices["lr"], others["lr"] = lr, lr / _rate(self.cfg) * self.cfg.adam_lr
+        for group in self.param_groups:
+            group["lr"] = lr if "rows" in group else lr / _rate(self.cfg) * self.cfg.adam_lr
 
 
 def prepare_muon(cfg: Any, model: nn.Module) -> None:

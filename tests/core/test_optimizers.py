@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from fairseq_ms import core
 from fairseq_ms.core.iem import ImplicitEmbedding
-from fairseq_ms.core.optimizers import rows_of_projections
+from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
 # No width of these models.
@@ -69,6 +71,10 @@ def updates(model: core.CausalModel, optimizer: torch.optim.Optimizer, count: in
         schedule.step()
 
 
+def assert_same(found: torch.nn.Module, expected: torch.nn.Module) -> None:
+    torch.testing.assert_close(list(found.parameters()), list(expected.parameters()), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["Retina", "TransformerQL", "HAED"])
 def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: str) -> None:
     model = build(name, vocab_size=SYMBOLS)
@@ -90,21 +96,56 @@ def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: 
         for optimizer, rate in zip(two, (0.02, 0.005), strict=True):
             optimizer.param_groups[0]["lr"] = rate / (1 + update)
             optimizer.step()
-    for found, expected in zip(model.parameters(), naive.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert_same(model, naive)
 
 
-def test_a_training_by_muon_and_adamw_resumes_bit_for_bit() -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_a_training_by_muon_and_adamw_resumes_bit_for_bit(older: bool) -> None:
     whole = build("Retina", vocab_size=SYMBOLS)
     first, second = copy.deepcopy(whole), copy.deepcopy(whole)
     updates(whole, core.muon_and_adamw(whole, 0.02, 0.005), 4)
     updates(first, half := core.muon_and_adamw(first, 0.02, 0.005), 2)
     second.load_state_dict(first.state_dict())
     resumed = core.muon_and_adamw(second, 0.02, 0.005)
-    resumed.load_state_dict(copy.deepcopy(half.state_dict()))
+    state = copy.deepcopy(half.state_dict())
+    if older:
+        del state["param_groups"][0]["rows"]
+    resumed.load_state_dict(state)
     updates(second, resumed, 2, first=2)
-    for found, expected in zip(second.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert_same(second, whole)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_of_model_and_optimizer_goes_on_as_they_do(copied: Callable[[Any], Any]) -> None:
+    model = build("Retina", vocab_size=SYMBOLS)
+    optimizer = core.muon_and_adamw(model, 0.02, 0.005)
+    updates(model, optimizer, 2)
+    other, its_own = copied((model, optimizer))
+    for each, steps in ((model, optimizer), (other, its_own)):
+        updates(each, steps, 2, first=2)
+        steps.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, 2))], "rows": [(1, 2)]})
+    assert_same(model, other)
+    torch.testing.assert_close(optimizer.state_dict()["state"], its_own.state_dict()["state"], rtol=0, atol=0)
+
+
+def test_added_groups_are_adamws_unless_they_have_rows() -> None:
+    model = build("Vanilla", vocab_size=SYMBOLS)
+    rows = rows_of_projections(model)
+    (late, its_rows), *first = rows.items()
+    others = core.matrices_and_others(model)[1]
+    naive = copy.deepcopy(model)
+    updates(naive, core.muon_and_adamw(naive, 0.02, 0.005, 0.1), 3)
+    adamw = {"weight_decay": 0.1}
+    optimizer = MuonAndAdamW(dict(first), others[1:], 0.02, 0.005, {"weight_decay": 0.1}, adamw)
+    optimizer.add_param_group({"params": others[0]})
+    optimizer.add_param_group({"params": [late], "rows": [its_rows]})
+    updates(model, optimizer, 3)
+    assert_same(model, naive)
+    for wrong in ({"params": [torch.nn.Parameter(torch.ones(3))], "rows": [(3,)]}, {"params": [late], "rows": [(1,)]}):
+        with pytest.raises(ValueError, match="rows must be"):
+            MuonAndAdamW(dict(first), others, 0.02, 0.005, {}, {}).add_param_group(wrong)
+    rates = [group["initial_lr"] for group in optimizer.param_groups]
+    assert rates == [0.02, 0.005, 0.005, 0.02]
 
 
 def test_without_torchs_muon_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,16 +165,17 @@ def test_adamw_trains_as_torchs_and_takes_apex_where_it_is_installed(
     assert trainer.optimizer.supports_flat_params
 
 
-def test_both_rates_follow_the_schedule_in_proportion(data: Path) -> None:
+def test_all_rates_follow_the_schedule_in_proportion(data: Path) -> None:
     schedule = ("--lr-scheduler", "cosine", "--warmup-updates", "3", "--max-update", "9")
     trainer = trainer_of(data, *VANILLA, *MUON, *schedule)
+    trainer.optimizer.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     rates = []
     for part in batches(9):
         trained(trainer, [part])
-        matrices, others = trainer.optimizer.optimizer.param_groups
+        matrices, *others = copy.deepcopy(trainer.optimizer.optimizer).param_groups
         assert trainer.get_lr() == matrices["lr"]
         rates.append(matrices["lr"])
-        assert others["lr"] == pytest.approx(matrices["lr"] / 4)
+        assert [group["lr"] for group in others] == pytest.approx([matrices["lr"] / 4] * 2)
     assert rates[2] == 0.02
     assert len({*rates}) == 9
 

@@ -2,7 +2,7 @@
 #   make demo    train, evaluate and sample small models on text that every Python installation brings
 #   make demo-analysis   the papers' analyses of the demo's models, with figures
 #   make demo-haed   HAED on characters, with and without its first phase
-#   make test    run the tests, those that take over ten seconds left out
+#   make test    run the tests but the papers' and those that take over ten seconds
 #   make test-all    run all tests
 #   make test-portable   run the numeric tests once more with the kernels of old processors
 #   make gpu     measure everything on a GPU, write docs/results_gpu.md, and run the tests of numerics there
@@ -84,7 +84,7 @@ demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py
 
 test test-all: env $(NGRAM) $(PEER)/.installed $(HUB) $(MUTANTS)
-	@$(RUN) -m pytest -n $(JOBS) --dist worksteal $(if $(filter test,$@),-m "not slow")
+	@$(RUN) -m pytest -n $(JOBS) --dist worksteal $(if $(filter test,$@),-m "not slow" --ignore tests/papers)
 
 # Kernels for any x86 processor add sums up in another order than a new processor's: what a test knows of the one that
 # it was written on shows here.

@@ -85,6 +85,14 @@ def _loggers_that_say_everything() -> None:
         logging.getLogger(name).disabled = False
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small checkpoints that commands are asked about."""
+    from tests.helpers.asked import write_models
+
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
 def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     if not report.skipped or hasattr(report, "wasxfail"):
         return

@@ -17,9 +17,9 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import _sample_judges as judges
 from fairseq_ms.papers import sample_metrics as samples
 from fairseq_ms.tools import checkpoints
-from tests.analysis.conftest import STREAMING
-from tests.analysis.test_sample_judges import ARPA, needs_kenlm
+from tests.helpers.asked import STREAMING
 from tests.helpers.trained import TINY, load, make_unigram, write_checkpoint
+from tests.papers.test_sample_judges import ARPA, needs_kenlm
 
 
 @pytest.mark.parametrize("package", ["kenlm", "transformers", "sacrebleu"])

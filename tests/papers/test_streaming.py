@@ -10,7 +10,7 @@ from fairseq_ms.core.memory import Memory
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import context_shuffle, neighbors
 from fairseq_ms.tools import checkpoints, scoring, training_step
-from tests.analysis.conftest import STREAMING
+from tests.helpers.asked import STREAMING
 from tests.helpers.trained import load
 
 

@@ -1,8 +1,6 @@
-"""Checkpoints that several tests of the analyses read."""
+"""Checkpoints that several tests of commands read."""
 
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.trained import NARROW, TINY, random_lines, write_checkpoint, write_corpus
 
@@ -22,13 +20,11 @@ STREAMING = {
 """Models with a memory, read in segments of 6 tokens."""
 
 
-@pytest.fixture(scope="package")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with NAME/model.pt of each of ``ARCHITECTURES`` and ``STREAMING``, untrained, and their data in ``bin``.
+def write_models(folder: Path) -> Path:
+    """NAME/model.pt of each of ``ARCHITECTURES`` and ``STREAMING``, untrained, and their data in ``bin``; the folder.
 
     Lines have 17 words and an end, so that segments of 18 tokens are lines. Line 31 is line 5 again.
     """
-    folder = tmp_path_factory.mktemp("models")
     train = random_lines(1, 40)
     train[31] = train[5]
     data = write_corpus(folder / "bin", {"train": train, "test": random_lines(2, 31)})

@@ -20,7 +20,7 @@ from fairseq_ms.papers.recall import reach
 from fairseq_ms.tools import checkpoints, scoring
 from fairseq_ms.tools.checkpoints import Checkpoint
 from fairseq_ms_pipeline.recall import Exercises, Recall
-from tests.analysis.conftest import STREAMING, write_stream
+from tests.helpers.asked import STREAMING, write_stream
 from tests.helpers.trained import NARROW, TINY, load, write_checkpoint, write_corpus
 
 LONGEST, WINDOW = 24, 64

@@ -94,7 +94,8 @@ test-portable: env
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
 # where rows of the first have failed. Tests come last: what they would show of numerics is checked before each table.
-GPU := $(RUN) -m fairseq_ms bench all --device cuda --rounds 3 --report docs/results_gpu.md
+GPU := $(RUN) -m fairseq_ms bench all --device cuda --rounds 3 \
+	--report docs/results_gpu.md --records docs/papers/results_gpu.jsonl
 ON_GPU := core/test_graphs.py models/test_invariants.py models/test_multiscale.py models/test_streaming.py \
 	models/test_haed.py models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
 	core/ops/test_attention.py core/ops/test_linear.py core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py \

@@ -29,7 +29,7 @@ TINY |= {"decoder_ffn_embed_dim": 32, "decoder_attention_heads": 2, "attention_h
 LOSS_TOLERANCE, ENCODING_TOLERANCE = 1e-4, 1e-5
 PADDED, UNPADDED, FIRST = "end to end, padded chunks", "end to end, chunks without padding", "first phase"
 UNITS = (128, 256, 512, 1024, 2048)
-# Of the LSTM encoder: the paper's, and as few as were no worse (docs/claims.md).
+# Of the LSTM encoder: the paper's, and as few as were no worse (docs/papers/claims.md).
 PAPERS, SMALL = 1024, 64
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Mutants of a file, and the seed of the sample whose score docs/testing.md states.
+# Mutants of a file, and the seed of the sample whose score docs/papers/testing.md states.
 SAMPLE, SEED = 3, 1
 
 _INVARIANTS = "tests/models/test_invariants.py -k"

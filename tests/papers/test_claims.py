@@ -1,4 +1,4 @@
-"""The driver of the runs behind docs/claims.md: what it trains parses, what it measures comes out, the page has it."""
+"""The runs behind docs/papers/claims.md: what is trained parses, what is measured comes out, the page has it."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from tests.helpers.cli import ROOT, run_cli
 from tests.install.test_examples import parse, recorded
 
 CLAIMS_FOLDER = ROOT / "user_dir_examples" / "claims"
-RESULTS = [ROOT / "docs" / name for name in ("claims.jsonl", "recipes.jsonl")]
-PAGE = ROOT / "docs" / "claims.md"
+RESULTS = [ROOT / "docs" / "papers" / name for name in ("claims.jsonl", "recipes.jsonl")]
+PAGE = ROOT / "docs" / "papers" / "claims.md"
 # Texts of the papers, where they are at hand.
 TEXTS = os.environ.get("FAIRSEQ_MS_PAPERS")
 sys.path.insert(0, str(CLAIMS_FOLDER))

@@ -1,4 +1,4 @@
-"""docs/reproduce.md's tables of hyper-parameters against presets, configurations and scripts."""
+"""docs/papers/reproduce.md's tables of hyper-parameters against presets, configurations and scripts."""
 
 import math
 import re
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8").split("## Every hyper-parameter")[1]
+    text = (ROOT / "docs" / "papers" / "reproduce.md").read_text(encoding="utf-8").split("## Every hyper-parameter")[1]
     found = []
     for title, table in re.findall(r"^### (.+)\n\n((?:\|.*\n)+)", text, re.MULTILINE):
         for line in table.splitlines()[2:]:

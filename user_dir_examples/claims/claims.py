@@ -1,4 +1,4 @@
-"""The rule that gives the verdicts of docs/claims.md; the papers' claims and what tests them are in sentences.json."""
+"""The rule that gives the verdicts of docs/papers/claims.md; sentences.json has the claims and what tests them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train and test the runs behind docs/claims.md.
+"""Train and test the runs behind docs/papers/claims.md.
 
     python user_dir_examples/claims/driver.py TEXT --out runs/claims --jobs 2
     python user_dir_examples/claims/driver.py TEXT --out runs/claims --only streaming/xl/1 streaming/ql

@@ -1,4 +1,4 @@
-"""The runs behind docs/claims.md; what each of them trains, and how it is tested, is data, in runs.json."""
+"""The runs behind docs/papers/claims.md; what each of them trains, and how it is tested, is data, in runs.json."""
 
 from __future__ import annotations
 

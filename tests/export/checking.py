@@ -72,6 +72,8 @@ def found(folder: Path, exported: Path) -> dict:
         "logits": float((log_probs - expected).abs().max() / expected.abs().max()),
         "padded logits": padded_difference(model, tokens, log_probs),
         "cached logits": cached_difference(model, tokens, log_probs),
+        "logits of turns": turns_difference(model, tokens, log_probs),
+        **second_turn(model, tokens),
     }
     prompts = reference["prompts"]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
@@ -124,6 +126,62 @@ def cached_difference(model, tokens, log_probs) -> float:
         cache = out.past_key_values
         parts.append(out.logits)
     return float((torch.cat(parts, dim=1).log_softmax(-1) - log_probs).abs().max())
+
+
+def turns_difference(model, tokens, log_probs) -> float:
+    """Rows whose turns have different numbers of tokens, or none, with padding before them or behind."""
+    found, cache, mask, done = [], None, torch.zeros(3, 0, dtype=torch.long), [0, 0, 0]
+    for number, counts in enumerate([(4, 4, 0), (2, 7, 3), (0, 3, 5), (4, 4, 4), (1, 1, 1), (0, 1, 3)]):
+        piece, own = torch.full((2, 3, max(counts)), model.config.pad_token_id)
+        own.zero_()
+        starts = [(number + row) % 2 * (max(counts) - count) for row, count in enumerate(counts)]
+        for row, (start, count) in enumerate(zip(starts, counts)):
+            piece[row, start : start + count] = tokens[row, done[row] : done[row] + count]
+            own[row, start : start + count] = 1
+        mask = torch.cat([mask, own], dim=1)
+        out = model(piece, attention_mask=mask, past_key_values=cache, use_cache=True)
+        expected = torch.cat([log_probs[row, done[row] : done[row] + count] for row, count in enumerate(counts)])
+        found.append(float((out.logits.log_softmax(-1)[own.bool()] - expected).abs().max()))
+        done, cache = [before + count for before, count in zip(done, counts)], out.past_key_values
+        if number == 2:
+            order = [1, 2, 1]
+            cache.reorder_cache(torch.tensor(order))
+            tokens, log_probs, mask, done = tokens[order], log_probs[order], mask[order], [done[row] for row in order]
+    return max(found)
+
+
+def second_turn(model, tokens) -> dict:
+    """``generate`` behind a turn that a cache has read, and masks that cannot be."""
+    lengths, pad = [(9, 2), (4, 5)], model.config.pad_token_id
+    columns, mask = torch.full((2, 14), pad), torch.zeros(2, 14, dtype=torch.long)
+    for row, (first, second) in enumerate(lengths):
+        columns[row, 9 - first : 9], columns[row, 14 - second :] = tokens[row, : first + second].split([first, second])
+        mask[row, 9 - first : 9] = mask[row, 14 - second :] = 1
+    settings = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
+
+    def continued(row_mask):
+        cache = model(columns[:, :9], attention_mask=mask[:, :9], use_cache=True).past_key_values
+        return model.generate(columns, attention_mask=row_mask, past_key_values=cache, **settings)[:, 14:]
+
+    def refused(call, *given, **more) -> bool:
+        try:
+            call(*given, **more)
+        except ValueError:
+            return True
+        return False
+
+    alone = [
+        model.generate(tokens[row : row + 1, : sum(own)], **settings)[0, sum(own) :] for row, own in enumerate(lengths)
+    ]
+    hidden, turned = mask.clone(), {"attention_mask": mask[:, :9].flip(1), **settings}
+    hidden[0, 8] = 0
+    return {
+        "a second turn is what it is alone": continued(mask).equal(torch.stack(alone)),
+        "tokens that were read cannot be hidden": refused(continued, hidden),
+        "a mask has the cache's columns": refused(continued, mask[:, 9:]),
+        "a prompt ends in a token": refused(model.generate, columns[:, :9], **turned),
+        "a prompt ends in a token without a cache": refused(model.generate, columns[:, :9], use_cache=False, **turned),
+    }
 
 
 if __name__ == "__main__":

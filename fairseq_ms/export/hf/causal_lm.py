@@ -2,13 +2,15 @@
 
 The models want padding behind the tokens, and states whose rows are equally long; `transformers` pads before them,
 and its rows are not. So a pass without cache moves every row to the left and its outputs back, and a pass with cache
-keeps a state for every length.
+keeps a state for every number of tokens that rows have had.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,34 +23,49 @@ from fairseq_ms.core.cache import State
 
 @dataclass
 class Group:
-    """The rows of a batch whose sequences are equally long, and what the model remembers of them.
+    """Rows of a batch whose sequences are equally long, and what the model remembers of them.
 
     Attributes:
         rows_R: which rows of the batch
-        padding: how many columns of padding come before their tokens
-        state: a state of R sequences
+        state: a state of R sequences, None before their first tokens
     """
 
     rows_R: Tensor
-    padding: int
-    state: State
+    state: State | None
 
 
 @dataclass
 class GroupedCache:
     """A state for every length among the rows of a batch, so that a row computes what it would compute alone.
 
-    It has what ``transformers`` asks of a cache. ``length`` counts columns of the batch, padding included.
+    It has what ``transformers`` asks of a cache. ``read_BT`` is True at tokens and False at padding, in the columns of
+    the batch that have been read.
     """
 
     groups: list[Group]
-    length: int = 0
+    read_BT: Tensor
 
     is_compileable = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many columns of the batch have been read."""
-        return self.length
+        return self.read_BT.size(1)
+
+    def split(self, counts_B: Tensor) -> list[int]:
+        """Give rows with different counts different groups; the count of every group."""
+        groups, counts = [], []
+        for group in self.groups:
+            counts_R = counts_B[group.rows_R]
+            for count in counts_R.unique().tolist():
+                place_R = (counts_R == count).nonzero().squeeze(1)
+                state = group.state
+                if state is not None and place_R.numel() < counts_R.numel():
+                    state = copy.deepcopy(state)
+                    state.reorder(place_R)
+                groups.append(Group(group.rows_R[place_R], state))
+                counts.append(count)
+        self.groups = groups
+        return counts
 
     def reorder_cache(self, beam_idx: Tensor) -> GroupedCache:
         """Row i becomes what row ``beam_idx[i]`` was; rows may be repeated and dropped."""
@@ -58,9 +75,11 @@ class GroupedCache:
             taken = beam_idx.unsqueeze(1) == group.rows_R.to(beam_idx.device)
             rows_R, place_R = taken.nonzero().unbind(1)
             if rows_R.numel():
-                group.state.reorder(place_R)
-                groups.append(Group(rows_R, group.padding, group.state))
+                if group.state is not None:
+                    group.state.reorder(place_R)
+                groups.append(Group(rows_R, group.state))
         self.groups = groups
+        self.read_BT = self.read_BT[beam_idx.to(self.read_BT.device)]
         return self
 
     def crop(self, max_length: int) -> None:
@@ -157,8 +176,8 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits (B, T, V) of tokens (B, T); log-probabilities for a model with adaptive softmax.
 
         Args:
-            attention_mask: (B, T) with the columns of the cache in front, 0 at padding, which lies before or behind a
-                row's tokens; behind them only without a cache
+            attention_mask: (B, T) with the columns of the cache in front, as they were; 0 at padding, which lies
+                before or behind a row's tokens of this call
             past_key_values: what a call before returned with ``use_cache``; the tokens continue it
             labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out
             use_cache: return a cache
@@ -170,8 +189,10 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"a model of fairseq_ms has no {refused[0]}: leave it out")
         cache = past_key_values
         if cache is None and use_cache:
-            cache = self._new_cache(input_ids, attention_mask)
-        x_BTD = self._at_once(input_ids, attention_mask) if cache is None else self._continued(input_ids, cache)
+            rows_B = torch.arange(input_ids.size(0), device=input_ids.device)
+            cache = GroupedCache([Group(rows_B, None)], input_ids[:, :0].bool())
+        read = self._at_once if cache is None else partial(self._continued, cache)
+        x_BTD = read(input_ids, attention_mask)
         logits = self.decoder.logits(x_BTD[:, -logits_to_keep:] if logits_to_keep else x_BTD)
         loss = None
         if labels is not None:
@@ -193,8 +214,14 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **unused: Any,
     ) -> dict[str, Any]:
-        """The arguments of ``forward`` at a step of ``generate()``: the tokens that the cache has not read."""
+        """The arguments of ``forward`` at a step of ``generate()``: the tokens that the cache has not read.
+
+        ValueError where a row has nothing to be continued in its last column.
+        """
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        is_prompt = input_ids.size(1) - seen > 1
+        if is_prompt and attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            raise ValueError("a batch of prompts must be padded on the left: set padding_side='left'")
         kept = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
         return {"input_ids": input_ids[:, seen:], "logits_to_keep": logits_to_keep, **kept}
 
@@ -214,37 +241,43 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         back_BT = ((column_T - starts_B.unsqueeze(1)) % columns).clamp(max=longest - 1)
         return x_BTD.gather(1, back_BT.unsqueeze(-1).expand(-1, -1, x_BTD.size(-1)))
 
-    def _new_cache(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> GroupedCache:
-        """The cache before prompts are read."""
-        columns = tokens_BT.size(1)
-        starts_B, lengths_B = spans(torch.ones_like(tokens_BT) if mask_BT is None else mask_BT)
-        if not bool((starts_B + lengths_B == columns).all()):
-            raise ValueError("a batch of prompts must be padded on the left: set padding_side='left'")
-        groups = []
-        for start in starts_B.unique().tolist():
-            rows_R = (starts_B == start).nonzero().squeeze(1)
-            groups.append(Group(rows_R, start, self.decoder.new_state(rows_R.numel(), 2 * (columns - start))))
-        return GroupedCache(groups)
-
-    def _continued(self, tokens_BT: Tensor, cache: GroupedCache) -> Tensor:
-        """Features (B, T, D) of tokens behind those that the cache has read, which reads them too."""
-        texts = [tokens_BT[group.rows_R, max(0, group.padding - cache.length) :] for group in cache.groups]
-        for group, text_RT in zip(cache.groups, texts):
-            self.decoder.check_length(group.state.length + text_RT.size(1))
-        parts = [self.decoder.features(text_RT, group.state) for group, text_RT in zip(cache.groups, texts)]
-        x_BTD = parts[0].new_zeros(*tokens_BT.shape, parts[0].size(-1))
-        for group, x_RTD in zip(cache.groups, parts):
-            x_BTD[group.rows_R, tokens_BT.size(1) - x_RTD.size(1) :] = x_RTD
-        cache.length += tokens_BT.size(1)
+    def _continued(self, cache: GroupedCache, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """Features (B, T, D) of tokens behind those that the cache has read, which reads them too; 0 at padding."""
+        columns, seen = tokens_BT.size(1), cache.get_seq_length()
+        plain_BT = torch.cat([cache.read_BT, torch.ones_like(tokens_BT, dtype=torch.bool)], dim=1)
+        mask_BT = plain_BT if mask_BT is None else mask_BT.bool()
+        starts_B, counts = tokens_BT.new_zeros(tokens_BT.size(0)), [columns] * len(cache.groups)
+        if mask_BT.shape != plain_BT.shape:
+            wanted = f"the {seen} columns of the cache in front of {columns} new ones"
+            raise ValueError(f"attention_mask must have {wanted}: got the shape {tuple(mask_BT.shape)}")
+        if not mask_BT.equal(plain_BT):
+            if not mask_BT[:, :seen].equal(cache.read_BT):
+                raise ValueError("attention_mask must not change where the cache has read tokens: begin without it")
+            starts_B, counts_B = spans(mask_BT[:, seen:])
+            counts = cache.split(counts_B)
+        for group, count in zip(cache.groups, counts):
+            self.decoder.check_length(count if group.state is None else group.state.length + count)
+        parts = []
+        for group, count in zip(cache.groups, counts):
+            if count and group.state is None:
+                group.state = self.decoder.new_state(group.rows_R.numel(), 2 * count)
+            if count:
+                column_RT = starts_B[group.rows_R].unsqueeze(1) + torch.arange(count, device=tokens_BT.device)
+                place = (group.rows_R.unsqueeze(1), column_RT)
+                parts.append((place, self.decoder.features(tokens_BT[place], group.state)))
+        x_BTD = parts[0][1].new_zeros(*tokens_BT.shape, parts[0][1].size(-1))
+        for place, x_RTD in parts:
+            x_BTD[place] = x_RTD
+        cache.read_BT = mask_BT
         return x_BTD
 
 
 def spans(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the ones of every row begin and how many they are; ValueError unless they are one run."""
+    """Where the ones of every row begin and how many they are; ValueError unless they are one run, and some."""
     lengths_B = mask_BT.long().sum(1)
     starts_B = mask_BT.long().argmax(1)
     column_T = torch.arange(mask_BT.size(1), device=mask_BT.device)
     inside_BT = (column_T >= starts_B.unsqueeze(1)) & (column_T < (starts_B + lengths_B).unsqueeze(1))
-    if not bool((inside_BT == mask_BT.bool()).all()) or not bool((lengths_B > 0).all()):
+    if not bool((inside_BT == mask_BT.bool()).all()) or not bool(lengths_B.any()):
         raise ValueError("attention_mask must hide padding before or behind a row's tokens, and not between them")
     return starts_B, lengths_B

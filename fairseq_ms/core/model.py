@@ -20,7 +20,7 @@ from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.packing import inference
-from fairseq_ms.core.sampling import check_sampling, draw
+from fairseq_ms.core.sampling import check_finite, check_sampling, draw
 from fairseq_ms.core.scales import Scale
 
 
@@ -203,7 +203,7 @@ class CausalModel(nn.Module, ABC):
         Args:
             prompt: at least one token a row
             n: how many tokens to draw
-            temperature: logits are divided by it; 0 always takes the most probable token
+            temperature: logits are divided by it; below 1e-6 the most probable token is taken
             top_k: draw from that many of the most probable tokens; 0 for all
             top_p: draw from the most probable tokens that together have this probability
             state: what comes before the prompt; it moves on to the last token but one
@@ -213,7 +213,7 @@ class CausalModel(nn.Module, ABC):
 
         Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
-        be none, and an ``eos_idx`` that is no symbol.
+        be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
         """
         check_sampling(prompt, n, temperature, top_k, top_p)
         if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
@@ -221,6 +221,7 @@ class CausalModel(nn.Module, ABC):
         texts = [checked_tokens(prompt.unsqueeze(0) if prompt.dim() == 1 else prompt)]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
+        finite: Tensor | bool = True
         with_graphs, steps, own = takes_graphs(self, graphs) and n > 1, None, state is None
         if state is not None:
             self.check_state(state, texts[0])
@@ -228,8 +229,9 @@ class CausalModel(nn.Module, ABC):
             state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
             read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
             for _ in range(n):
-                x_B1D = read(texts[-1])[:, -1:]
-                next_B1 = draw(self.logits(x_B1D)[:, -1], temperature, top_k, top_p, generator)
+                logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
+                finite = logits_BV.isfinite().all() & finite
+                next_B1 = draw(logits_BV, temperature, top_k, top_p, generator)
                 if eos_idx is not None and len(texts) > 1:
                     next_B1 = next_B1.masked_fill(texts[-1] == eos_idx, eos_idx)
                 texts.append(next_B1)
@@ -240,6 +242,7 @@ class CausalModel(nn.Module, ABC):
             self.steps = steps or self.steps
             if steps is not None and not own:
                 self.features(torch.cat(texts[1:-1], dim=1), state)
+        check_finite(finite)
         whole = torch.cat(texts, dim=1)
         return whole[0] if prompt.dim() == 1 else whole
 

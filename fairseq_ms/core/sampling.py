@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Below it, dividing by a temperature leaves nothing to draw: it is as far as logits of ten are apart in float32.
+_GREEDY = 1e-6
+
 
 def check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p: float) -> None:
     """Raise ValueError for a prompt without tokens and for numbers outside their ranges."""
@@ -19,9 +22,19 @@ def check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p
         raise ValueError(f"top_p must be above 0 and at most 1: got {top_p}")
 
 
+def check_finite(finite: Tensor | bool) -> None:
+    """Raise ValueError unless the logits of a text were finite; a GPU is waited for.
+
+    Nothing can be drawn from others: the first of all symbols would come out of them.
+    """
+    if not finite:
+        wrong = "the model's weights are not, or its numbers are too large for its type"
+        raise ValueError(f"logits must be finite: got NaN or infinity, since {wrong}")
+
+
 def draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
     """One token a row, (B, V) -> (B, 1), drawn as ``CausalModel.generate`` says."""
-    if temperature == 0.0:
+    if temperature < _GREEDY:
         return logits_BV.argmax(-1, keepdim=True)
     probs_BV = (logits_BV.float() / temperature).softmax(-1)
     if top_k:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.sampling import draw
+from fairseq_ms.core.sampling import check_finite, draw
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.checkpoints import Checkpoint
 
@@ -25,7 +25,7 @@ class Settings:
     Attributes:
         until: strings that end a continuation and are cut off
         tokens: the most tokens of a continuation
-        temperature: divides the logits; 0 is greedy search
+        temperature: divides the logits; below 1e-6 it is greedy search
         top_k: sampling is among as many of the most probable tokens; 0 for all
     """
 
@@ -73,15 +73,17 @@ def continued(
     """The continuations of prompts of equal length, each cut in front of its stop string.
 
     The end of a line is a token like any other, so that a continuation can have several lines. ``text_of`` is the
-    text of tokens.
+    text of tokens. Raises ValueError, at the end, for logits that were not finite.
     """
     core, words = checkpoint.model.decoder.core, checkpoint.dictionary
     tokens_BT = prompts_BT.to(checkpoint.device)
     state = core.new_state(tokens_BT.size(0), tokens_BT.size(1) + asked.tokens)
     rows: list[list[int]] = [[] for _ in range(tokens_BT.size(0))]
     texts: dict[int, str] = {}
+    finite: Tensor | bool = True
     while len(texts) < len(rows):
         logits_BV = core.logits(core.features(tokens_BT, state)[:, -1:])[:, -1]
+        finite = logits_BV.isfinite().all() & finite
         # Neither stands in a text.
         logits_BV[:, [words.pad(), words.bos()]] = -torch.inf
         tokens_BT = draw(logits_BV, asked.temperature, asked.top_k, 1.0, None)
@@ -92,4 +94,5 @@ def continued(
                 shortened = cut(text, asked.until)
                 if len(rows[row]) == asked.tokens or shortened != text:
                     texts[row] = shortened
+    check_finite(finite)
     return [texts[row] for row in range(len(rows))]

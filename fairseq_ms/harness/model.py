@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from fairseq_ms.core.sampling import check_finite
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation
@@ -109,7 +111,9 @@ class FairseqMsLM(LM):
             texts = [self._sequences(self.tokens(requests[row].args[0])) for row in rows]
             found = iter(self._nll(list(itertools.chain(*texts))))
             for sequences in texts:
-                yield -sum(float(nll.sum()) for nll in itertools.islice(found, len(sequences)))
+                total = sum(float(nll.sum()) for nll in itertools.islice(found, len(sequences)))
+                check_finite(math.isfinite(total))
+                yield -total
 
         return self._answered("loglikelihood_rolling", requests, [range(len(requests))], answer, disable_tqdm)
 
@@ -167,6 +171,7 @@ class FairseqMsLM(LM):
         source_BT, target_BT = (pad_sequence(rows, True, words.pad()) for rows in (sources, targets))
         found_BT2 = scoring.score_windows(self.checkpoint, source_BT, target_BT, measure=_nll_and_greedy).double().cpu()
         for found_T2, span in zip(found_BT2, kept, strict=True):
+            check_finite(found_T2[span].isfinite().all())
             yield -float(found_T2[span, 0].sum()), bool(found_T2[span, 1].all())
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:

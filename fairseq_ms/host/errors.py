@@ -46,6 +46,7 @@ _MISTAKES = (
         "--memory-efficient-fp16 and --memory-efficient-bf16 must be left out with an optimizer that lacks them",
     ),
     (r"^Either --max_update or --lr-period-updates", "--max-update must say over how many updates a cosine falls"),
+    (r"^logits must be finite", "--path must name a checkpoint of finite weights"),
     (r"^AdaptiveLoss is not compatible", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
 )
 _QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.MULTILINE)

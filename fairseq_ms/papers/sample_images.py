@@ -85,7 +85,7 @@ def drawn(
     words, batches = checkpoint.dictionary, given_BT.split(batch_size)
     # What stands before the first colour of every image in training.
     start = torch.tensor([words.bos(), words.eos()] if checkpoint.adds_bos else [words.eos()])
-    parts = []
+    parts, finite = [], torch.tensor(True, device=checkpoint.device)
     steps = TOKENS - given_BT.shape[1]
     with torch.no_grad(), tqdm(total=steps * len(batches), unit=" tokens", desc="drawing") as bar:
         for given in batches:
@@ -93,10 +93,12 @@ def drawn(
             state: dict[str, object] = {}
             for _ in range(steps):
                 logits_BTV = checkpoint.model.decoder(tokens_BT, incremental_state=state)[0]
+                finite = finite & logits_BTV[:, -1].isfinite().all()
                 picked_B1 = sampling.draw(logits_BTV[:, -1, symbols_K], temperature, top_k=0, top_p=1.0, generator=None)
                 tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
                 bar.update()
             parts.append(tokens_BT[:, len(start) :])
+    sampling.check_finite(finite)
     return torch.cat(parts)
 
 

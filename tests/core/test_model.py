@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from tests.helpers.cli import ROOT
+from tests.helpers.operations import Operations
 
 NAMES = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
 SIZES = {"dim": 24, "ffn_dim": 32, "heads": 12, "max_positions": 64, "init_std": 0.3}
@@ -96,6 +97,32 @@ def test_generation_at_temperature_zero_takes_the_most_probable_token(name: str)
     with torch.no_grad():
         assert model(text)[0][:, 4:-1].argmax(-1).equal(text[:, 5:])
     assert model.generate(prompt[0], 14, temperature=0.0).equal(text[0])
+    # Divided by these, logits are not finite in float32, or rounded to whole numbers.
+    for temperature in (1e-320, 1e-40, 9e-7):
+        assert model.generate(prompt, 14, temperature).equal(text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_that_are_not_finite_draw_no_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = build(name), torch.randint(11, (2, 5))
+    logits = model.logits
+    for step, (temperature, value) in enumerate([(0.0, "nan"), (1.0, "inf"), (1.0, "nan"), (0.0, "-inf")]):
+        # Once, in one of two rows: later steps may know nothing of it.
+        values = iter([0.0] * step + [float(value)] + [0.0] * (3 - step))
+
+        def spoilt(x_BTD: torch.Tensor) -> torch.Tensor:
+            return logits(x_BTD).index_fill(0, torch.tensor([1]), next(values))
+
+        monkeypatch.setattr(model, "logits", spoilt)
+        with pytest.raises(ValueError, match="logits must be finite"):
+            model.generate(prompt, 4, temperature)
+
+
+def test_nothing_looks_at_the_numbers_of_a_text_before_its_end() -> None:
+    model, prompt = build("Vanilla"), torch.randint(11, (2, 5))
+    with Operations() as ran:
+        model.generate(prompt, 9)
+    assert ran.names.count("aten::_local_scalar_dense") == 1
 
 
 def test_sampling_draws_from_the_most_probable_tokens_alone_and_repeats_with_its_generator() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ def test_logits_that_are_not_finite_draw_no_text(name: str, monkeypatch: pytest.
         # Once, in one of two rows: later steps may know nothing of it.
         values = iter([0.0] * step + [float(value)] + [0.0] * (3 - step))
 
-        def spoilt(x_BTD: torch.Tensor) -> torch.Tensor:
+        def spoilt(x_BTD: torch.Tensor, values: Iterator[float] = values) -> torch.Tensor:
             return logits(x_BTD).index_fill(0, torch.tensor([1]), next(values))
 
         monkeypatch.setattr(model, "logits", spoilt)

@@ -104,12 +104,25 @@ def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [VANILLA, replace(VANILLA, tie_embeddings=False, adaptive_input=Bands((10, 30), 2.0))]
+    ("name", "changes"),
+    [
+        *((name, {}) for name in NAMES),
+        ("Vanilla", ADAPTIVE),
+        *((name, {"padding_idx": 13}) for name in ("HAED", "HRED")),
+    ],
 )
-@pytest.mark.parametrize("token", [-1, 50])
-def test_tokens_that_the_model_does_not_know_are_refused(config: VanillaConfig, token: int) -> None:
-    with pytest.raises(IndexError):
-        Vanilla(config)(torch.tensor([[3, token]]))
+@pytest.mark.parametrize("token", [-1, 11, 12])
+def test_tokens_that_the_model_does_not_know_are_refused(name: str, changes: dict[str, Any], token: int) -> None:
+    model, text = build(name, **changes), torch.tensor([[3, 5, token, 4]])
+    for call in (
+        model,
+        lambda text: model(text, model.new_state(1)),
+        lambda text: model(text[:, 2:3], model(text[:, :2])[1]),
+        lambda text: model.loss(text, text.clamp(0, 10)),
+        lambda text: model.generate(text, 2),
+    ):
+        with pytest.raises((IndexError, ValueError)):
+            call(text)
 
 
 @pytest.mark.parametrize("model", [Vanilla(VANILLA), HAED(HAEDConfig(vocab_size=50, separators=(3,), layers=1))])

@@ -4,15 +4,19 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
 from fairseq_ms.harness import generation
+from fairseq_ms.tools.checkpoints import Checkpoint
 from tests.harness.cases import CASES, REFUSED
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
+from tests.registry import random_case
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +118,20 @@ def test_lengths_of_what_is_written() -> None:
     assert generation.settings({"max_new_tokens": 39}, 40).tokens == 39
     with pytest.raises(UsageError, match="max_gen_toks must be at least 1 and below the 40 tokens"):
         generation.settings({"max_gen_toks": 40}, 40)
+
+
+@pytest.mark.parametrize("arch", ["vanilla_lm", "transformer_xl", "haed"])
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1.0])
+def test_texts_are_written_by_finite_weights_alone(arch: str, temperature: float) -> None:
+    case, prompts = random_case(arch, 1), torch.full((2, 3), 5)
+    checkpoint = Checkpoint("here", "model.pt", case.model, SimpleNamespace(source_dictionary=case.dictionary), None)
+    asked = [generation.Settings((), 6, value) for value in (temperature, 0.0)]
+    found, greedy = (generation.continued(checkpoint, prompts, one, str) for one in asked)
+    assert (found == greedy) == (temperature < 1.0)
+    for weight in case.model.parameters():
+        torch.nn.init.constant_(weight, float("nan"))
+    with pytest.raises(ValueError, match="logits must be finite"):
+        generation.continued(checkpoint, prompts, asked[0], str)
 
 
 def test_the_first_stop_string_counts() -> None:

@@ -142,6 +142,7 @@ def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_where_it_is_asked_for(
     assert done.stderr.splitlines()[-1] == "-c: error: --x must be 1: got 2"
 
 
+FINITE = "--path must name a checkpoint of finite weights"
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n'
 
 
@@ -159,6 +160,7 @@ def spawned(text: str) -> ProcessRaisedException:
         (spawned("ValueError: --x: got 3\n"), None),
         (ValueError("--x: got 3"), None),
         (RuntimeError("CUDA out of memory."), None),
+        (ValueError("logits must be finite"), f"{FINITE} (logits must be finite)"),
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
         (
             Exception("Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example"),

@@ -169,6 +169,9 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
         start = torch.tensor([[words.bos(), words.eos()]]).repeat(2, 1)
         likeliest = symbols[model(torch.cat([start, drawn[:, :-1]], dim=1))[0][:, 1:, symbols].argmax(dim=2)]
     assert torch.equal(drawn[:, -20:], likeliest[:, -20:])
+    torch.nn.init.constant_(next(model.parameters()), float("nan"))
+    with pytest.raises(ValueError, match="logits must be finite"):
+        sample_images.drawn(checkpoint, given[:, :-20], symbols, 1.0)
 
 
 @pytest.mark.parametrize("beam", [1, 3])

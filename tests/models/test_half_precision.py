@@ -89,7 +89,7 @@ def test_an_adaptive_input_trains_under_autocast(arch: str) -> None:
     words = dictionary(9)
     model = build(arch, {**random_flags(arch), **ADAPTIVE}, words).train()
     tokens = torch.randint(4, len(words), (3, 12))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
         model(tokens)[0].sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.decoder.core.embed.words.parameters())
 
@@ -100,7 +100,7 @@ def test_cached_decoding_under_autocast_is_the_full_pass(arch: str) -> None:
         case = random_case(arch, seed)
         tokens, order = case.tokens(3, 11), torch.tensor([2, 0, 0, 1])
         exact = case.model.decoder.core.features(tokens)[order]
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.inference_mode(), torch.autocast(tokens.device.type, dtype=torch.bfloat16):
             full = case.model.decoder.core.features(tokens)[order]
             core = case.model.decoder.core
             state = core.new_state(3, 4)

@@ -229,7 +229,9 @@ class LSTM(Packs):
             x_QI = torch.cat([x_QI, torch.cat([context_WD[:size] for size in steps.batch_sizes])], dim=1)
         x = PackedSequence(x_QI, torch.tensor(steps.batch_sizes, device="cpu"))
         (hidden_QU, *_), (_, cell_1WU) = self.cell(x)
-        return hidden_QU, cell_1WU[0].index_select(0, steps.rank_W)
+        # Under autocast cuDNN runs in float16, whichever type that has, and bfloat16 does not mix with it.
+        dtype = self.weights()[1].dtype
+        return hidden_QU.to(dtype), cell_1WU[0].index_select(0, steps.rank_W).to(dtype)
 
 
 def _cell(gates: Tensor, before: Tensor, capped: bool) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fairseq_ms.core.ops.lstm import LSTM, Steps
 
@@ -56,6 +56,24 @@ def test_lstm_without_padding_equals_torch_on_padded_input(
     theirs = torch.autograd.grad((expected * weights).sum(), wanted)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_a_fused_call_in_half_precision_gives_states_of_the_type_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lstm, (sequence, step) = LSTM(4, 0, 6), reading_order(torch.tensor([3, 1]))
+    fused = lstm.cell.forward
+
+    def halved(x: PackedSequence) -> tuple[PackedSequence, tuple[torch.Tensor, torch.Tensor]]:
+        y, (h, c) = fused(x)
+        return y._replace(data=y.data.half()), (h.half(), c.half())
+
+    # As autocast runs cuDNN's.
+    monkeypatch.setattr(lstm.cell, "forward", halved)
+    monkeypatch.setattr(lstm, "_by_hand", lstm._cudnn)
+    state = lstm.new_state(2, table := torch.randn(9, 4))
+    hidden = lstm(table, None, Steps(step, sequence, step, torch.arange(4), 4), state)
+    assert hidden.dtype == state.hidden_BU.dtype == state.cell_BU.dtype == torch.float32
 
 
 def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from fairseq_ms import cli
 from fairseq_ms.errors import UsageError
@@ -124,7 +125,9 @@ def test_lengths_of_what_is_written() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-40, 1.0])
 def test_texts_are_written_by_finite_weights_alone(arch: str, temperature: float) -> None:
     case, prompts = random_case(arch, 1), torch.full((2, 3), 5)
-    checkpoint = Checkpoint("here", "model.pt", case.model, SimpleNamespace(source_dictionary=case.dictionary), None)
+    checkpoint = Checkpoint(
+        "here", "model.pt", case.model, SimpleNamespace(source_dictionary=case.dictionary), DictConfig({})
+    )
     asked = [generation.Settings((), 6, value) for value in (temperature, 0.0)]
     found, greedy = (generation.continued(checkpoint, prompts, one, str) for one in asked)
     assert (found == greedy) == (temperature < 1.0)

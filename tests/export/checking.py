@@ -100,6 +100,12 @@ def found(folder: Path, exported: Path) -> dict:
             set_seed(5)
             both.append(model.generate(**batch, **{"do_sample": False, **more, **settings}, use_cache=cached))
         results[f"{kind} is the same without a cache"] = both[0].equal(both[1])
+    for wanted in ("output_hidden_states", "output_attentions"):
+        results[f"generation refuses {wanted}"] = False
+        try:
+            model.generate(tokens, return_dict_in_generate=True, **{wanted: True}, **settings)
+        except ValueError as error:
+            results[f"generation refuses {wanted}"] = wanted in str(error)
     ten = model.generate(**tokenizer(["w1 w2 w3"] * 10, return_tensors="pt"), do_sample=False, **settings)
     results["ten equal prompts are continued equally"] = bool((ten == ten[0]).all())
     return results

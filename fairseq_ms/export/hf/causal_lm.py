@@ -212,7 +212,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
-        **unused: Any,
+        **others: Any,
     ) -> dict[str, Any]:
         """The arguments of ``forward`` at a step of ``generate()``: the tokens that the cache has not read.
 
@@ -223,6 +223,8 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         if is_prompt and attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise ValueError("a batch of prompts must be padded on the left: set padding_side='left'")
         kept = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
+        # For ``forward`` to refuse.
+        kept |= {name: others.get(name) for name in ("output_hidden_states", "output_attentions")}
         return {"input_ids": input_ids[:, seen:], "logits_to_keep": logits_to_keep, **kept}
 
     def _at_once(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:

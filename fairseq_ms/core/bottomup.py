@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock, stack_caches
-from fairseq_ms.core.fixed import FixedBlock, FixedCache, Place, Slots
+from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
-from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.core.pooling import normalised
 from fairseq_ms.core.scales import Scale, check_scales, share_heads
 
@@ -134,18 +131,17 @@ class AggregationAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
-        outputs, start = [], state.length if state is not None else 0
+        outputs, start = [], state.position if state is not None else 0
+        dropout = self.dropout if self.training else 0.0
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start))):
             if state is None:
-                outputs.append(self._see_finished(q_BNTH, *self._keys_and_values(level, blocks[level]), factor))
+                pair = self._keys_and_values(level, blocks[level])
+                outputs.append(see_finished(q_BNTH, *pair, factor, 0, dropout, self.recompute))
                 continue
             cache = state.aggregation[level]
             if blocks[level].size(1):
                 cache.append(*self._keys_and_values(level, blocks[level], start))
-            if isinstance(cache, FixedCache):
-                outputs.append(cache.read(q_BNTH).transpose(1, 2))
-            else:
-                outputs.append(self._see_finished(q_BNTH, cache.keys, cache.values, factor, start))
+            outputs.append(cache.read(q_BNTH, state.length))
         y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
@@ -167,28 +163,47 @@ class AggregationAttention(nn.Module):
         heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return list(heads.split(list(self.heads.values()), dim=1))
 
-    def _see_finished(self, q_BNTH: Tensor, k_BNCH: Tensor, v_BNCH: Tensor, factor: int, start: int = 0) -> Tensor:
-        """What the heads of a scale see from positions start .. start + T - 1, (B, T, N, H)."""
-        length, blocks = q_BNTH.size(2), k_BNCH.size(2)
-        if blocks == 0:
-            # Zeros that still lead back to the queries: distributed training waits for every gradient.
-            return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0)).transpose(1, 2)
-        # The first block ends at factor - 1: the queries before it are left out, and their place filled with zeros.
-        blind = max(factor - 1 - start, 0)
-        bias = None
-        if length > 1:
-            queries = torch.arange(start + blind, start + length, device=q_BNTH.device)[:, None]
-            unfinished = torch.arange(blocks, device=q_BNTH.device) * factor + (factor - 1) > queries
-            bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(unfinished, -torch.inf)
-        y_BNTH = attend(
-            q_BNTH[:, :, blind:],
-            k_BNCH,
-            v_BNCH,
-            bias=bias,
-            dropout=self.dropout if self.training else 0.0,
-            recompute=self.recompute,
-        )
-        return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
+
+def see_finished(
+    q_BNTH: Tensor,
+    k_BNCH: Tensor,
+    v_BNCH: Tensor,
+    factor: int,
+    start: int = 0,
+    dropout: float = 0.0,
+    recompute: bool = False,
+) -> Tensor:
+    """What heads see of blocks of k tokens from positions start .. start + T - 1, (B, T, N, H)."""
+    length, blocks = q_BNTH.size(2), k_BNCH.size(2)
+    if blocks == 0:
+        # Zeros that still lead back to the queries: distributed training waits for every gradient.
+        return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0)).transpose(1, 2)
+    # The first block ends at factor - 1: the queries before it are left out, and their place filled with zeros.
+    blind = max(factor - 1 - start, 0)
+    bias = None
+    if length > 1:
+        queries = torch.arange(start + blind, start + length, device=q_BNTH.device)[:, None]
+        unfinished = torch.arange(blocks, device=q_BNTH.device) * factor + (factor - 1) > queries
+        bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(unfinished, -torch.inf)
+    y_BNTH = attend(q_BNTH[:, :, blind:], k_BNCH, v_BNCH, bias=bias, dropout=dropout, recompute=recompute)
+    return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
+
+
+class BlockCache(KeyValueCache):
+    """Keys and values of the finished blocks of k tokens.
+
+    Args:
+        factor: k
+        batch_size, heads, head_dim, capacity, like: as a ``KeyValueCache`` has them
+    """
+
+    def __init__(self, factor: int, batch_size: int, heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
+        super().__init__(batch_size, heads, head_dim, capacity, like)
+        self.factor = factor
+
+    def read(self, q_BNTH: Tensor, start: int) -> Tensor:
+        """What queries at T positions from ``start`` on see, (B, T, N, H)."""
+        return see_finished(q_BNTH, self.keys, self.values, self.factor, start)
 
 
 class AggregationLayer(ResidualLayer):
@@ -207,48 +222,25 @@ class BottomUpState(State):
         fine: keys and values of the layers at 1x
     """
 
-    def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
-        super().__init__(model.config, batch_size)
-        like, aggregate = model.embed.like(), model.aggregate.attention
-        self.fine_like, self.factors = like, [scale.factor for scale in model.coarse]
-        rooms = [capacity // factor for factor in self.factors]
-        self.unfinished: list[Any] = [UnfinishedBlock(batch_size, scale.ratio, like) for scale in model.coarse]
-        self.coarse: list[Any] = [stack_caches(s.stack, batch_size, room, like) for s, room in zip(model.coarse, rooms)]
-        self.aggregation: list[Any] = [
-            KeyValueCache(batch_size, heads, aggregate.head_dim, room, like)
-            for heads, room in zip(aggregate.heads.values(), rooms)
-        ]
-        self.fine: list[Any] = stack_caches(model.stack, batch_size, capacity, like)
+    def __init__(
+        self,
+        config: BottomUpConfig,
+        batch_size: int,
+        unfinished: Sequence[UnfinishedBlock],
+        coarse: Sequence[Sequence[KeyValueCache]],
+        aggregation: Sequence[BlockCache],
+        fine: Sequence[KeyValueCache],
+    ) -> None:
+        super().__init__(config, batch_size)
+        self.unfinished, self.coarse, self.aggregation, self.fine = unfinished, coarse, aggregation, fine
 
     def parts(self) -> Iterable[Reorderable]:
         coarse = [cache for caches in self.coarse for cache in caches]
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 
-    def fixed(self, capacity: int) -> BottomUpState:
-        like, factors = self.fine_like, self.factors
-        self.length = position = like.new_zeros(1, dtype=torch.long)
-        groups = [HeadGroup(factor, 0, capacity, 0) for factor in factors]
-        rooms = [-(-capacity // factor) for factor in factors]
-        blocks = [Place(position, k // finer, finer) for finer, k in pairwise([1, *factors])]
-        coarse = [Slots(position, room, like, k) for k, room in zip(factors, rooms)]
-        seen = [Slots(position, room, like, k, group.visible) for k, room, group in zip(factors, rooms, groups)]
-        fine = Slots(position, capacity, like)
-        self.unfinished = [FixedBlock(block, place) for block, place in zip(self.unfinished, blocks)]
-        self.coarse = [[FixedCache(cache, slots) for cache in own] for own, slots in zip(self.coarse, coarse)]
-        self.aggregation = [FixedCache(cache, slots) for cache, slots in zip(self.aggregation, seen)]
-        self.fine = [FixedCache(cache, fine) for cache in self.fine]
-        self.places = [*blocks, *coarse, *seen, fine]
-        return self
-
-    def kind(self, length: int) -> int:
-        # The last position of the greatest block that ends, or of none.
-        return max(factor for factor in (1, *self.factors) if (length + 1) % factor == 0) - 1
-
 
 class BottomUp(LanguageModel):
     """Coarse scales over the outputs of finer ones, an aggregation layer that reads them all, layers over tokens."""
-
-    has_fixed_steps = True
 
     def __init__(self, config: BottomUpConfig) -> None:
         super().__init__(config)
@@ -272,7 +264,7 @@ class BottomUp(LanguageModel):
 
     def representations(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> dict[int, Tensor]:
         """By scale k, what its layers give at finished blocks: (B, T // k, D)."""
-        start = state.length if state is not None else 0
+        start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
         representations: dict[int, Tensor] = {}
         out_BCD = x_BTD
@@ -284,7 +276,7 @@ class BottomUp(LanguageModel):
         rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), out_BTD)
         out_BTD = self.stack(out_BTD, state.fine if state is not None else None, rotation_2TF)
         if state is not None:
-            state.length += tokens_BT.size(1)
+            state.move_on(tokens_BT.size(1))
         if self.training and (idle := self._idle(representations)):
             out_BTD = keep_in_graph(out_BTD, idle)
         return {1: out_BTD, **representations}
@@ -301,4 +293,14 @@ class BottomUp(LanguageModel):
         ]
 
     def new_state(self, batch_size: int, capacity: int = 0) -> BottomUpState:
-        return BottomUpState(self, batch_size, self.room(capacity))
+        like, aggregate, capacity = self.embed.like(), self.aggregate.attention, self.room(capacity)
+        rooms = [capacity // scale.factor for scale in self.coarse]
+        sizes = zip(aggregate.heads.items(), rooms)
+        return BottomUpState(
+            self.config,
+            batch_size,
+            [UnfinishedBlock(batch_size, scale.ratio, like) for scale in self.coarse],
+            [scale.stack.new_caches(batch_size, room, like) for scale, room in zip(self.coarse, rooms)],
+            [BlockCache(k, batch_size, heads, aggregate.head_dim, room, like) for (k, heads), room in sizes],
+            self.stack.new_caches(batch_size, capacity, like),
+        )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-
-if TYPE_CHECKING:
-    from fairseq_ms.core.fixed import Place
-    from fairseq_ms.core.hierarchical.chunks import Unfinished
 
 
 class CannotTruncate(Exception):
@@ -38,22 +34,32 @@ class State(ABC):
         batch_size: B
 
     Attributes:
-        length: an integer, and a tensor (1,) from when on the buffers are of fixed shapes
-        places: where a step writes; none unless the buffers are of fixed shapes
-        phase: where in its blocks the token of such a step is, as a position
+        length: tokens read
     """
 
-    length: Any = 0
-    places: Sequence[Place | Unfinished] = ()
-    phase: int = -1
+    length: int = 0
 
     def __init__(self, config: Any, batch_size: int) -> None:
         self.config, self.batch_size = config, batch_size
 
     @property
-    def at(self) -> int:
-        """Where the next token is, for whoever asks which blocks end with it and no more."""
-        return self.phase if self.places else self.length
+    def position(self) -> int | Tensor:
+        """The position of the next token, for embeddings and rotations: ``length``, or the same in a tensor (1,)."""
+        return self.length
+
+    def move_on(self, count: int) -> None:
+        """Count tokens that have been read."""
+        self.length += count
+
+    def copy(self) -> State:
+        """One that knows the same and shares no memory with this one, so that both can go on."""
+        return copy.deepcopy(self)
+
+    def check_rows(self, tokens_BT: Tensor) -> None:
+        """Raise ValueError unless there are as many rows of tokens as of texts."""
+        if tokens_BT.size(0) != self.batch_size:
+            wanted = f"state must be of the batch size of the tokens {tokens_BT.size(0)}"
+            raise ValueError(f"{wanted}: got {self.batch_size}")
 
     @abstractmethod
     def parts(self) -> Iterable[Reorderable]:
@@ -73,25 +79,6 @@ class State(ABC):
         if length != self.length:
             raise CannotTruncate(f"length must be {self.length}, since what is before is forgotten: got {length}")
 
-    def fixed(self, capacity: int) -> State:
-        """A state that takes one token a step into buffers of fixed shapes, with room for so many in all.
-
-        Of a state before its first token, which is not used any more. Raises ValueError for a state that has no such
-        form.
-        """
-        raise ValueError(f"a state must have buffers of fixed shapes: {type(self).__name__} has none")
-
-    def load(self, state: State) -> None:
-        """Take over, into buffers of fixed shapes, what another state of as many texts knows."""
-        self.length.fill_(state.length)
-        mine: Iterable[Any] = self.parts()
-        for part, own in zip(mine, state.parts(), strict=True):
-            part.load(own)
-
-    def kind(self, length: int) -> int:
-        """The phase of a step behind so many tokens: steps of one phase are the same operations."""
-        return -1
-
 
 class Unread(State):
     """A text that was read without a state: whoever continues it reads it again, once, into the state ``known``."""
@@ -102,8 +89,8 @@ class Unread(State):
         self.known: State | None = None
 
     @property
-    def length(self) -> int:
-        """Tokens of the text, and those behind it."""
+    def length(self) -> int:  # type: ignore[override]
+        """Tokens of the text, and those after it."""
         return self.tokens_BT.size(1) if self.known is None else self.known.length
 
     def parts(self) -> list[Reorderable]:
@@ -192,57 +179,6 @@ class KeyValueCache:
         buffer = self.buffer.new_empty(two, batch_size, heads, max(needed, 2 * capacity), head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
         self.buffer = buffer
-
-
-def stack_caches(stack: TransformerStack, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
-    """One empty cache for each layer of a stack, of the type and on the device of ``like``."""
-    attentions = [layer.attention for layer in stack.layers]
-    return [KeyValueCache(batch_size, layer.heads, layer.head_dim, capacity, like) for layer in attentions]
-
-
-class SlidingCache:
-    """The last ``keep`` positions of keys and values, (B, N, position, H), addressed by absolute position.
-
-    The buffer has room for twice as many; when it is full, what is still needed moves to its front, so a
-    step costs the same at any position.
-    """
-
-    def __init__(self, batch_size: int, heads: int, head_dim: int, keep: int, like: Tensor) -> None:
-        self.keep = keep
-        self.buffer = torch.empty(2, batch_size, heads, 2 * keep, head_dim, dtype=like.dtype, device=like.device)
-        self.first = 0
-        self.end = 0
-
-    def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> None:
-        """Add C positions; only the last ``keep`` of them are kept if there are more."""
-        count = k_BNCH.size(2)
-        skipped = max(0, count - self.keep)
-        used = self.end - self.first
-        if used + count > self.buffer.size(3):
-            kept = min(self.keep, used)
-            if not skipped:
-                self.buffer[:, :, :, :kept] = self.buffer[:, :, :, used - kept : used].clone()
-            self.first = self.end - kept
-            used = kept
-        if skipped:
-            self.first, used = self.end + skipped, 0
-        self.buffer[0, :, :, used : used + count - skipped] = k_BNCH[:, :, skipped:]
-        self.buffer[1, :, :, used : used + count - skipped] = v_BNCH[:, :, skipped:]
-        self.end += count
-
-    def view(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of positions start .. stop - 1."""
-        assert self.first <= start <= stop <= self.end
-        window = self.buffer[:, :, :, start - self.first : stop - self.first]
-        return window[0], window[1]
-
-    def kept(self) -> tuple[Tensor, int]:
-        """As those of a ``KeyValueCache``."""
-        return self.buffer[:, :, :, : self.end - self.first], self.end
-
-    def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
-        self.buffer = self.buffer.index_select(1, order)
 
 
 class UnfinishedBlock(Rows):

@@ -49,9 +49,9 @@ class CoarseLM(LanguageModel):
         if state is None:
             blocks = Coarser(self.block_features(tokens_BT))
         else:
-            x_BTD = self.embed(tokens_BT, state.length)
+            x_BTD = self.embed(tokens_BT, state.position)
             blocks = state.coarser(self.factor, self.scale(x_BTD, None, state), 1)
-            state.advance(x_BTD)
+            state.remember(x_BTD)
         x_BTD = blocks.x_BCD.repeat_interleave(self.factor, dim=1)
         return x_BTD[:, blocks.offset : blocks.offset + tokens_BT.size(1)]
 

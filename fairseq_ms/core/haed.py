@@ -230,7 +230,6 @@ class HAED(CausalModel):
 
     config: HAEDConfig
     project: Linear
-    has_fixed_steps = True
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.checks import check_probability, check_sizes
 from fairseq_ms.core.ops.attention import self_attention_linear
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear, normalised_heads
@@ -348,3 +349,8 @@ class TransformerStack(nn.Module):
         for index, layer in enumerate(self.layers):
             x_BTD = layer(x_BTD, pasts[index] if pasts else None, rotation_2TF)
         return self.norm(x_BTD)
+
+    def new_caches(self, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
+        """An empty cache of every layer, of the type and on the device of ``like``."""
+        attentions = [layer.attention for layer in self.layers]
+        return [KeyValueCache(batch_size, own.heads, own.head_dim, capacity, like) for own in attentions]

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.checks import checked_targets, checked_tokens
-from fairseq_ms.core.graphs import Steps, check_batch, takes_graphs
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
@@ -104,12 +103,10 @@ class CausalModel(nn.Module, ABC):
         config: its sizes, with ``max_positions``
         project: from features to logits
         adaptive_softmax: used in its place, if there is one
-        has_fixed_steps: whether its states can have buffers of fixed shapes
-        steps: those of the last texts that were generated with them
+        steps: what generation with graphs keeps for its next text (``steps/``); None frees it
     """
 
-    has_fixed_steps = False
-    steps: Steps | None = None
+    steps: Any = None
 
     config: Any
     project: nn.Module | None
@@ -222,7 +219,11 @@ class CausalModel(nn.Module, ABC):
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
         finite: Tensor | bool = True
-        with_graphs, steps, own = takes_graphs(self, graphs) and n > 1, None, state is None
+        begin_steps, steps, own = None, None, state is None
+        if graphs is not False:
+            from fairseq_ms.core.steps import begin_steps_of  # which know the models, and no model knows them
+
+            begin_steps = begin_steps_of(self, graphs)
         if state is not None:
             self.check_state(state, texts[0])
         with inference(self):
@@ -237,8 +238,8 @@ class CausalModel(nn.Module, ABC):
                 texts.append(next_B1)
                 if eos_idx is not None and bool((next_B1 == eos_idx).all()):
                     break
-                if with_graphs and steps is None:
-                    read = steps = Steps.of(self, state.batch_size, state.length + n).begin(state)
+                if begin_steps is not None and steps is None and len(texts) <= n:
+                    read = steps = begin_steps(state, state.length + n)
             self.steps = steps or self.steps
             if steps is not None and not own:
                 self.features(torch.cat(texts[1:-1], dim=1), state)
@@ -251,10 +252,7 @@ class CausalModel(nn.Module, ABC):
         if state.config != self.config:
             other = type(state.config).__name__
             raise ValueError(f"state must be of a model with this configuration: got one of a different {other}")
-        # A stream's state knows its model, whose layers it calls.
-        if getattr(state, "model", self) is not self:
-            raise ValueError("state must be of this model: got one of another of equal sizes")
-        check_batch(state.batch_size, tokens_BT)
+        state.check_rows(tokens_BT)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError for a text longer than ``max_length``."""

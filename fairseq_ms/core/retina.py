@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import Reorderable, SlidingCache, State, UnfinishedBlock
-from fairseq_ms.core.fixed import FixedBlock, FixedCache, Place, Slots
+from fairseq_ms.core.cache import Reorderable, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
@@ -100,7 +98,8 @@ class RetinaAttention(nn.Module):
             past.append([fine[..., x_BTD.size(-1) :], *coarse])
         if layouts is None:
             assert past is not None
-            return self.out(past.attend(fine[..., : x_BTD.size(-1)]))
+            queries_BTD = fine[..., : x_BTD.size(-1)]
+            return self.out(past.attend(queries_BTD.split([count * self.head_dim for count in keys], dim=-1)))
         dropout = self.dropout if self.training else 0.0
         return window_attention_linear(fine, coarse, layouts, self.head_dim, self.out, dropout, self.recompute)
 
@@ -118,6 +117,14 @@ class RetinaAttention(nn.Module):
             else:
                 coarse.append(project(pool(joined[:, :whole])))
         return fine, coarse
+
+    def new_cache(self, batch_size: int, like: Tensor) -> WindowCache:
+        """An empty one, of the type and on the device of ``like``."""
+        sizes = [(group.heads, self.head_dim, -(-group.far // group.factor) + 1) for group in self.groups]
+        windows = [SlidingCache(batch_size, *size, like) for size in sizes]
+        return WindowCache(
+            self.groups, windows, [UnfinishedBlock(batch_size, group.factor, like) for group in self.groups[1:]]
+        )
 
     def keys_and_values(self, x_BTD: Tensor) -> list[Tensor]:
         """What the heads of each scale look at, finest first: keys beside values, (B, T // k, 2 * N * H).
@@ -137,16 +144,80 @@ class RetinaLayer(ResidualLayer):
         super().__init__(config, RetinaAttention(config, groups, config.downsampler), config.layers)
 
 
-class WindowCache:
-    """What one layer remembers: the windows of every scale and each unfinished block, normalised."""
+class SlidingCache:
+    """The last ``keep`` positions of keys and values, (B, N, position, H), addressed by absolute position.
 
-    def __init__(self, attention: RetinaAttention, batch_size: int, like: Tensor) -> None:
-        self.groups, self.head_dim = attention.groups, attention.head_dim
-        self.windows: list[Any] = [
-            SlidingCache(batch_size, group.heads, self.head_dim, -(-group.far // group.factor) + 1, like)
-            for group in self.groups
-        ]
-        self.unfinished: list[Any] = [UnfinishedBlock(batch_size, group.factor, like) for group in self.groups[1:]]
+    The buffer has room for twice as many; when it is full, what is still needed moves to its front, so a
+    step costs the same at any position.
+    """
+
+    def __init__(self, batch_size: int, heads: int, head_dim: int, keep: int, like: Tensor) -> None:
+        self.keep = keep
+        self.buffer = torch.empty(2, batch_size, heads, 2 * keep, head_dim, dtype=like.dtype, device=like.device)
+        self.first = 0
+        self.end = 0
+
+    def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> None:
+        """Add C positions; only the last ``keep`` of them are kept if there are more."""
+        count = k_BNCH.size(2)
+        skipped = max(0, count - self.keep)
+        used = self.end - self.first
+        if used + count > self.buffer.size(3):
+            kept = min(self.keep, used)
+            if not skipped:
+                self.buffer[:, :, :, :kept] = self.buffer[:, :, :, used - kept : used].clone()
+            self.first = self.end - kept
+            used = kept
+        if skipped:
+            self.first, used = self.end + skipped, 0
+        self.buffer[0, :, :, used : used + count - skipped] = k_BNCH[:, :, skipped:]
+        self.buffer[1, :, :, used : used + count - skipped] = v_BNCH[:, :, skipped:]
+        self.end += count
+
+    def view(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions start .. stop - 1."""
+        assert self.first <= start <= stop <= self.end
+        window = self.buffer[:, :, :, start - self.first : stop - self.first]
+        return window[0], window[1]
+
+    def read(self, q_BNTH: Tensor, group: HeadGroup, length: int) -> Tensor:
+        """What queries at the last T of ``length`` tokens see through their window, (B, N, T, H)."""
+        start = length - q_BNTH.size(2)
+        first, end = max(0, group.first_visible(start)), group.last_visible(length - 1) + 1
+        if first >= end:
+            return torch.zeros_like(q_BNTH)
+        k, v = self.view(first, end)
+        if q_BNTH.size(2) == 1:
+            return attend(q_BNTH, k, v)
+        rows = torch.arange(start, length, device=q_BNTH.device)[:, None]
+        visible = group.visible(rows, torch.arange(first, end, device=q_BNTH.device))
+        # A query that sees nothing attends to everything, so that no softmax is empty, and its result is zeroed.
+        sees_a_key = visible.any(-1, keepdim=True)
+        bias = q_BNTH.new_zeros(visible.shape).masked_fill_(~visible & sees_a_key, -torch.inf)
+        return attend(q_BNTH, k, v, bias=bias) * sees_a_key
+
+    def kept(self) -> tuple[Tensor, int]:
+        """As those of a ``KeyValueCache``."""
+        return self.buffer[:, :, :, : self.end - self.first], self.end
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was."""
+        self.buffer = self.buffer.index_select(1, order)
+
+
+class WindowCache:
+    """What one layer remembers.
+
+    Args:
+        groups: its heads by scale
+        windows: by scale, the last keys and values that its window can see
+        unfinished: by coarse scale, the normalised positions that wait to be pooled
+    """
+
+    def __init__(
+        self, groups: Sequence[HeadGroup], windows: Sequence[SlidingCache], unfinished: Sequence[UnfinishedBlock]
+    ) -> None:
+        self.groups, self.windows, self.unfinished = groups, windows, unfinished
 
     @property
     def length(self) -> int:
@@ -161,37 +232,16 @@ class WindowCache:
         """Take in keys beside values (B, C, 2 * N * H) of each scale's new positions."""
         for group, window, pair_BCD in zip(self.groups, self.windows, pairs):
             # (B, C, 2 * N * H) -> keys and values, (B, N, C, H) each
-            k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+            k, v = pair_BCD.unflatten(-1, (2, group.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
             window.append(k, v)
 
-    def attend(self, q_BTD: Tensor) -> Tensor:
-        """What the queries at the last T positions see through their windows, (B, T, D) -> (B, T, D)."""
-        heads = []
-        queries = q_BTD.split([group.heads * self.head_dim for group in self.groups], dim=-1)
-        for group, window, own_BTD in zip(self.groups, self.windows, queries):
-            if isinstance(window, FixedCache):
-                heads.append(merge_heads(window.read(split_heads(own_BTD, group.heads))))
-                continue
-            start, length = self.length - q_BTD.size(1), self.length
-            first, end = max(0, group.first_visible(start)), group.last_visible(length - 1) + 1
-            if first >= end:
-                heads.append(torch.zeros_like(own_BTD))
-                continue
-            k, v = window.view(first, end)
-            bias = sees_a_key = None
-            if q_BTD.size(1) > 1:
-                rows = torch.arange(start, length, device=q_BTD.device)[:, None]
-                visible = group.visible(rows, torch.arange(first, end, device=q_BTD.device))
-                sees_a_key = visible.any(-1, keepdim=True)
-                bias = q_BTD.new_zeros(visible.shape).masked_fill_(~visible & sees_a_key, -torch.inf)
-            y_BTD = merge_heads(attend(split_heads(own_BTD, group.heads), k, v, bias=bias))
-            heads.append(y_BTD if sees_a_key is None else y_BTD * sees_a_key)
+    def attend(self, queries: Sequence[Tensor]) -> Tensor:
+        """What the queries (B, T, N * H) of every scale at the last T positions see, (B, T, D)."""
+        heads = [
+            merge_heads(window.read(split_heads(q_BTD, group.heads), group, self.length))
+            for group, window, q_BTD in zip(self.groups, self.windows, queries)
+        ]
         return torch.cat(heads, dim=-1)
-
-    def fix(self, windows: Sequence[Slots], blocks: Sequence[Place]) -> None:
-        """Have buffers of fixed shapes, written and seen where these say."""
-        self.windows = [FixedCache(window, slots) for window, slots in zip(self.windows, windows)]
-        self.unfinished = [FixedBlock(block, place) for block, place in zip(self.unfinished, blocks)]
 
 
 class RetinaState(State):
@@ -204,23 +254,9 @@ class RetinaState(State):
     def parts(self) -> Iterable[Reorderable]:
         return [part for cache in self.caches for part in cache.parts()]
 
-    def fixed(self, capacity: int) -> RetinaState:
-        groups, like = self.caches[0].groups, self.caches[0].windows[0].buffer
-        self.length = like.new_zeros(1, dtype=torch.long)
-        # The blocks that a window has, and the unfinished one.
-        rooms = [-(-group.far // group.factor) + 1 for group in groups]
-        windows = [Slots(self.length, s, like, group.factor, group.visible) for group, s in zip(groups, rooms)]
-        blocks = [Place(self.length, group.factor) for group in groups[1:]]
-        self.places = [*windows, *blocks]
-        for cache in self.caches:
-            cache.fix(windows, blocks)
-        return self
-
 
 class Retina(LanguageModel):
     """Layers over token positions, each of which looks at all scales of its input."""
-
-    has_fixed_steps = True
 
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
@@ -243,14 +279,14 @@ class Retina(LanguageModel):
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
-        if state is not None and (state.places or state.length):
+        if state is not None and state.length:
             # A window remembers as many keys as one piece of this length needs.
             pieces = tokens_BT.split(self.groups[0].far, dim=1)
             return torch.cat([self._features(piece_BT, state, None) for piece_BT in pieces], dim=1)
         return self._features(tokens_BT, state, self._masks(tokens_BT))
 
     def _features(self, tokens_BT: Tensor, state: RetinaState | None, attention_masks: Layouts | None) -> Tensor:
-        start = state.length if state is not None else 0
+        start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
         rotations = self._rotations(start, x_BTD)
         pasts = state.caches if state is not None else [None] * len(self.layers)
@@ -258,7 +294,7 @@ class Retina(LanguageModel):
             # Downsampled to all scales, and attended to through each scale's window.
             x_BTD = layer(x_BTD, attention_masks, past, rotations)
         if state is not None:
-            state.length += tokens_BT.size(1)
+            state.move_on(tokens_BT.size(1))
         return self.norm(x_BTD)
 
     def _rotations(self, start: int | Tensor, x_BTD: Tensor) -> list[Tensor | None]:
@@ -280,5 +316,6 @@ class Retina(LanguageModel):
 
     def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:
         like = self.embed.like()
-        caches = [WindowCache(layer.attention, batch_size, like) for layer in self.layers]
-        return RetinaState(self.config, batch_size, caches)
+        return RetinaState(
+            self.config, batch_size, [layer.attention.new_cache(batch_size, like) for layer in self.layers]
+        )

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
-from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.checks import checked_targets, checked_tokens
 from fairseq_ms.core.layers import ResidualLayer
-from fairseq_ms.core.memory import FixedStream, Memory, Mems, StreamState
+from fairseq_ms.core.memory import Memory, Mems, SegmentCache, StreamState, join
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.device import keep_in_graph
@@ -56,6 +54,10 @@ class RelativeAttention(nn.Module):
         """The projected sinusoids r of distances, (P, D) -> (P, N, H)."""
         return self.position(positions_PD).unflatten(-1, (self.heads, -1))
 
+    def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, N, M, H) of a memory."""
+        return keys_and_values(m_BMD if self.norm is None else self.norm(m_BMD), self.qkv.weight, self.heads)
+
     def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
 
@@ -73,34 +75,6 @@ class RelativeAttention(nn.Module):
         r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
         segment = s_BTD, m_BMD.detach(), self.norm, self.qkv.weight
         return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
-
-
-class SegmentCache(KeyValueCache):
-    """Keys and values of a layer's memory and of its segment so far, and the projected sinusoids of the window.
-
-    Args:
-        attention: the layer's
-        batch_size: B
-        positions_PD: ``sinusoids`` of the window
-    """
-
-    bias: Tensor | None = None
-
-    def __init__(self, attention: RelativeAttention, batch_size: int, positions_PD: Tensor) -> None:
-        self.attention = attention
-        self.r_PNH = attention.project(positions_PD)
-        super().__init__(batch_size, attention.heads, self.r_PNH.size(-1), positions_PD.size(0) - 1, self.r_PNH)
-
-    def begin(self, m_BMD: Tensor) -> None:
-        """Begin a segment behind a memory."""
-        self.truncate(0)
-        self.append(*self.of_memory(m_BMD))
-
-    def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a memory."""
-        norm = self.attention.norm
-        m_BMD = norm(m_BMD) if norm is not None else m_BMD
-        return keys_and_values(m_BMD, self.attention.qkv.weight, self.attention.heads)
 
 
 # By the name of a layer's memory, its cache in a segment that comes in pieces.
@@ -170,7 +144,6 @@ class StreamingModel(LanguageModel):
 
     config: StreamingConfig
     has_position_embedding = False
-    fixed_state: Callable[[Any, int], State] = FixedStream
     # Whether ``remember`` returns a loss in training.
     has_auxiliary_loss = False
 
@@ -280,6 +253,40 @@ class StreamingModel(LanguageModel):
         loss_B = torch.stack(losses).mean(dim=0) if losses else None
         return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss_B
 
+    @torch.no_grad()
+    def advance(self, tokens_BT: Tensor, state: StreamState) -> Tensor:
+        """Outputs (B, T, D) of the next tokens of a state's streams, which moves on."""
+        count, outputs = tokens_BT.size(1), []
+        tokens_BT = state.take(tokens_BT)
+        while tokens_BT.size(1):
+            left = self.segment_len - state.done
+            x_BTD, tokens_BT = self.embed_tokens(tokens_BT[:, :left]), tokens_BT[:, left:]
+            if x_BTD.size(1) == self.segment_len:
+                y_BTD, moving = self.forward_segment(x_BTD, state.mems, self.sinusoids())
+                state.mems, _ = self.remember(moving, state.mems)
+            else:
+                y_BTD = self._piece(x_BTD, state)
+            outputs.append(y_BTD)
+        y_BTD = torch.cat(outputs, dim=1)
+        return y_BTD[:, y_BTD.size(1) - count :]
+
+    def _piece(self, x_BTD: Tensor, state: StreamState) -> Tensor:
+        """Outputs of the next positions of a segment that comes in pieces."""
+        state.caches = state.caches or self.segment_caches(x_BTD.size(0))
+        if not state.done:
+            state.before, state.moving = state.mems, {}
+            for layer in self.memory_layers():
+                state.caches[layer.name].begin(*layer.attention.of_memory(state.mems[layer.name]))
+        y_BTD, moving = self.forward_segment(x_BTD, state.before, self.sinusoids(), state.caches)
+        state.moving = join(state.moving, moving)
+        unread = {name: x for name, x in moving.items() if name not in state.caches}
+        state.before = state.before | join(state.before, unread)
+        state.done += x_BTD.size(1)
+        if state.done == self.segment_len:
+            state.mems, _ = self.remember(state.moving, state.mems)
+            state.done = 0
+        return y_BTD
+
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Transformer-QL, Figure 2e, line 6: (B, T) -> (B, T, D)."""
         return self.embed(tokens_BT) * self.scale
@@ -314,13 +321,17 @@ class StreamingModel(LanguageModel):
         return loss if auxiliary_B is None else loss + (auxiliary_B * count_B).sum() / count_B.sum().clamp(min=1)
 
     def new_state(self, batch_size: int, capacity: int = 0, memory: Memory | None = None) -> StreamState:
-        """The state of B streams before their first tokens, or behind a memory; room is made segment by segment."""
-        return StreamState(self, self.checked(memory, batch_size))
+        """The state of B streams before their first tokens, or after a memory; room is made segment by segment."""
+        return StreamState(self.config, self.checked(memory, batch_size))
 
     def segment_caches(self, batch_size: int) -> dict[str, SegmentCache]:
         """An empty cache of every layer, by the name of its memory."""
-        layers = [layer for layer in self.modules() if isinstance(layer, TransformerXLLayer)]
-        return {layer.name: SegmentCache(layer.attention, batch_size, self.sinusoids()) for layer in layers}
+        positions_PD, layers = self.sinusoids(), self.memory_layers()
+        return {layer.name: SegmentCache(batch_size, layer.attention.project(positions_PD)) for layer in layers}
+
+    def memory_layers(self) -> list[TransformerXLLayer]:
+        """All that have a memory."""
+        return [layer for layer in self.modules() if isinstance(layer, TransformerXLLayer)]
 
     def checked(self, memory: object, batch_size: int) -> Memory:
         """The memory, or a new one; raises ValueError if it is not one of this model and batch."""
@@ -341,7 +352,7 @@ class StreamingModel(LanguageModel):
         if state is not None:
             self.check_state(state, tokens_BT)
         if state is not None and not torch.is_grad_enabled():
-            return self.drop(state.advance(tokens_BT)), None
+            return self.drop(self.advance(tokens_BT, state)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:
             state.restart(memory, state.length + tokens_BT.size(1))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.cache import KeyValueCache, Reorderable, Rows, State, stack_caches
-from fairseq_ms.core.fixed import FixedCache, FixedRows, Slots
+from fairseq_ms.core.cache import KeyValueCache, Reorderable, Rows, State
 from fairseq_ms.core.layers import Downsample, LayerConfig, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear, Norm, normalise
 from fairseq_ms.core.ops.recompute import recomputed
+from fairseq_ms.core.ops.rotary import endings
 from fairseq_ms.core.pooling import Upsample, first_block, normalised, right_aligned, unfold_positions
 from fairseq_ms.core.scales import Scale, check_scales
 
@@ -86,8 +86,8 @@ class Coarser:
 
     Attributes:
         x_BCD: its output at some blocks
-        offset: how many finer blocks the first of them serves before the first one that is wanted; (1,) where shapes
-            are fixed
+        offset: how many finer blocks the first of them serves before the first one that is wanted, perhaps in a
+            tensor (1,)
     """
 
     x_BCD: Tensor
@@ -118,7 +118,7 @@ class TopDownScale(nn.Module):
 
     def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
         """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) at the blocks that end at these tokens."""
-        start, before = (state.at, state.before.x) if state is not None else (0, None)
+        start, before = (state.length, state.before.x) if state is not None else (0, None)
         first, end = first_block(start, self.factor), first_block(start + x_BTD.size(1), self.factor)
         if first == end:
             return x_BTD[:, :0]
@@ -131,9 +131,7 @@ class TopDownScale(nn.Module):
         else:
             out_BCD = self.join(x_BTD, blocks, self.pool, self.norm, coarse)
         # Block i begins at (i - 1) * k + 1. Among blocks of one scale only differences count, so i * k says as much.
-        ends: range | Tensor = range(first * self.factor, end * self.factor, self.factor)
-        if state is not None and state.places:
-            ends = state.length
+        ends = endings(state.position if state is not None else 0, x_BTD.size(1), self.factor)
         rotation_2CF = self.config.rotation(ends, out_BCD)
         return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
 
@@ -153,7 +151,7 @@ class TopDownState(State):
         shape = batch_size, coarsest.factor - 1, like.size(-1)
         self.before = Rows(like.new_full(shape, coarsest.pool.padding))
         self.caches: dict[int, Sequence[KeyValueCache]] = {
-            s.factor: stack_caches(s.stack, batch_size, -(-capacity // s.factor), like) for s in scales
+            s.factor: s.stack.new_caches(batch_size, -(-capacity // s.factor), like) for s in scales
         }
         self.newest: dict[int, Rows] = {
             scale.factor: Rows(like.new_zeros(batch_size, 0, like.size(-1))) for scale in scales
@@ -168,43 +166,21 @@ class TopDownState(State):
     def coarser(self, factor: int, out_BCD: Tensor, finer: int) -> Coarser:
         """What the blocks of a finer scale that are about to be computed read of a scale with new outputs."""
         newest = self.newest[factor]
-        if self.places:
-            if out_BCD.size(1):
-                newest.put(out_BCD)
-            return Coarser(newest.x, self.length % factor // finer)
         first = first_block(self.length, factor) - newest.x.size(1)
         x_BCD = torch.cat([newest.x, out_BCD], dim=1)
         newest.put(x_BCD[:, -1:].clone())
         return Coarser(x_BCD, first_block(self.length, finer) - first * (factor // finer))
 
-    def advance(self, x_BTD: Tensor) -> None:
-        """Count tokens that have been read, given their embeddings."""
+    def remember(self, x_BTD: Tensor) -> None:
+        """Move on by tokens that have been read, given their embeddings."""
         kept = self.before.x.size(1)
         joined = torch.cat([self.before.x, x_BTD], dim=1)
         self.before.put(joined[:, joined.size(1) - kept :].clone())
-        self.length += x_BTD.size(1)
-
-    def fixed(self, capacity: int) -> TopDownState:
-        like, rooms = self.before.x, {factor: -(-capacity // factor) for factor in self.caches}
-        self.length = like.new_zeros(1, dtype=torch.long)
-        self.before = FixedRows(like)
-        self.newest = {
-            factor: FixedRows(rows.x.new_zeros(self.batch_size, 1, like.size(-1)))
-            for factor, rows in self.newest.items()
-        }
-        slots = {factor: Slots(self.length, room, like, factor) for factor, room in rooms.items()}
-        self.caches = {k: [FixedCache(cache, slots[k]) for cache in caches] for k, caches in self.caches.items()}
-        self.places = list(slots.values())
-        return self
-
-    def kind(self, length: int) -> int:
-        return max(factor for factor in self.caches if length % factor == 0)
+        self.move_on(x_BTD.size(1))
 
 
 class TopDown(LanguageModel):
     """Scales from coarse to fine; the finest gives the features."""
-
-    has_fixed_steps = True
 
     def __init__(self, config: TopDownConfig) -> None:
         super().__init__(config)
@@ -222,7 +198,7 @@ class TopDown(LanguageModel):
 
     def representations(self, tokens_BT: Tensor, state: TopDownState | None = None) -> dict[int, Tensor]:
         """By scale k, coarsest first, what its layers give at right-aligned blocks: (B, ceil(T / k), D)."""
-        x_BTD = self.embed(tokens_BT, state.length if state is not None else 0)
+        x_BTD = self.embed(tokens_BT, state.position if state is not None else 0)
         outputs: dict[int, Tensor] = {}
         coarse: Coarser | None = None
         for scale, finer in pairwise([*self.scales, None]):
@@ -231,7 +207,7 @@ class TopDown(LanguageModel):
             if finer is not None:
                 coarse = Coarser(out_BCD) if state is None else state.coarser(scale.factor, out_BCD, finer.factor)
         if state is not None:
-            state.advance(x_BTD)
+            state.remember(x_BTD)
         return outputs
 
     def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:

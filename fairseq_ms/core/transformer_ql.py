@@ -16,7 +16,6 @@ from fairseq_ms.core.checks import check_probability
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.recompute import draw_uniform
-from fairseq_ms.core.phased import PhasedStream
 from fairseq_ms.core.scales import Scale, check_scales
 from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel, TransformerXLLayer
 
@@ -42,8 +41,6 @@ class TransformerQL(StreamingModel):
     """Layers at every scale, each over [memory, segment] of that scale, then layers over their mean."""
 
     config: TransformerQLConfig
-    has_fixed_steps = True
-    fixed_state = PhasedStream
 
     def __init__(self, config: TransformerQLConfig) -> None:
         super().__init__(config)

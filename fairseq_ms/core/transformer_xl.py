@@ -26,7 +26,6 @@ class TransformerXL(StreamingModel):
     """Layers over [memory, segment]; the memory of a layer is that of its input."""
 
     config: TransformerXLConfig
-    has_fixed_steps = True
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, stack_caches
-from fairseq_ms.core.fixed import FixedCache, Slots
+from fairseq_ms.core.cache import KeyValueCache, Reorderable, State
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 
@@ -43,13 +41,6 @@ class VanillaState(State):
             cache.truncate(length)
         self.length = length
 
-    def fixed(self, capacity: int) -> VanillaState:
-        like = self.caches[0].buffer
-        self.length = like.new_zeros(1, dtype=torch.long)
-        self.places = [slots := Slots(self.length, capacity, like)]
-        self.caches = [FixedCache(cache, slots) for cache in self.caches]
-        return self
-
 
 class Vanilla(LanguageModel):
     """Layers over token positions with full attention."""
@@ -62,12 +53,12 @@ class Vanilla(LanguageModel):
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
-        start = state.length if state is not None else 0
+        start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
         rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), x_BTD)
         x_BTD = self.stack(x_BTD, state.caches if state is not None else None, rotation_2TF)
         if state is not None:
-            state.length += tokens_BT.size(1)
+            state.move_on(tokens_BT.size(1))
         return x_BTD
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
@@ -75,5 +66,5 @@ class Vanilla(LanguageModel):
         return {1: self.features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
-        caches = stack_caches(self.stack, batch_size, self.room(capacity), self.embed.like())
+        caches = self.stack.new_caches(batch_size, self.room(capacity), self.embed.like())
         return VanillaState(self.config, batch_size, caches)

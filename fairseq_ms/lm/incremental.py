@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import CannotTruncate, State
-from fairseq_ms.core.graphs import Steps, takes_graphs
 from fairseq_ms.core.model import CausalModel
+from fairseq_ms.core.steps import Steps, takes_graphs
 
 
 class PromptReader(nn.Module):

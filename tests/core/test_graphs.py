@@ -14,10 +14,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fairseq_ms import core
 from fairseq_ms.core.cache import State
-from fairseq_ms.core.graphs import Steps
-from fairseq_ms.core.hierarchical.state import FixedChunks
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.sampling import draw
+from fairseq_ms.core.steps import Steps
+from fairseq_ms.core.steps.buffers import FixedState
+from fairseq_ms.core.steps.chunks import FixedChunks
+from fairseq_ms.core.steps.chunks import tensors as tensors_of
 from tests.core.test_model import NAMES, build
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
@@ -72,12 +74,12 @@ def begun(model: CausalModel, tokens: Tensor) -> tuple[State, Steps]:
     return state, Steps(model, tokens.size(0), CAPACITY).begin(state)
 
 
-def tensors(state: State) -> list[Tensor]:
+def tensors(state: FixedState) -> list[Tensor]:
     """All that a state of fixed shapes carries from step to step."""
     if isinstance(state, FixedChunks):
-        return [state.length, *(x for _, _, x in state.tensors())]
+        return [state.position_1, *(x for _, _, x in tensors_of(state))]
     parts: list[Any] = list(state.parts())
-    return [state.length, *(part.buffer if hasattr(part, "buffer") else part.x for part in parts)]
+    return [state.position_1, *(part.buffer if hasattr(part, "buffer") else part.x for part in parts)]
 
 
 def orders(rows: int, seed: int) -> Iterator[Tensor | None]:
@@ -193,7 +195,7 @@ def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
 ) -> None:
     if torch.get_default_device().type != "cuda":
         # The steps are those that a GPU captures; here they run one by one.
-        monkeypatch.setattr("fairseq_ms.core.model.takes_graphs", lambda model, graphs: graphs)
+        monkeypatch.setattr("fairseq_ms.core.steps.replay.takes_graphs", lambda model, graphs: graphs)
     units = {"main_units": 20, "encoder_units": 24, "decoder_units": 16} if name in ("HAED", "HRED") else {}
     model, prompt = build(name, max_positions=128, **units).double(), torch.randint(11, (2, 5))
     for n, rows, eos_idx in ((1, 2, None), (2, 2, None), (60, 2, None), (30, 1, None), (40, 2, 2)):

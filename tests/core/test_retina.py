@@ -7,13 +7,12 @@ import random
 import pytest
 import torch
 
-from fairseq_ms.core.cache import SlidingCache
 from fairseq_ms.core.layers import LayerConfig
 from fairseq_ms.core.ops import window_attention
 from fairseq_ms.core.ops.attention import _QUERY_CHUNK
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts
-from fairseq_ms.core.retina import RetinaAttention
+from fairseq_ms.core.retina import RetinaAttention, SlidingCache
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.registry import seeds
 

@@ -8,6 +8,7 @@ from fairseq.models import FairseqDecoder, FairseqLanguageModel
 from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
+from fairseq_ms.core.steps import has_steps
 from fairseq_ms.lm import incremental
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.incremental import Decoding
@@ -87,7 +88,7 @@ def test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches
     monkeypatch.setenv("FAIRSEQ_MS_GRAPHS", "1")
     if torch.get_default_device().type == "cpu":
         # The steps are those that a GPU captures; here they run one by one.
-        monkeypatch.setattr(incremental, "takes_graphs", lambda model, graphs: graphs is None and model.has_fixed_steps)
+        monkeypatch.setattr(incremental, "takes_graphs", lambda model, graphs: graphs is None and has_steps(model))
     case = exact_case(arch, seed)
     # The second batch takes over the buffers of the first.
     for _ in range(2):
@@ -96,7 +97,7 @@ def test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches
         for rows in zip(found, expected, strict=True):
             one, other = ([hypothesis["tokens"].tolist() for hypothesis in row] for row in rows)
             assert one == other
-    assert (case.model.decoder.core.steps is not None) == case.model.decoder.core.has_fixed_steps
+    assert (case.model.decoder.core.steps is not None) == has_steps(case.model.decoder.core)
 
 
 @pytest.mark.parametrize("seed", seeds(2, 6))

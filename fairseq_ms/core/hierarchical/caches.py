@@ -83,12 +83,7 @@ class RowCaches:
         rows: B.
         capacity: positions to allocate; the buffers double when a row is full.
         like: a tensor of the wanted type and device.
-
-    Attributes:
-        fixed: whether attention runs over all the room there is, and not over what the longest row has of it.
     """
-
-    fixed = False
 
     def __init__(self, stack: TransformerStack, rows: int, capacity: int, like: Tensor) -> None:
         attention = next(iter(stack.layers)).attention
@@ -105,12 +100,16 @@ class RowCaches:
     def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
         """What each layer attends to when some rows get so many more positions, padded to ``most``."""
         place_RC = self.lengths_B[row_R].unsqueeze(1) + torch.arange(most, device=row_R.device)
-        seen = self.buffers.size(4) if self.fixed else int(place_RC.max()) + 1
+        seen = self.seen(place_RC)
         self.reserve(seen)
         hidden_RCS = torch.arange(seen, device=row_R.device) > place_RC.unsqueeze(2)
         bias = self.buffers.new_zeros(hidden_RCS.shape).masked_fill_(hidden_RCS, -torch.inf).unsqueeze(1)
         self.lengths_B = self.lengths_B.index_add(0, row_R, counts_R)
         return [RowCache(buffer, row_R.unsqueeze(1), place_RC, bias) for buffer in self.buffers.unbind()]
+
+    def seen(self, place_RC: Tensor) -> int:
+        """How many positions of the buffers matter to those at these places."""
+        return int(place_RC.max()) + 1
 
     def reserve(self, positions: int) -> None:
         """Make room for so many positions in every row."""

@@ -128,10 +128,7 @@ class Unfinished:
         tokens_BL: its tokens so far, padded.
         place_B: how many these are; -1 before the first token of all.
         counts_B: how many chunks have ended before.
-        may_end: whether one more token of fixed shapes may end a chunk; None where its shapes are not fixed.
     """
-
-    may_end: bool | None = None
 
     def __init__(self, rows: int, length: int, pad: int, device: torch.device) -> None:
         self.tokens_BL = torch.full((rows, length), pad, device=device)
@@ -139,9 +136,9 @@ class Unfinished:
         self.counts_B = torch.zeros_like(self.place_B)
         self.fresh = True
 
-    def begin(self, phase: int) -> None:
-        """Begin a step of fixed shapes, at whose end chunks may end or not."""
-        self.may_end = bool(phase)
+    def rows_of(self, ends_B: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The rows W that have a chunk to encode where some have ended, and ``ends`` if those are more than ended."""
+        return ends_B.nonzero().squeeze(1), None
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
@@ -207,11 +204,8 @@ class Segmentation(nn.Module):
     def _one_more(self, tokens_B1: Tensor, unfinished: Unfinished) -> ChunkTable:
         chunk_BL = unfinished.tokens_BL.scatter(1, unfinished.place_B.unsqueeze(1), tokens_B1)
         ends_B, unfinished.place_B = self.advance(unfinished.place_B, tokens_B1[:, 0])
-        row_B, ended_B = torch.arange(ends_B.numel(), device=ends_B.device), None
-        if unfinished.may_end is None:
-            row_W = ends_B.nonzero().squeeze(1)
-        else:
-            row_W, ended_B = row_B if unfinished.may_end else row_B[:0], ends_B
+        row_B = torch.arange(ends_B.numel(), device=ends_B.device)
+        row_W, ended_B = unfinished.rows_of(ends_B)
         tokens_WL, index_W = chunk_BL[row_W], unfinished.counts_B[row_W]
         unfinished.tokens_BL = replaced(chunk_BL, row_W if ended_B is None else ended_B, self.pad)
         unfinished.counts_B = unfinished.counts_B + ends_B

@@ -6,13 +6,15 @@ writes, and what its query sees, as a mask over every place there is. What is to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.cache import KeyValueCache, Rows, SlidingCache, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache, Rows, State, UnfinishedBlock
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.retina import SlidingCache
 
 # What attention on a GPU wants the number of keys to be a multiple of, where there is a mask.
 _ALIGNED = 8
@@ -111,8 +113,8 @@ class FixedCache(KeyValueCache):
         self.append(k, v)
         return merge_heads(self.read(q))
 
-    def read(self, q_BN1H: Tensor) -> Tensor:
-        """What the query of this step sees, (B, N, 1, H); zero if that is nothing."""
+    def read(self, q_BN1H: Tensor, *_: Any) -> Tensor:
+        """What the query of this step sees, (B, N, 1, H); zero if that is nothing. Its slots say the rest."""
         y_BN1H = attend(q_BN1H, *self.buffer, bias=self.slots.bias)
         return y_BN1H if self.slots.sees_a_key is None else y_BN1H * self.slots.sees_a_key
 
@@ -158,3 +160,49 @@ class FixedBlock(FixedRows):
         if x_B1D.size(1):
             self.x.index_copy_(1, self.place.index_1, x_B1D)
         return self.x if self.place.full and x_B1D.size(1) else self.x[:, :0]
+
+
+class FixedState(State):
+    """What a model knows of a batch of texts, in buffers of fixed shapes that never move; it takes one token a step.
+
+    A class is called with a model, how many rows there are, and for how many tokens of a text there is room. A replayed
+    step runs no Python, so ``Steps`` counts the tokens.
+
+    Attributes:
+        length: the ``kind`` of the step that runs, which stands for all lengths of this kind
+        position_1: the position of the next token
+        places: what has to know it, told at the beginning of every step
+    """
+
+    position_1: Tensor
+    places: Sequence[Any] = ()
+
+    @property
+    def position(self) -> Tensor:
+        return self.position_1
+
+    def move_on(self, count: int) -> None:
+        self.position_1 += count
+
+    def kind(self, length: int) -> int:
+        """The kind of the step after so many tokens: one of the lengths after which steps are the same operations."""
+        return -1
+
+    def step(self, model: Any, tokens_B1: Tensor) -> Tensor:
+        """Features (B, 1, D) of the next token."""
+        return model.features(tokens_B1, self)
+
+    def load(self, state: State) -> None:
+        """Take over what another state of as many texts knows."""
+        self.position_1.fill_(state.length)
+        mine: Iterable[Any] = self.parts()
+        for part, own in zip(mine, state.parts(), strict=True):
+            part.load(own)
+
+
+class BlockReads(FixedCache):
+    """The ``FixedCache`` of a ``BlockCache``."""
+
+    def read(self, q_BN1H: Tensor, *_: Any) -> Tensor:
+        """What the query of this step sees, (B, 1, N, H)."""
+        return super().read(q_BN1H).transpose(1, 2)

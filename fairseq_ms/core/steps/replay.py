@@ -1,26 +1,56 @@
 """Steps of generation as CUDA graphs: the kernels of a token are launched all at once, and nothing waits for the CPU.
 
-A captured step does the same to the same memory whenever it is replayed, so it needs a state of fixed shapes
-(``fixed.py``). Steps that differ in what they do, since blocks end at some of them, have a graph each.
+A captured step does the same to the same memory whenever it is replayed, so it needs a state of fixed shapes. Steps
+that differ in what they do, since blocks end at some of them, have a graph each.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_ms.core.adaptive import AdaptiveInput
+from fairseq_ms.core.bottomup import BottomUp
 from fairseq_ms.core.cache import State
+from fairseq_ms.core.haed import HAED
+from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_graphs
 from fairseq_ms.core.ops.recompute import autocast_dtype
+from fairseq_ms.core.retina import Retina
+from fairseq_ms.core.steps.buffers import FixedState
+from fairseq_ms.core.steps.chunks import FixedChunks
+from fairseq_ms.core.steps.states import FixedBottomUp, FixedRetina, FixedTopDown, FixedVanilla
+from fairseq_ms.core.steps.streams import FixedStream, PhasedStream
+from fairseq_ms.core.topdown import TopDown
+from fairseq_ms.core.transformer_ql import TransformerQL
+from fairseq_ms.core.transformer_xl import TransformerXL
+from fairseq_ms.core.vanilla import Vanilla
 
-if TYPE_CHECKING:
-    from fairseq_ms.core.model import CausalModel
+# By the model's class, or the nearest one above it: its state of so many rows, with room for so many tokens.
+_STATES: dict[type, Callable[[Any, int, int], Any]] = {
+    Vanilla: FixedVanilla,
+    Retina: FixedRetina,
+    TopDown: FixedTopDown,
+    BottomUp: FixedBottomUp,
+    TransformerXL: FixedStream,
+    TransformerQL: PhasedStream,
+    HAED: FixedChunks,
+}
 
 # Rooms for texts are powers of two from here on, so that the graphs of one text serve the next.
 _LEAST_ROOM = 256
+
+
+def has_steps(model: CausalModel) -> bool:
+    """Whether there are steps of fixed shapes for a model."""
+    return _state_of(model) is not None
+
+
+def _state_of(model: CausalModel) -> Callable[[Any, int, int], FixedState] | None:
+    return next((_STATES[kind] for kind in type(model).__mro__ if kind in _STATES), None)
 
 
 def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
@@ -31,7 +61,7 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
     if graphs is False:
         return False
     device, why = next(model.parameters()).device, None
-    if not model.has_fixed_steps:
+    if not has_steps(model):
         why = f"with {type(model).__name__}, whose steps have no fixed shapes"
     elif any(isinstance(module, AdaptiveInput) for module in model.modules()):
         why = "with an adaptive input, which waits to know the bands of its tokens"
@@ -44,10 +74,14 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
     return why is None
 
 
-def check_batch(batch_size: int, tokens_BT: Tensor) -> None:
-    """Raise ValueError unless there are as many rows of tokens as a state has."""
-    if tokens_BT.size(0) != batch_size:
-        raise ValueError(f"state must be of the batch size of the tokens {tokens_BT.size(0)}: got {batch_size}")
+def begin_steps_of(model: CausalModel, graphs: bool | None) -> Callable[[State, int], Steps] | None:
+    """From a state, and how long its texts become, to the steps that continue it; None where there are no graphs.
+
+    Raises ValueError where they are asked for and cannot be.
+    """
+    if not takes_graphs(model, graphs):
+        return None
+    return lambda state, length: Steps.of(model, state.batch_size, length).begin(state)
 
 
 class Steps:
@@ -65,9 +99,10 @@ class Steps:
     weights: list[tuple[int, torch.dtype]]
 
     def __init__(self, model: CausalModel, batch_size: int, capacity: int) -> None:
+        state_of = _state_of(model)
+        assert state_of is not None
         self.model, self.capacity, self.length = model, capacity, 0
-        self.state = model.new_state(batch_size).fixed(capacity)
-        self.rows = batch_size
+        self.state = state_of(model, batch_size, capacity)
         self.tokens_B1 = torch.zeros(batch_size, 1, dtype=torch.long, device=next(model.parameters()).device)
         # By kind: None once a step has run, then its graph and the features that it gives.
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
@@ -98,9 +133,9 @@ class Steps:
     @torch.no_grad()
     def begin(self, state: State) -> Steps:
         """Continue what another state knows, which stays as it is. Raises ValueError for one of another batch size."""
-        check_batch(state.batch_size, self.tokens_B1)
-        self.rows, self.length = state.batch_size, state.length
+        state.check_rows(self.tokens_B1)
         self.state.load(state)
+        self.state.batch_size, self.length = state.batch_size, state.length
         return self
 
     @torch.no_grad()
@@ -109,14 +144,15 @@ class Steps:
 
         Raises ValueError for other rows than there are, and a text longer than there is room for.
         """
-        check_batch(self.rows, tokens_B1)
+        state, rows = self.state, self.state.batch_size
+        state.check_rows(tokens_B1)
         if self.length >= self.capacity:
             most, got = self.capacity, self.length + 1
             raise ValueError(f"a text must have at most {most} tokens, for which its state has room: got {got}")
-        self.tokens_B1[: self.rows].copy_(tokens_B1)
-        kind = self.state.kind(self.length)
+        self.tokens_B1[:rows].copy_(tokens_B1)
+        kind = state.kind(self.length)
         self.length += 1
-        return self.run(kind)[: self.rows]
+        return self.run(kind)[:rows]
 
     def run(self, kind: int) -> Tensor:
         """A step of a kind, from its graph if there is one."""
@@ -135,13 +171,13 @@ class Steps:
 
     def step(self, kind: int) -> Tensor:
         """What a step does."""
-        self.state.phase = kind
+        self.state.length = kind
         for place in self.state.places:
             place.begin(kind)
-        return self.model.features(self.tokens_B1, self.state)
+        return self.state.step(self.model, self.tokens_B1)
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was; order (B',) may repeat rows and drop the last ones."""
-        self.rows = order.numel()
-        missing = self.batch_size - self.rows
+        missing = self.batch_size - order.numel()
         self.state.reorder(torch.cat([order, order.new_zeros(missing)]) if missing else order)
+        self.state.batch_size = order.numel()

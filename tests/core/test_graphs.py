@@ -223,6 +223,21 @@ def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
 
 
 @pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_a_copy_of_a_state_goes_on_by_itself(name: str) -> None:
+    model, tokens = build(name).eval(), torch.randint(11, (2, 24))
+    for state in (model(tokens[:, :9])[1], model.new_state(2)):
+        model(tokens[:, 9:14], state)
+        branch = state.copy()
+        model(tokens[:, :7], branch)
+        branch = state.copy()
+        expected = [model(token_B1, state)[0] for token_B1 in tokens[:, 14:].split(1, dim=1)]
+        found = [model(token_B1, branch)[0] for token_B1 in tokens[:, 14:].split(1, dim=1)]
+        assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+        assert branch.length == state.length
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_state_of_another_batch_size_is_refused(name: str) -> None:
     model, tokens = build(name), torch.randint(11, (2, 4))
     begun = model(tokens[:, :2])[1]

@@ -1,6 +1,5 @@
 """What the core refuses, in one sentence, instead of computing something else; and what it leaves as it was."""
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -188,23 +187,6 @@ def test_a_target_below_zero_is_refused_unless_it_is_ignored(model: Vanilla | Tr
     with torch.set_grad_enabled(grad), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         model.loss(TOKENS, targets)
     assert model.loss(TOKENS, targets, ignore_index=-1) == 0
-
-
-@torch.no_grad()
-def test_a_state_of_streams_is_of_one_model_and_its_copies_too() -> None:
-    model = TransformerXL(XL).eval()
-    other = copy.deepcopy(model)
-    _, state = model(TOKENS[:, :21])
-    with pytest.raises(ValueError, match="state must be of this model: got one of another of equal sizes"):
-        other(TOKENS[:, 21:], state)
-    branch = copy.deepcopy(state)
-    assert branch.model is model
-    # A model that is copied along with a state is a copy, and has the state if it comes first.
-    assert copy.deepcopy([state, model])[1] is not model
-    both, its_own = copy.deepcopy((model, state))
-    assert its_own.model is both is not model
-    expected = model(TOKENS[:, 21:], state)[0]
-    torch.testing.assert_close(model(TOKENS[:, 21:], branch)[0], expected, rtol=0, atol=0)
 
 
 @torch.no_grad()

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.device import keep_in_graph
-from fairseq_ms.core.ops.recompute import autocast_to
+from fairseq_ms.core.ops.recompute import autocast_to, keep_in_graph
 
 
 @dataclass(frozen=True)

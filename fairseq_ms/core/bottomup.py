@@ -18,8 +18,8 @@ from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedB
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
-from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
+from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.pooling import normalised
 from fairseq_ms.core.scales import Scale, check_scales, share_heads
 

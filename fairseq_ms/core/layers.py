@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
 }
 
 M = TypeVar("M", bound=nn.Module)
+S = TypeVar("S", bound="LayerConfig")
 
 
 class TypedList(nn.ModuleList, Generic[M]):
@@ -99,9 +100,10 @@ class LayerConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LayerConfig:
+    def from_dict(cls: type[S], values: dict[str, Any]) -> S:
         """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
-        return cls(**values)
+        types = get_type_hints(cls)
+        return cls(**{name: _restored(value, types.get(name)) for name, value in values.items()})
 
     @property
     def width_of_head(self) -> int:
@@ -137,6 +139,16 @@ class LayerConfig:
         """The ``rotation`` of the blocks of k tokens that ``count`` tokens behind ``start`` finish."""
         rotary = self.positions == "rotary"
         return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
+
+
+def _restored(value: Any, kind: Any) -> Any:
+    """A field's value from what JSON has of it, where its type names a dataclass or tuples of one."""
+    if isinstance(value, dict):
+        dataclasses: list[Any] = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
+        return dataclasses[0](**value)
+    if isinstance(value, list | tuple) and (inner := [part for part in get_args(kind) if part is not ...]):
+        return tuple(_restored(item, inner[0]) for item in value)
+    return value
 
 
 class TokenEmbedding(nn.Module):

@@ -20,7 +20,6 @@ from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
 from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.sampling import check_finite, check_sampling, draw
-from fairseq_ms.core.scales import Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +80,6 @@ class ModelConfig(LayerConfig):
     def word_std(self) -> float:
         """Standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
-        kinds: dict[str, Callable[[Any], Any]] = {
-            "adaptive_input": lambda bands: Bands(**bands),
-            "adaptive_softmax": lambda bands: Bands(**bands),
-            "scale": lambda scale: Scale(**scale),
-            "scales": lambda scales: [Scale(**scale) for scale in scales],
-        }
-        return cls(**{name: kinds[name](v) if name in kinds and v is not None else v for name, v in values.items()})
 
 
 class CausalModel(nn.Module, ABC):

@@ -21,9 +21,8 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import Memory, Mems, SegmentCache, StreamState, join
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.device import keep_in_graph
 from fairseq_ms.core.ops.linear import Linear, norm_linear
-from fairseq_ms.core.ops.recompute import Dropout
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph
 from fairseq_ms.core.ops.relative_attention import Sinusoids, keys_and_values, relative_attention, segment_attention
 
 

@@ -7,7 +7,7 @@ from fairseq.models import register_model
 from torch import Tensor
 
 from fairseq_ms import core
-from fairseq_ms.core.ops.device import keep_in_graph
+from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
 from fairseq_ms.lm.config import PositionedConfig, model_settings

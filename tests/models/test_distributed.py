@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairseq_ms.core.ops.device import keep_in_graph
+from fairseq_ms.core.ops.recompute import keep_in_graph
 from tests.helpers.corpus import random_flags, train_command, write_corpus
 from tests.helpers.forked import run
 from tests.models.test_iem import batch, criterion, first_phase, small_task

@@ -33,13 +33,3 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
 def has_fused_optimizers(parameters: Iterable[Tensor]) -> bool:
     """Whether torch updates all of them in one kernel, ``fused=True``, where they are."""
     return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-
-
-def keep_in_graph(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """x unchanged, but every one of the parameters gets a gradient of exactly zero through it.
-
-    What is added is a sum over none of their numbers: zero times a sum over all of them would not be zero where that
-    sum overflows, as it does in half precision.
-    """
-    nothing = [parameter.flatten()[:0] for parameter in parameters]
-    return x + torch.cat(nothing).sum() if nothing else x

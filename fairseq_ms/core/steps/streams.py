@@ -91,7 +91,8 @@ class _FixedStreams(FixedState):
     @torch.no_grad()
     def load(self, state: State) -> None:
         assert isinstance(state, StreamState)
-        assert not state.waiting_BT.size(1)
+        if state.waiting_BT.size(1):
+            self.model.advance(state.waiting_BT[:, :0], state)
         self.done = state.done - state.length
         for name, x in state.mems.items():
             self.mems[name].put(x)

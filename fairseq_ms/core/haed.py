@@ -248,14 +248,9 @@ class HAED(CausalModel):
         initialise(self, self.config.init_std)
 
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
-        """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1).
-
-        Raises ValueError for a token that is neither a symbol nor padding.
-        """
+        """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""
         if state is not None and tokens_BT.size(1) > 1 and state.length:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
-        if self.config.symbols > self.config.vocab_size and not (state and state.places):
-            self._check_symbols(tokens_BT)
         chunks = self.segmentation(tokens_BT, state and state.unfinished)
         m_WD = None
         if len(chunks.tokens_WL):  # one more token need not end a chunk
@@ -266,12 +261,16 @@ class HAED(CausalModel):
             state.move_on(tokens_BT.size(1), chunks.ended_B)
         return x_BTU
 
-    def _check_symbols(self, tokens_BT: Tensor) -> None:
-        """Where more is embedded than the V symbols, the embedding refuses nothing."""
+    def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Also raises ValueError for a token that is neither a symbol nor padding."""
+        tokens_BT = super().checked_tokens(tokens_BT)
         most, pad = self.config.vocab_size, self.config.padding_idx
+        if self.config.symbols == most:
+            return tokens_BT  # which the embedding refuses
         unknown_BT = (tokens_BT >= most) if pad is None else (tokens_BT >= most) & (tokens_BT != pad)
         if bool(unknown_BT.any()):
             raise ValueError(f"tokens must be symbols, 0 to {most - 1}: got {int(tokens_BT[unknown_BT][0])}")
+        return tokens_BT
 
     def max_length(self) -> int | None:
         return self.config.longest_text

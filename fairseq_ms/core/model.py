@@ -123,7 +123,7 @@ class CausalModel(nn.Module, ABC):
         Raises ValueError for tokens of another shape, a state of another batch size or of a model with another
         configuration, and a text longer than ``max_length``.
         """
-        tokens_BT = checked_tokens(tokens_BT)
+        tokens_BT = self.checked_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
             return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT.clone())
@@ -154,7 +154,7 @@ class CausalModel(nn.Module, ABC):
         Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time. Raises ValueError for tokens
         and targets of other shapes and a text longer than ``max_length``.
         """
-        tokens_BT, targets_BT = checked_tokens(tokens_BT), checked_targets(targets_BT, tokens_BT)
+        tokens_BT, targets_BT = self.checked_tokens(tokens_BT), checked_targets(targets_BT, tokens_BT)
         self.check_length(tokens_BT.size(1))
         return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
 
@@ -203,7 +203,7 @@ class CausalModel(nn.Module, ABC):
         check_sampling(prompt, n, temperature, top_k, top_p)
         if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
             raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
-        texts = [checked_tokens(prompt.unsqueeze(0) if prompt.dim() == 1 else prompt)]
+        texts = [self.checked_tokens(prompt.unsqueeze(0) if prompt.dim() == 1 else prompt)]
         length = texts[0].size(1) + n
         self.check_length(length - 1 + (state.length if state is not None else 0))
         finite: Tensor | bool = True
@@ -234,6 +234,10 @@ class CausalModel(nn.Module, ABC):
         check_finite(finite)
         whole = torch.cat(texts, dim=1)
         return whole[0] if prompt.dim() == 1 else whole
+
+    def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Tokens (B, T) as int64; ValueError unless they are integers, at least one of them."""
+        return checked_tokens(tokens_BT)
 
     def check_state(self, state: State, tokens_BT: Tensor) -> None:
         """Raise ValueError unless a state is of such a model, and of as many rows as there are of tokens."""

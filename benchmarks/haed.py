@@ -17,8 +17,8 @@ from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, 
 from benchmarks.training import step
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
 from fairseq_ms.data.chunk_sampling import predicted_chunks
-from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.models.haed import IEM_CRITERION, SPACE
+from fairseq_ms.presets.registry import PRESETS
 from fairseq_ms.tools.saved_bytes import saved_bytes
 
 # Rows of a training step on a CPU and on a GPU, the latter as many as Python's documentation has for the first phase.

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from benchmarks.table import NotInstalledError
 from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
-from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
+from fairseq_ms.presets.registry import PRESETS
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from fairseq_ms.tools.training_step import Sample
 

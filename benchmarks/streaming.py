@@ -19,8 +19,8 @@ from benchmarks.device import peak
 from benchmarks.peers import Shape, build
 from benchmarks.table import DTYPES, GB, TIME, Cell, NotInstalledError, Options, Row, Table, Work, assert_parity, to
 from benchmarks.training import COLUMNS, training_work
-from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.papers.plot import context
+from fairseq_ms.presets.registry import PRESETS
 from fairseq_ms.tools import untrained
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from fairseq_ms.tools.training_step import training_loss, training_sample

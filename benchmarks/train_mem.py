@@ -13,7 +13,7 @@ from benchmarks.device import peak, ran_out
 from benchmarks.peers import FAIRSEQ, GPT2, LOSSES, Shape, build_model, random_sample
 from benchmarks.table import DOES_NOT_FIT, GB, Cell, Options, Row, Table, Work
 from benchmarks.training import step
-from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.presets.registry import PRESETS
 from fairseq_ms.tools import untrained
 from fairseq_ms.tools.training_step import training_sample
 

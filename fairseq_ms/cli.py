@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from types import ModuleType
 
-from fairseq_ms.host.errors import TRACEBACK, sentence_of, traceback_wanted
+from fairseq_ms.errors import TRACEBACK, sentence_of, traceback_wanted
 from fairseq_ms.tools import flags
 from fairseq_ms.tools.arguments import register
 

@@ -1,10 +1,115 @@
-"""The error that users cause."""
+"""What users cause ends in one sentence on stderr and a non-zero exit code instead of a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import traceback
+from argparse import ArgumentParser
+from pathlib import Path
+from types import TracebackType
+
+INSTALL_FAIRSEQ = (
+    "pip install cython wheel 'setuptools<81' && "
+    "pip install --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1"
+)
+# Set to anything, it shows the traceback of a mistake above its sentence.
+TRACEBACK = "FAIRSEQ_MS_TRACEBACK"
+
+# What fairseq itself raises for its users' mistakes: pattern of its message, and the rule that was broken.
+_MISTAKES = (
+    (
+        r"No such file or directory: '.*dict\.txt'|Incorrect encoding detected in|Incorrect dictionary format"
+        r"|Duplicate word found when loading Dictionary|Dataset not found: ",
+        "DATA must be as fairseq-preprocess wrote it",
+    ),
+    (r"^The dataset is empty\.", "DATA must fill a batch, of a multiple of --required-batch-size-multiple"),
+    (r"^Model file not found: ", "--path must name a checkpoint that exists, and a single one to score with"),
+    (
+        r"^Cannot load model parameters from checkpoint",
+        "--restore-file must hold a model of the same --arch, --positions and sizes",
+    ),
+    (
+        r"^Size of sample #\d+ is invalid|^Sentences lengths should not exceed max_tokens=",
+        "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample",
+    ),
+    (
+        r"^Cannot resume training due to dataloader mismatch",
+        "--restore-file must have been written in an epoch of the same batches, of the same data and flags",
+    ),
+    (
+        r"^(Optimizer does not match; please reset|loaded state dict .* parameter group)",
+        "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one",
+    ),
+    (
+        r"^Unsupported optimizer: ",
+        "--memory-efficient-fp16 and --memory-efficient-bf16 must be left out with an optimizer that lacks them",
+    ),
+    (r"^Either --max_update or --lr-period-updates", "--max-update must say over how many updates a cosine falls"),
+    (r"^logits must be finite", "--path must name a checkpoint of finite weights"),
+    (r"^AdaptiveLoss is not compatible", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
+)
+_QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.MULTILINE)
+
+_CHOICE = re.compile(r"argument (?P<flag>--[\w-]+)\S*: invalid choice: (?P<value>.+?) \(choose from", re.DOTALL)
+_UNKNOWN = re.compile(r"unrecognized arguments: .*?(?P<flag>--[^\s=]+)")
 
 
 class UsageError(ValueError):
     """Bad input: one sentence that names the flag (or the file), the rule and the value.
 
     Raise it wherever a user's value can break a rule. Uncaught in a fairseq command, it is printed as
-    `fairseq-train: error: <sentence>`, exit code 1, without a traceback (`host/errors.py`); every other exception
-    keeps its own.
+    `fairseq-train: error: <sentence>`, exit code 1, without a traceback; every other exception keeps
+    its own.
     """
+
+
+def traceback_wanted() -> bool:
+    """Whether the user asks for the traceback of a mistake, too."""
+    return bool(os.environ.get(TRACEBACK))
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """The one sentence to show for an error that the user caused; None for a bug, which needs its traceback."""
+    kind, text = type(error).__name__, str(error)
+    # A data-loading worker hands on its error, and a process its fellow's, with the traceback as the text.
+    if "Traceback (most recent call last)" in text and (quoted := _QUOTED_TRACEBACK.findall(text)):
+        kind, text = quoted[-1]
+    text = " ".join(text.split())
+    if kind.rpartition(".")[2] == UsageError.__name__:
+        return text
+    rule = next((rule for pattern, rule in _MISTAKES if re.search(pattern, text)), None)
+    return None if rule is None else f"{rule} ({text.rstrip('.')})"
+
+
+def parser_sentence(message: str, parser: ArgumentParser) -> str:
+    """What a parser of fairseq's says of a flag or name that it does not know: the nearest it knows."""
+    known = parser._option_string_actions
+    choice, unknown = _CHOICE.search(message), _UNKNOWN.search(message)
+    if choice and choice["flag"] in known:
+        names = sorted(map(str, known[choice["flag"]].choices or ()))
+        value = choice["value"].strip("'")
+        near = difflib.get_close_matches(value, names, 3)
+        hint = f"such as {' or '.join(near)}" if near else "as --help lists them"
+        rule = f"one of {', '.join(names)}" if len(names) <= 12 else f"a name that fairseq knows, {hint}"
+        return f"{choice['flag']} must be {rule}: got {value!r}"
+    if not unknown:
+        return message
+    flag = unknown["flag"]
+    if flag == "--decoder-layers" and "--scale-layers" in known:
+        return f"{flag} is no flag of this model: --scale-layers says how many layers it has at each scale"
+    near = difflib.get_close_matches(flag, known, 1)
+    hint = f": did you mean {near[0]}?" if near else " (--help lists those it has)"
+    return f"{flag} is no flag of this command, task and model{hint}"
+
+
+def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """``sys.excepthook``: one sentence for what the user caused, and a traceback for everything else."""
+    sentence = sentence_of(error)
+    if sentence is None or traceback_wanted():
+        traceback.print_exception(kind, error, trace)
+    if sentence is not None:
+        sys.stdout.flush()
+        print(f"{Path(sys.argv[0]).stem}: error: {sentence}", file=sys.stderr)

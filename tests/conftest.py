@@ -69,8 +69,9 @@ def _seeded() -> None:
     import numpy as np
     import torch
 
-    import fairseq_ms  # noqa: F401  (registers everything)
+    import fairseq_ms
 
+    fairseq_ms.register()
     torch.set_num_threads(1)
     random.seed(SEED)
     torch.manual_seed(SEED)

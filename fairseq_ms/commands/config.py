@@ -11,8 +11,7 @@ from pathlib import Path
 
 import fairseq_ms
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import startup
-from fairseq_ms.lm.registry import CONFIGS, Preset
+from fairseq_ms.presets.registry import CONFIGS, Preset
 from fairseq_ms.tools import arguments, report
 
 # Presets are data: only an epoch's length is asked of fairseq.
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the file, or print the presets."""
-    startup.import_all("presets")
     if args.list == (args.preset is not None):
         raise UsageError(f"PRESET or --list must be given, and not both: got {args.preset or 'neither'}")
     if args.list:

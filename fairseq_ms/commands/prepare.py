@@ -8,8 +8,7 @@ import importlib.util
 import pkgutil
 import sys
 
-from fairseq_ms.errors import UsageError
-from fairseq_ms.host.compat import INSTALL_FAIRSEQ
+from fairseq_ms.errors import INSTALL_FAIRSEQ, UsageError
 from fairseq_ms.tools import report
 
 NEEDS_FAIRSEQ = False

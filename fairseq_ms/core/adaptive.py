@@ -1,4 +1,4 @@
-"""Word embeddings and a softmax that spend less on rarer words, with the names that fairseq's parameters have."""
+"""Word embeddings and a softmax that spend less on rarer words."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class AdaptiveInput(nn.Module):
             self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
         self.padding_idx = padding_idx
         self.reset_parameters()
-        self.register_buffer("_float_tensor", torch.zeros(1))
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""
@@ -118,7 +117,6 @@ class TiedHead(nn.Module):
         super().__init__()
         self.word_proj = TiedLinear(words)
         self.class_proj = nn.Linear(dim, bands, bias=False)
-        self.register_buffer("_float_tensor", torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., first cutoff + bands)."""
@@ -127,9 +125,6 @@ class TiedHead(nn.Module):
 
 class AdaptiveSoftmax(nn.Module):
     """A softmax over frequent words and bands of rarer ones, and one within each band (Grave et al., 2017).
-
-    Calls follow fairseq's ``adaptive_loss`` and generator, which read ``adapt_target``, ``forward`` and
-    ``get_log_prob``.
 
     Args:
         vocab_size: V; words are ordered by frequency
@@ -177,7 +172,6 @@ class AdaptiveSoftmax(nn.Module):
                 last = TiedLinear(words)
             self.tail.append(nn.Sequential(first, nn.Dropout(dropout), last))
         self.reset_parameters()
-        self.register_buffer("version", torch.ones(1, dtype=torch.long))
 
     def reset_parameters(self) -> None:
         """Draw all weights anew but those of the embedding."""
@@ -185,7 +179,7 @@ class AdaptiveSoftmax(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
 
-    def adapt_target(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    def _split(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Targets of the head and of every band, and the rows that each band has; None where it has none."""
         target_Q = target.view(-1)
         head_Q = target_Q.clone()
@@ -202,14 +196,14 @@ class AdaptiveSoftmax(nn.Module):
     def forward(self, x_BTD: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Logits of the head and of every band that has targets, and their targets; None for other bands."""
         x_QD = self.drop(x_BTD.flatten(0, -2))
-        targets, rows = self.adapt_target(target)
+        targets, rows = self._split(target)
         logits = [self.head(x_QD)]
         for tail, rows_R in zip(self.tail, rows):
             logits.append(tail(x_QD.index_select(0, rows_R)) if rows_R is not None else None)
         return logits, targets
 
-    def get_log_prob(self, x_BTD: Tensor, target: Tensor | None = None) -> Tensor:
-        """Features (B, T, D) -> log-probabilities (B, T, V) of all words, whatever the targets are."""
+    def log_probs(self, x_BTD: Tensor) -> Tensor:
+        """Features (B, T, D) -> log-probabilities (B, T, V) of all words."""
         head = self.head(x_BTD).log_softmax(-1)
         parts = [head[..., : self.cutoff[0]]]
         for band, tail in enumerate(self.tail):

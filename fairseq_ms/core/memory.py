@@ -78,12 +78,7 @@ class Memory:
     @classmethod
     def from_state_dict(cls, saved: SavedMemory) -> Memory:
         """The inverse of ``state_dict``."""
-        states = dict(saved["states"])
-        # Checkpoints used to have a name of its own for the compressed part of a layer's memory.
-        for name in [name for name in states if name.startswith("compressed")]:
-            layer = name.replace("compressed", "layer")
-            states[layer] = torch.cat([states.pop(name), states[layer]], dim=1)
-        return cls(states, saved["pending"])
+        return cls(dict(saved["states"]), saved["pending"])
 
 
 def join(earlier: Mems, later: Mems) -> Mems:

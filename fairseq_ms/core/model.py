@@ -144,7 +144,7 @@ class CausalModel(nn.Module, ABC):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Features (B, T, D) -> logits (B, T, V); log-probabilities with adaptive softmax."""
         if self.adaptive_softmax is not None:
-            return self.adaptive_softmax.get_log_prob(x_BTD)
+            return self.adaptive_softmax.log_probs(x_BTD)
         assert self.project is not None
         return self.project(x_BTD)
 

@@ -12,6 +12,7 @@ from torch import distributed, nn
 from fairseq_ms.core.memory import Memory
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm import older_names
 
 # What a layout calls the places of a step, and which flags set their number.
 _FLAGS = {
@@ -162,7 +163,7 @@ class CarriedMemory:
         mine = saved["memory"] if saved["shard"] == self.shard else others.get(self.shard)
         if mine is None:
             return
-        memory = Memory.from_state_dict(mine)
+        memory = Memory.from_state_dict(older_names.memory_of_today(mine))
         # Over another number of ranks, a shard has another number of the same streams.
         if memory.batch_size == self.batches.streams:
             self.step, self.memory = saved["step"], memory

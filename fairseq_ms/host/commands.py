@@ -25,8 +25,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import nn
 from torch.multiprocessing import ProcessExitedException
 
-from fairseq_ms.errors import UsageError
-from fairseq_ms.host.errors import parser_sentence, sentence_of
+from fairseq_ms.errors import UsageError, parser_sentence, sentence_of
 
 # A scheduler asks a run to stop by SIGTERM, or by SIGUSR1 when it warns ahead (Slurm's ``--signal=USR1@120``).
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fairseq_ms.errors import INSTALL_FAIRSEQ
+
 MIN_TORCH = (2, 6)
-INSTALL_FAIRSEQ = (
-    "pip install cython wheel 'setuptools<81' && "
-    "pip install --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1"
-)
 # Messages that nobody who uses this package can act on: category, and beginning as a regular expression.
 _KNOWN: tuple[tuple[type[Warning], str], ...] = (
     # fairseq builds its configuration through hydra's 1.0 interface in every command.

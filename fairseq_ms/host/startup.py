@@ -1,4 +1,4 @@
-"""What happens when the package is imported: fairseq is taught what it lacks, and all that registers with it does."""
+"""What happens when the plugin is loaded: fairseq is taught what it lacks, and all that registers with it does."""
 
 from __future__ import annotations
 
@@ -9,38 +9,43 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGE = "fairseq_ms"
-REGISTERING = ("criterions", "optim", "tasks", "models", "presets")
+from fairseq_ms import errors
+from fairseq_ms.host import compat
+from fairseq_ms.presets import registry
+
+REGISTERING = ("criterions", "optim", "tasks", "models")
+
+_begun = False
 
 
 def register_all() -> None:
-    """Make fairseq importable, teach it, and import all that registers with it; once."""
-    from fairseq_ms.host import compat
-    from fairseq_ms.lm import registry
+    """Make fairseq importable, teach it, and import all that registers with it; once.
 
-    compat.prepare()
-    teach()
-    for room in REGISTERING:
-        import_all(room)
-    registry.register_with_fairseq()
-
-
-def import_all(room: str) -> None:
-    """Import every module of a room; that of presets needs neither torch nor fairseq."""
-    package = importlib.import_module(f"{PACKAGE}.{room}")
-    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        importlib.import_module(f"{package.__name__}.{module}")
+    Every room that is imported on the way asks for it again.
+    """
+    global _begun
+    if _begun:
+        return
+    _begun = True
+    try:
+        compat.prepare()
+        teach()
+        for room in REGISTERING:
+            package = importlib.import_module(f"fairseq_ms.{room}")
+            for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+                importlib.import_module(f"{package.__name__}.{module}")
+        registry.register_with_fairseq()
+    except BaseException:
+        _begun = False
+        raise
 
 
 @functools.cache
 def teach() -> None:
     """Replace what fairseq does not do right, each function once (docs/host.md says why)."""
-    from fairseq_ms.host import errors
-
     # hydra catches errors itself and prints a traceback of its own unless it is asked to let them pass.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     sys.excepthook = errors.show
@@ -53,7 +58,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
 
     A function is called with the one that it replaces as its first argument.
     """
-    from fairseq_ms.host import checkpoints, commands, compat, context_window, data, interactive, trainer
+    from fairseq_ms.host import checkpoints, commands, context_window, data, interactive, trainer
 
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
@@ -107,17 +112,3 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
     # fairseq looks for a method's arguments before it passes them.
     replaced.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(replaced) if static else replaced)
-
-
-def in_own_command() -> bool:
-    """Whether this process is the console script `fairseq-ms` or `python -m fairseq_ms`, and fairseq is not loaded.
-
-    It imports torch and fairseq only where a subcommand needs them: `fairseq-ms user-dir` answers without either.
-    """
-    if "fairseq" in sys.modules:
-        return False
-    program = sys.argv[0] if sys.argv else ""
-    # While `python -m` looks for its module, and imports the package around it, the program is called "-m".
-    if program == "-m":
-        return ["-m", PACKAGE] in [sys.orig_argv[place : place + 2] for place in range(1, len(sys.orig_argv))]
-    return Path(program).stem == "fairseq-ms"

@@ -8,8 +8,10 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms import core
+from fairseq_ms.core.ops.packing import pack
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm import older_names
 from fairseq_ms.lm.config import Flags, check_needs, check_ranges, fill_in_positions, naming_flags, require, validate
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
@@ -34,7 +36,7 @@ class Decoder(FairseqIncrementalDecoder):
 
     @property
     def adaptive_softmax(self) -> nn.Module | None:
-        """What fairseq asks for log-probabilities where features stand in for logits."""
+        """What fairseq's ``adaptive_loss`` calls where features stand in for logits."""
         return self.core.adaptive_softmax
 
     @adaptive_softmax.setter
@@ -109,6 +111,13 @@ class Decoder(FairseqIncrementalDecoder):
         """(B, T, D) -> (B, T, V); with adaptive softmax the features themselves."""
         return features if self.project is None else self.project(features)
 
+    def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        """Probabilities or their logarithms (B, T, V), of logits or, with adaptive softmax, of features."""
+        if self.core.adaptive_softmax is None:
+            return super().get_normalized_probs_scriptable(net_output, log_probs, sample)
+        found_BTV = self.core.adaptive_softmax.log_probs(net_output[0])
+        return found_BTV if log_probs else found_BTV.exp_()
+
     def max_positions(self) -> int:
         """Longest sequence that learned positions cover; what ``--add-bos-token`` puts before it is not counted."""
         return self.positions if self.core.max_length() is not None else NO_LIMIT
@@ -156,7 +165,8 @@ class LanguageModel(FairseqLanguageModel):
         raise AssertionError(f"{type(self).__name__} has no blocks")
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's, without the local ``train`` that it leaves on the model, which nothing can copy or pickle."""
+        """As fairseq's, with packed weights, and without the local ``train``, which nothing can copy or pickle."""
+        pack(self)
         super().make_generation_fast_(**kwargs)
         self.__dict__.pop("train", None)
 
@@ -221,10 +231,9 @@ class LanguageModel(FairseqLanguageModel):
         raise AssertionError(f"{cls.__name__} must define core_model")
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Rename, in place, what checkpoints called before models of the core had a name of their own."""
+        """Bring an older checkpoint's names, in place, to those of today."""
         super().upgrade_state_dict(state_dict)
-        for name in [name for name in state_dict if not name.startswith("decoder.core.")]:
-            state_dict[name.replace("decoder.", "decoder.core.", 1)] = state_dict.pop(name)
+        older_names.bring_to_today(state_dict, type(self.decoder.core))
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
         """As fairseq's, with one sentence for a checkpoint that another architecture wrote."""

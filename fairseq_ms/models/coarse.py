@@ -32,13 +32,6 @@ class CoarseLanguageModel(LanguageModel):
         scale = single_scale(cfg.scale_layers)
         return core.CoarseLM(core.CoarseLMConfig(scale=scale, downsampler=str(cfg.downsampler), **settings))
 
-    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Rename, in place, what checkpoints called before models of the core had a name of their own."""
-        super().upgrade_state_dict(state_dict)
-        for part in ("pool", "norm", "stack"):
-            for name in [name for name in state_dict if name.startswith(f"decoder.core.{part}.")]:
-                state_dict[name.replace(".core.", ".core.scale.", 1)] = state_dict.pop(name)
-
     def forward_blocks(
         self, src_tokens: Tensor, features_only: bool, per_block: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fairseq_ms.lm.registry import Preset, Recipe, Values, register_configs, register_presets
+from fairseq_ms.presets.registry import Preset, Recipe, Values, register_configs, register_presets
 
 
 @dataclass(frozen=True)

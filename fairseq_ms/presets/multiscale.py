@@ -1,6 +1,6 @@
 """Presets of "Multi-scale Transformer Language Models"."""
 
-from fairseq_ms.lm.registry import Preset, Recipe, Values, register_presets
+from fairseq_ms.presets.registry import Preset, Recipe, Values, register_presets
 
 
 def _recipe(criterion: str) -> Recipe:

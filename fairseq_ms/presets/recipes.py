@@ -7,8 +7,8 @@ characters.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fairseq_ms.lm.registry import PRESETS, Preset, Recipe, Settings, Values, register_presets
 from fairseq_ms.presets import haed, transformer_ql  # noqa: F401  (the papers' presets come first)
+from fairseq_ms.presets.registry import PRESETS, Preset, Recipe, Settings, Values, register_presets
 
 _SOURCE = "the recipes of docs/recipes.md"
 

@@ -5,7 +5,7 @@ The lengths are those of training; the tables' others are given when testing.
 
 from dataclasses import dataclass
 
-from fairseq_ms.lm.registry import Preset, Recipe, Values, register_presets
+from fairseq_ms.presets.registry import Preset, Recipe, Values, register_presets
 
 
 @dataclass(frozen=True)

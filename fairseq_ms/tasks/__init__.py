@@ -1,1 +1,5 @@
 """fairseq tasks; each file registers what it defines."""
+
+from fairseq_ms import register
+
+register()

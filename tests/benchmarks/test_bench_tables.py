@@ -13,7 +13,7 @@ from benchmarks.report import page
 from benchmarks.table import TIME, NotInstalledError, Options
 from benchmarks.tables import FIRST, by_value, tables
 from fairseq_ms.cli import main
-from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.presets.registry import PRESETS
 from tests.helpers.cli import run_cli
 from tests.models.test_transfo_xl_parity import peer as the_peer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairseq_ms.cli import main
-from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.presets.registry import PRESETS
 from tests.registry import ARCHITECTURES, setting
 
 ADAPTIVE = [name for name, preset in PRESETS.items() if preset.values.get("adaptive_softmax_cutoff")]

@@ -11,7 +11,7 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 from fairseq_cli.train import main
 
-import fairseq_ms  # noqa: F401  (registers everything)
+import fairseq_ms.models  # noqa: F401  (registers everything)
 from tests.helpers.trained import configuration, write_corpus
 
 UPDATES = 20

@@ -13,8 +13,8 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
 from fairseq_ms.commands.config import config_text
-from fairseq_ms.lm.registry import CONFIGS, PRESETS
 from fairseq_ms.optim import of_torch
+from fairseq_ms.presets.registry import CONFIGS, PRESETS
 from fairseq_ms.tools import untrained
 from tests.registry import dictionary
 

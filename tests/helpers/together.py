@@ -15,7 +15,7 @@ from fairseq.trainer import Trainer
 from fairseq_cli.train import main
 from omegaconf import DictConfig, OmegaConf
 
-import fairseq_ms  # noqa: F401  (registers everything)
+import fairseq_ms.models  # noqa: F401  (registers everything)
 from tests.helpers.forked import context, ended, print_to, rank_log
 
 Curve = list[dict[str, float]]

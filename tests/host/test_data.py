@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from fairseq_ms.errors import UsageError
-from fairseq_ms.host.errors import sentence_of
+from fairseq_ms.errors import UsageError, sentence_of
 from tests.faults.injections import strike
 from tests.helpers.cli import run_cli
 from tests.helpers.corpus import large_data
@@ -160,7 +159,7 @@ def bytes_read() -> int:
 READ_AHEAD = """
 import sys
 import torch
-import fairseq_ms
+import fairseq_ms.data
 from fairseq.data.iterators import BufferedIterator
 
 class Batches:

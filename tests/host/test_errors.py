@@ -17,9 +17,8 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from torch.multiprocessing import ProcessRaisedException
 
-from fairseq_ms.errors import UsageError
+from fairseq_ms.errors import UsageError, sentence_of
 from fairseq_ms.host import commands
-from fairseq_ms.host.errors import sentence_of
 from fairseq_ms.tools import untrained
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import run
@@ -131,11 +130,11 @@ def test_other_commands_end_with_one_sentence(
 
 
 def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_where_it_is_asked_for() -> None:
-    done = run_cli("python", "-c", "import fairseq_ms; raise ValueError('a bug')", check=False)
+    done = run_cli("python", "-c", "import fairseq_ms.models; raise ValueError('a bug')", check=False)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("ValueError: a bug\n")
-    program = "import fairseq_ms, fairseq_ms.errors; raise fairseq_ms.errors.UsageError('--x must be 1: got 2')"
+    program = "import fairseq_ms.models, fairseq_ms.errors; raise fairseq_ms.errors.UsageError('--x must be 1: got 2')"
     done = run_cli("python", "-c", program, env={"FAIRSEQ_MS_TRACEBACK": "1"}, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")

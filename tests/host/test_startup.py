@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import fairseq_ms
-from fairseq_ms.host import errors, startup, trainer
+from fairseq_ms import errors
+from fairseq_ms.host import startup, trainer
 from tests.helpers.cli import ROOT
 
 

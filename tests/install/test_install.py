@@ -64,54 +64,6 @@ def test_every_setting_of_a_model_is_a_flag_that_starts_at_its_default(name):
             assert action.help, f"{action.option_strings} has no help"
 
 
-# What a program sees after it has loaded a user directory, in the spelling that is put in.
-SEEN = """
-import argparse, sys
-{before}
-from fairseq import utils
-for spelling in {spellings!r}:
-    utils.import_user_module(argparse.Namespace(user_dir=spelling))
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
-from fairseq.criterions import CRITERION_REGISTRY
-for registry in (ARCH_MODEL_REGISTRY, MODEL_REGISTRY, TASK_REGISTRY, CRITERION_REGISTRY):
-    print(sorted(name for name, thing in registry.items() if thing.__module__.startswith("fairseq_ms.")))
-print([name for name in sys.modules if name.endswith(".compat") and "fairseq_ms" in name])
-"""
-
-
-@pytest.mark.parametrize("way", ["relative", "absolute", "symlink", "imported before"])
-def test_every_spelling_of_the_user_dir_registers_everything_once(way, tmp_path):
-    link = tmp_path / "elsewhere" / "fairseq_ms"
-    link.parent.mkdir()
-    link.symlink_to(USER_DIR, target_is_directory=True)
-    spellings = {
-        "relative": ["fairseq_ms", "./fairseq_ms/"],
-        "absolute": [str(USER_DIR)],
-        "symlink": [str(link), str(link)],
-        "imported before": [str(USER_DIR), "fairseq_ms"],
-    }[way]
-    before = "import fairseq_ms" if "imported" in way else ""
-    # Without the source tree on the path, unless the case is that the package was imported from it.
-    path = str(ROOT) if before else ""
-    done = subprocess.run(
-        [sys.executable, "-c", SEEN.format(before=before, spellings=spellings)],
-        cwd=ROOT if way != "symlink" else tmp_path,
-        env={"PATH": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    archs, models, tasks, criterions, compat = (ast.literal_eval(line) for line in done.stdout.splitlines()[-5:])
-    names = {kind: sorted(name for k, name, _ in registrations() if k == kind) for kind in REGISTRIES}
-    assert archs == our_archs()
-    assert models == names["register_model"]
-    assert tasks == names["register_task"]
-    assert criterions == names["register_criterion"]
-    assert compat == ["fairseq_ms.host.compat"]
-
-
 def test_a_link_under_another_name_gets_one_sentence(tmp_path):
     (tmp_path / "my_plugin").symlink_to(USER_DIR, target_is_directory=True)
     done = run_cli("fairseq-train", "--user-dir", tmp_path / "my_plugin", "--help", check=False)

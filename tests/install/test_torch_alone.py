@@ -99,7 +99,9 @@ def test_every_model_trains_generates_saves_and_loads_where_torch_is_all_there_i
 def test_the_core_imports_torch_and_itself_alone():
     imported = set()
     for path in (ROOT / "fairseq_ms" / "core").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search("fairseq(?!_ms)", text), path
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):

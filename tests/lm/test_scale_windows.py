@@ -7,9 +7,9 @@ import torch
 
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.scales import parse_windows
 from fairseq_ms.models.retina import RetinaConfig
+from fairseq_ms.presets.registry import PRESETS
 
 FLAG = "--scale-windows"
 

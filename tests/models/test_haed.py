@@ -114,16 +114,6 @@ def test_every_parameter_is_in_the_group_of_its_part() -> None:
         assert parameter.param_group == part, name
 
 
-def test_a_checkpoint_from_before_the_core_loads() -> None:
-    model, *_ = small_model(0)
-    old = {name.replace("decoder.core.", "decoder."): value + 1.0 for name, value in model.state_dict().items()}
-    assert {name.split(".")[1] for name in old} == {"encoder", "main", "chunk_decoder", "project"}
-    expected = {name.replace("decoder.", "decoder.core.", 1): value for name, value in old.items()}
-    model.load_state_dict(dict(old), strict=True)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -10,8 +10,8 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from torch import Tensor
 
 from fairseq_ms.core.compressive_transformer import reconstruction_loss
-from fairseq_ms.lm.registry import PRESETS
 from fairseq_ms.lm.streaming import StreamingLanguageModel
+from fairseq_ms.presets.registry import PRESETS
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers.corpus import random_flags
 from tests.models.test_distributed import ADAPTIVE

@@ -9,7 +9,6 @@ from tests.helpers.cli import run_cli
 
 COMPARE = """
 import torch
-import fairseq_ms
 from benchmarks.peers import Shape
 from benchmarks.streaming import copy_weights, streaming_model, transfo_xl
 

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from torch.nn import functional as F
 
 from fairseq_ms import core
-from fairseq_ms.errors import UsageError
+from fairseq_ms.errors import UsageError, sentence_of
 from fairseq_ms.host import commands
-from fairseq_ms.host.errors import sentence_of
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
 from tests.helpers.hydra import composed

@@ -6,10 +6,10 @@ import json
 
 from tqdm import tqdm
 
-import fairseq_ms  # noqa: F401  (registers everything)
+import fairseq_ms.models  # noqa: F401  (registers everything)
 from fairseq_ms.commands.config import SIZES
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.registry import CONFIGS
+from fairseq_ms.presets.registry import CONFIGS
 from fairseq_ms.tools import report, training_step, untrained
 from tests.helpers.hydra import by_hydra
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from fairseq_ms import cli
 from fairseq_ms.commands.config import SIZES, config_text
-from fairseq_ms.lm.registry import CONFIGS, PRESETS, Preset
+from fairseq_ms.presets.registry import CONFIGS, PRESETS, Preset
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data
 from tests.helpers.hydra import OF_PAPERS, assert_the_file_carries_the_values_of, build_everything, composed

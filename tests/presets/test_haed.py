@@ -3,7 +3,7 @@
 import pytest
 
 from fairseq_ms.commands.config import settings
-from fairseq_ms.lm.registry import CONFIGS, PRESETS
+from fairseq_ms.presets.registry import CONFIGS, PRESETS
 
 RUNS = {
     f"{data}_{run}": f"{model}_{name}{rest}"

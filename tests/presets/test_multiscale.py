@@ -5,7 +5,7 @@ import re
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.presets.registry import PRESETS
 from tests.helpers.hydra import by_arch, parameters
 
 PAPER = '"Multi-scale Transformer Language Models"'

@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from omegaconf import OmegaConf
 
 from fairseq_ms.host.trainer import Trainer
-from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.presets.registry import PRESETS
 from tests.helpers.cli import ROOT
 from tests.helpers.hydra import by_arch, by_hydra, parameters
 from tests.helpers.trained import random_lines, write_corpus

@@ -13,7 +13,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 from fairseq_ms.commands.config import settings
-from fairseq_ms.lm.registry import CONFIGS
+from fairseq_ms.presets.registry import CONFIGS
 from tests.helpers.cli import ROOT
 from tests.helpers.hydra import OF_PAPERS, by_hydra
 

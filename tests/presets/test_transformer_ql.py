@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fairseq.dataclass.configs import FairseqConfig
 
-from fairseq_ms.lm.registry import PRESETS
+from fairseq_ms.presets.registry import PRESETS
 from tests.helpers.hydra import OF_PAPERS, by_arch, by_hydra, parameters
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "user_dir_examples" / "transformer_ql"

@@ -55,16 +55,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Packs(nn.Module):
-    """A module with one weight to pack, when fairseq calls ``make_generation_fast_`` or within ``packing.inference``.
+    """A module with one weight to pack, by ``packing.pack`` or within ``packing.inference``.
 
     What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
     """
 
     packed: PackedWeight | None = None
-
-    def make_generation_fast_(self, **unused: object) -> None:
-        """fairseq's hook, called once before evaluation and generation."""
-        self.packed = PackedWeight()
 
     def times(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """``F.linear`` by the module's weight, packed or not; x (..., I) -> (..., O)."""

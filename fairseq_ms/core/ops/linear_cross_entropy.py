@@ -30,8 +30,8 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
     """-log softmax(x W^T)[target] in nats, 0 where the target is padding: the sum (), or all without ``reduce``.
 
     Targets are (Q,), or (Q, K) where K of them share a row. In half precision and under autocast the logits are
-    rounded as ``F.linear`` rounds them, and everything behind them is computed in float32, as fairseq's
-    ``cross_entropy`` does. The sum goes backward once; without ``reduce``, backward computes the logits again.
+    rounded as ``F.linear`` rounds them, and everything after them is computed in float32. The sum goes backward once;
+    without ``reduce``, backward computes the logits again.
     """
     targets_QK = targets.view(len(targets), -1)
     if reduce and torch.is_grad_enabled() and (x_QD.requires_grad or weight_VD.requires_grad):
@@ -48,7 +48,7 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
 def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
     """By how much the target's logit exceeds the mean of all V, (Q,), 0 where the target is padding.
 
-    Label smoothing adds it to the loss: with e' = e V / (V - 1), fairseq's
+    Label smoothing adds it to the loss: with e' = e V / (V - 1),
     (1 - e') nll + e' (mean of all negative log probabilities) equals nll + e' (target's logit - mean logit).
     """
 

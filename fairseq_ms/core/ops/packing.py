@@ -79,15 +79,24 @@ def pieces_of(rows: int) -> list[int]:
     return [*pieces, rows] if rows or not pieces else pieces
 
 
+def _packing(model: nn.Module) -> list[Any]:
+    """The modules of a model that can pack their weight."""
+    return [module for module in model.modules() if hasattr(module, "packed")]
+
+
+def pack(model: nn.Module) -> None:
+    """Have a model that will only evaluate and generate multiply by packed weights."""
+    for module in _packing(model):
+        module.packed = PackedWeight()
+
+
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluate with packed weights inside the block; afterwards the model trains as before."""
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "packed")]
-    packed = [(module, module.packed) for module in modules]
+    packed = [(module, module.packed) for module in _packing(model)]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    for module, _ in packed:
-        module.make_generation_fast_()
+    pack(model)
     try:
         yield
     finally:

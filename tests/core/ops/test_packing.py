@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
 from fairseq_ms.core.ops.lstm import LSTM, Steps
-from fairseq_ms.core.ops.packing import PackedWeight, inference, pieces_of
+from fairseq_ms.core.ops.packing import PackedWeight, inference, pack, pieces_of
 from tests.registry import GENERATORS, random_case
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
@@ -23,8 +23,8 @@ PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_s
 
 
 def fast(linear: Linear) -> Linear:
-    """The same, as fairseq's hook leaves it."""
-    linear.make_generation_fast_()
+    """The same, packed."""
+    pack(linear)
     return linear
 
 
@@ -117,7 +117,7 @@ def test_the_tied_output_follows_its_embedding() -> None:
     words = nn.Embedding(11, 6)
     output = TiedOutput(words)
     assert not list(output.parameters())
-    output.make_generation_fast_()
+    pack(output)
     x = torch.randn(2, 3, 6)
     with torch.no_grad():
         # 6 products in another order.
@@ -137,7 +137,7 @@ def test_an_lstm_follows_its_recurrent_weight() -> None:
         return model(table_BI, None, more, state)
 
     with torch.no_grad():
-        lstm.make_generation_fast_()
+        pack(lstm)
         second_step(lstm)
         lstm.weights()[1].mul_(3.0)
         found = [second_step(lstm), second_step(copy.deepcopy(lstm))]

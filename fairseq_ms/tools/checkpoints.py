@@ -17,6 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import DictConfig
 from torch import Tensor
 
+from fairseq_ms import register
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.arguments import check_checkpoint, split_label
@@ -98,6 +99,7 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     Raises UsageError when the file is missing or is no checkpoint of a language model, when its model does
     not predict the next token, and when the folder holds no dictionary or another one.
     """
+    register()
     label, path = split_label(spec)
     check_checkpoint(path)
     overrides = {"data": data} if data is not None else None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fairseq_ms import core
+from fairseq_ms.core.memory import SavedMemory
 
 # In the order of history: of which models, what a name matches, and what stands there today; None for a tensor that
 # has no successor.
@@ -30,10 +31,10 @@ def bring_to_today(state_dict: dict[str, Any], kind: type[core.CausalModel]) -> 
                 state_dict[re.sub(pattern, today, name)] = value
 
 
-def memory_of_today(saved: dict[str, Any]) -> dict[str, Any]:
+def memory_of_today(saved: SavedMemory) -> SavedMemory:
     """A memory in a checkpoint, where the compressed part of a layer's had a name of its own."""
     states = dict(saved["states"])
     for name in [name for name in states if name.startswith("compressed")]:
         layer = name.replace("compressed", "layer")
         states[layer] = torch.cat([states.pop(name), states[layer]], dim=1)
-    return {**saved, "states": states}
+    return {"states": states, "pending": saved["pending"]}

@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from fairseq_ms.core.memory import SavedMemory
 from fairseq_ms.lm.older_names import TABLE, memory_of_today
 from tests.registry import ARCHITECTURES, build, dictionary, random_case
 
@@ -38,7 +39,7 @@ def test_every_row_of_the_table_brings_checkpoints_of_before_it_to_those_of_toda
 
 def test_a_memory_of_0_2_has_the_compressed_part_of_a_layer_before_the_rest() -> None:
     compressed, layer, pending = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.zeros(2, 0)
-    saved = {"states": {"layer0": layer, "compressed0": compressed, "layer1": layer}, "pending": pending}
+    saved: SavedMemory = {"states": {"layer0": layer, "compressed0": compressed, "layer1": layer}, "pending": pending}
     today = memory_of_today(saved)
     assert today["pending"] is pending
     assert {name: x.size(1) for name, x in today["states"].items()} == {"layer0": 8, "layer1": 5}

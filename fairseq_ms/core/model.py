@@ -182,8 +182,10 @@ class CausalModel(nn.Module, ABC):
         generator: torch.Generator | None = None,
         graphs: bool | None = False,
         eos_idx: int | None = None,
+        allowed: Tensor | None = None,
+        stop: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
-        """The prompt (B, P) or (P,) and n tokens behind it, (B, P + n) or (P + n,).
+        """The prompt (B, P) or (P,) and n tokens after it, (B, P + n) or (P + n,).
 
         Args:
             prompt: at least one token a row
@@ -195,6 +197,8 @@ class CausalModel(nn.Module, ABC):
             generator: where random numbers come from
             graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None for where it can be
             eos_idx: a symbol that ends a text and fills the rest of its row; generation ends with the longest text
+            allowed: (V,), True for the symbols that may be drawn; all unless given
+            stop: called with every column of tokens (B, 1) when it is drawn; True ends generation
 
         Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
@@ -220,11 +224,15 @@ class CausalModel(nn.Module, ABC):
             for _ in range(n):
                 logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
                 finite = logits_BV.isfinite().all() & finite
+                if allowed is not None:
+                    logits_BV = logits_BV.masked_fill(~allowed, -torch.inf)
                 next_B1 = draw(logits_BV, temperature, top_k, top_p, generator)
                 if eos_idx is not None and len(texts) > 1:
                     next_B1 = next_B1.masked_fill(texts[-1] == eos_idx, eos_idx)
                 texts.append(next_B1)
                 if eos_idx is not None and bool((next_B1 == eos_idx).all()):
+                    break
+                if stop is not None and stop(next_B1):
                     break
                 if begin_steps is not None and steps is None and len(texts) <= n:
                     read = steps = begin_steps(state, state.length + n)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.sampling import check_finite, draw
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.checkpoints import Checkpoint
 
@@ -66,7 +65,6 @@ def cut(text: str, until: Sequence[str]) -> str:
     return min((text.partition(stop)[0] for stop in until if stop), key=len, default=text)
 
 
-@torch.no_grad()
 def continued(
     checkpoint: Checkpoint, prompts_BT: Tensor, asked: Settings, text_of: Callable[[list[int]], str]
 ) -> list[str]:
@@ -76,23 +74,24 @@ def continued(
     text of tokens. Raises ValueError, at the end, for logits that were not finite.
     """
     core, words = checkpoint.model.decoder.core, checkpoint.dictionary
-    tokens_BT = prompts_BT.to(checkpoint.device)
-    state = core.new_state(tokens_BT.size(0), tokens_BT.size(1) + asked.tokens)
-    rows: list[list[int]] = [[] for _ in range(tokens_BT.size(0))]
+    rows: list[list[int]] = [[] for _ in prompts_BT]
     texts: dict[int, str] = {}
-    finite: Tensor | bool = True
-    while len(texts) < len(rows):
-        logits_BV = core.logits(core.features(tokens_BT, state)[:, -1:])[:, -1]
-        finite = logits_BV.isfinite().all() & finite
-        # Neither stands in a text.
-        logits_BV[:, [words.pad(), words.bos()]] = -torch.inf
-        tokens_BT = draw(logits_BV, asked.temperature, asked.top_k, 1.0, None)
-        for row, token in enumerate(tokens_BT.flatten().tolist()):
+    sizes = core.config.to_dict()
+    predicted = sizes.get("output_vocab_size") or sizes["vocab_size"]
+    allowed = torch.ones(predicted, dtype=torch.bool, device=checkpoint.device)
+    # Neither stands in a text.
+    allowed[[words.pad(), words.bos()]] = False
+
+    def all_stop(tokens_B1: Tensor) -> bool:
+        for row, token in enumerate(tokens_B1.flatten().tolist()):
             if row not in texts:
                 rows[row].append(token)
                 text = text_of(rows[row])
                 shortened = cut(text, asked.until)
                 if len(rows[row]) == asked.tokens or shortened != text:
                     texts[row] = shortened
-    check_finite(finite)
+        return len(texts) == len(rows)
+
+    settings = asked.tokens, asked.temperature, asked.top_k
+    core.generate(prompts_BT.to(checkpoint.device), *settings, allowed=allowed, stop=all_stop)
     return [texts[row] for row in range(len(rows))]

@@ -10,7 +10,6 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_ms.core import sampling
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import arguments, checkpoints, report
 from fairseq_ms.tools.checkpoints import Checkpoint
@@ -85,20 +84,18 @@ def drawn(
     words, batches = checkpoint.dictionary, given_BT.split(batch_size)
     # What stands before the first colour of every image in training.
     start = torch.tensor([words.bos(), words.eos()] if checkpoint.adds_bos else [words.eos()])
-    parts, finite = [], torch.tensor(True, device=checkpoint.device)
-    steps = TOKENS - given_BT.shape[1]
-    with torch.no_grad(), tqdm(total=steps * len(batches), unit=" tokens", desc="drawing") as bar:
+    core, steps, parts = checkpoint.model.decoder.core, TOKENS - given_BT.shape[1], []
+    allowed = torch.zeros(core.config.vocab_size, dtype=torch.bool).index_fill(0, symbols_K, True)
+    with tqdm(total=steps * len(batches), unit=" tokens", desc="drawing") as bar:
+
+        def count(_: Tensor) -> bool:
+            bar.update()
+            return False
+
         for given in batches:
-            tokens_BT = torch.cat([start.repeat(given.shape[0], 1), given], dim=1)
-            state: dict[str, object] = {}
-            for _ in range(steps):
-                logits_BTV = checkpoint.model.decoder(tokens_BT, incremental_state=state)[0]
-                finite = finite & logits_BTV[:, -1].isfinite().all()
-                picked_B1 = sampling.draw(logits_BTV[:, -1, symbols_K], temperature, top_k=0, top_p=1.0, generator=None)
-                tokens_BT = torch.cat([tokens_BT, symbols_K[picked_B1]], dim=1)
-                bar.update()
+            prompt_BT = torch.cat([start.repeat(given.shape[0], 1), given], dim=1)
+            tokens_BT = core.generate(prompt_BT, steps, temperature, allowed=allowed, stop=count)
             parts.append(tokens_BT[:, len(start) :])
-    sampling.check_finite(finite)
     return torch.cat(parts)
 
 

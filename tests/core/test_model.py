@@ -185,6 +185,22 @@ def test_the_state_of_a_text_read_without_one_moves_on_and_is_generated_from(nam
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_generation_draws_allowed_symbols_and_stops_when_it_is_told(name: str) -> None:
+    model, columns = build(name), list[torch.Tensor]()
+    allowed = torch.zeros(11, dtype=torch.bool).index_fill(0, torch.tensor([3, 7, 9]), True)
+
+    def stop(tokens_B1: torch.Tensor) -> bool:
+        columns.append(tokens_B1)
+        return len(columns) == 20
+
+    prompt = torch.randint(11, (2, 5))
+    text = model.generate(prompt, 40, 9.0, allowed=allowed, stop=stop)
+    assert text.equal(torch.cat([prompt, *columns], dim=1))
+    assert text.shape == (2, 25)
+    assert set(text[:, 5:].flatten().tolist()) == {3, 7, 9}
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_state_of_another_model_is_refused(name: str) -> None:
     model, tokens = build(name), torch.randint(11, (2, 4))
     sizes = {"token_dim": 6} if name in ("HAED", "HRED") else {"ffn_dim": 40}

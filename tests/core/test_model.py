@@ -197,7 +197,7 @@ def test_generation_draws_allowed_symbols_and_stops_when_it_is_told(name: str) -
     text = model.generate(prompt, 40, 9.0, allowed=allowed, stop=stop)
     assert text.equal(torch.cat([prompt, *columns], dim=1))
     assert text.shape == (2, 25)
-    assert set(text[:, 5:].flatten().tolist()) == {3, 7, 9}
+    assert set(text[:, 5:].flatten().tolist()) <= {3, 7, 9}
 
 
 @pytest.mark.parametrize("name", NAMES)

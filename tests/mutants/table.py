@@ -48,6 +48,8 @@ TABLE: dict[str, tuple[str, ...]] = {
         "tests/core/ops/test_dropout_masks.py tests/models/test_half_precision.py",
     ),
     "fairseq_ms/core/streaming.py": _STREAMING,
+    "fairseq_ms/core/steps/states.py": (_GRAPHS,),
+    "fairseq_ms/core/steps/streams.py": (_GRAPHS,),
     "fairseq_ms/core/memory.py": _STREAMING,
     "fairseq_ms/core/transformer_ql.py": (
         "tests/core/test_transformer_ql.py",

@@ -170,16 +170,6 @@ def test_effects_are_paired_by_seed_with_students_interval() -> None:
     assert (found.mean, found.low, found.high) == (pytest.approx(-50), pytest.approx(-64), pytest.approx(-100 / 3))
 
 
-def test_what_is_left_to_run_takes_at_most_30_hours_and_the_list_says_so(tmp_path: Path) -> None:
-    done = [json.loads(line)["job"] for path in RESULTS for line in path.read_text(encoding="utf-8").splitlines()]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps({"job": name}) + "\n" for name in done))
-    printed = run_cli("python", CLAIMS_FOLDER / "driver.py", tmp_path, "--out", tmp_path, "--list").stdout
-    assert "streaming/xl/3  done\nstreaming/ql/1  done\nstreaming/ql/2  done\nstreaming/ql/3  1.1 h\n" in printed
-    left = [float(line.split()[1]) for line in printed.splitlines() if line.endswith("h left")]
-    assert len(left) == len(PARTS)
-    assert sum(left) <= 30
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short documents a split, of words that repeat."""

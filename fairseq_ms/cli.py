@@ -6,48 +6,29 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from importlib.util import find_spec
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from fairseq_ms.errors import TRACEBACK, sentence_of, traceback_wanted
-from fairseq_ms.tools import flags
 from fairseq_ms.tools.arguments import register
 
 PROG = "fairseq-ms"
 
-# One line of help for every command.
-COMMANDS = {
-    "bench": "measure memory and time against naive twins and other implementations (needs a checkout)",
-    "coarse-completions": "print the bag of words that coarse_lm checkpoints predict after a context",
-    "config": "print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train",
-    "context-length": "minimum, maximum and average context length of a streaming model, by formula and measured",
-    "context-shuffle": "increase in NLL when the distant context is shuffled, reversed, replaced or dropped",
-    "context-window": "perplexity against the number of context tokens a model is given",
-    "export": "write a checkpoint as a folder that Hugging Face's transformers loads without fairseq",
-    "lm-eval": "run lm-evaluation-harness, with checkpoints as its model fairseq_ms",
-    "lm-eval-task": "write a task of lm-evaluation-harness over a text file",
-    "memory": "memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit",
-    "neighbors": "nearest segments of a corpus by the representations of every scale",
-    "nll-by-frequency": "mean NLL of tokens in bins of equal training frequency, rarest first",
-    "perplexity": "evaluate a checkpoint: subword and word perplexity, bits per byte",
-    "plot": "draw a figure: attention, which blocks a model looks at; context, what a streaming model pays "
-    "for it; curves, losses of training runs",
-    "prepare": "prepare a data set: tokenised, split, segmented and binarised",
-    "recall": "accuracy of recalling a symbol by its distance, beside the context by formula",
-    "sample-images": "draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid",
-    "sample-metrics": "perplexity under other models, reference BLEU, repetition and speed of samples",
-    "tradeoff": "perplexity against memory or time of training, over a folder of runs",
-    "user-dir": "print the absolute path of the plugin, for fairseq's --user-dir",
-}
 # Where commands lie, each in a file of its name; `fairseq_ms.commands` says what that has to define.
-ROOMS = ("fairseq_ms.commands", "fairseq_ms.papers")
+ROOMS = ("commands", "papers")
 
 
-def module_of(name: str) -> str:
-    """The module that runs a command."""
-    modules = [f"{room}.{name.replace('-', '_')}" for room in ROOMS]
-    return next(module for module in modules if find_spec(module))
+def _found() -> Iterator[tuple[str, str]]:
+    """Every command and its module: ``user_dir.py`` is "user-dir", ``plot/attention.py`` "plot attention"."""
+    here = Path(__file__).parent
+    for room in ROOMS:
+        for file in (here / room).rglob("[!_]*.py"):
+            words = file.relative_to(here / room).with_suffix("").parts
+            yield " ".join(words).replace("_", "-"), ".".join(("fairseq_ms", room, *words))
+
+
+COMMANDS = dict(sorted(_found()))
+"""The modules of all commands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,16 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    overview = _overview()
-    if not arguments or arguments[0].startswith("-"):
-        overview.parse_args(arguments)
-        overview.print_help(sys.stderr)
-        return 2
-    name, rest = arguments[0], arguments[1:]
-    if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        print(f"{PROG}: there is no command {name!r}; the commands are {known}", file=sys.stderr)
-        return 2
+    name, rest = split(arguments)
+    if not name:
+        return _without_command(arguments)
     try:
         return _run(name, rest)
     except KeyboardInterrupt:
@@ -93,6 +67,13 @@ def _main(arguments: list[str]) -> int:
         return 2
 
 
+def split(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command that the arguments begin with, which may be two words, or "", and what follows it."""
+    known = (words for words in (1, 2) if " ".join(arguments[:words]) in COMMANDS)
+    words = next(known, 0)
+    return " ".join(arguments[:words]), arguments[words:]
+
+
 def _unreadable(error: Exception) -> str | None:
     """The sentence for a file that the system does not read or write; None for any other error."""
     if not isinstance(error, OSError) or (error.filename is None and error.errno != errno.ENOSPC):
@@ -100,38 +81,50 @@ def _unreadable(error: Exception) -> str | None:
     return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}"
 
 
-def _overview() -> argparse.ArgumentParser:
-    """The parser of `fairseq-ms` without a command: its help and its version."""
+def _without_command(arguments: list[str]) -> int:
+    """Show the help, of all commands or of those that a first word has in common, or say that there is no such one."""
     from fairseq_ms.version import __version__
 
+    group = "".join(arguments[:1])
+    among = [name for name in COMMANDS if name.startswith(f"{group} ")]
+    words, rest = ([PROG, group], arguments[1:]) if among else ([PROG], arguments)
+    if rest and not rest[0].startswith("-"):
+        wrong = " ".join([*words[1:], rest[0]])
+        print(f"{PROG}: there is no command {wrong!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
     width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {help}" for name, help in COMMANDS.items())
+    listing = "\n".join(f"  {name:<{width}}  {help_of(name)}" for name in among or COMMANDS)
     parser = argparse.ArgumentParser(
-        prog=PROG,
-        usage=f"{PROG} COMMAND ...",
+        prog=" ".join(words),
+        usage=f"{' '.join(words)} COMMAND ...",
         description="Tools around the language models of fairseq_ms.",
         epilog=f"commands:\n{listing}\n\n{PROG} COMMAND --help describes one of them; with {TRACEBACK}=1 in the "
         "environment,\na refused command also prints where it was refused.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fairseq_ms {__version__}")
-    return parser
+    parser.parse_args(rest)
+    parser.print_help(sys.stderr)
+    return 2
 
 
-def parser_of(name: str) -> tuple[argparse.ArgumentParser, ModuleType]:
-    """The parser of a command, and the module that has its flags: `analysis.flags`, or where they are few its own."""
-    apart = getattr(flags, name.replace("-", "_"), None)
-    module = flags if apart else importlib.import_module(module_of(name))
+def help_of(name: str) -> str:
+    """A command in one line, the first of its module's docstring."""
+    return str(importlib.import_module(COMMANDS[name]).__doc__).partition("\n")[0].removesuffix(".")
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of a command."""
     # No abbreviations: a flag of fairseq's must never be taken for the beginning of one of the command's.
-    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=help_of(name), allow_abbrev=False)
     parser.set_defaults(command=name)
-    (apart or module.add_arguments)(parser)
-    return parser, module
+    importlib.import_module(COMMANDS[name]).add_arguments(parser)
+    return parser
 
 
 def _run(name: str, arguments: list[str]) -> int:
     """Parse the command's arguments, register the models if it needs them, and run it."""
-    parser, module = parser_of(name)
+    parser, module = parser_of(name), importlib.import_module(COMMANDS[name])
     if getattr(module, "PASSES_ON", False) and arguments[:1] not in (["-h"], ["--help"]):
         parser.set_defaults(passed_on=arguments)
         arguments = []
@@ -142,4 +135,4 @@ def _run(name: str, arguments: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(module, "NEEDS_FAIRSEQ", True):
         register()
-    return int(importlib.import_module(module_of(name)).run(args))
+    return int(module.run(args))

@@ -1,13 +1,13 @@
 """The commands of `fairseq-ms`, a file each; those that only the papers' tables need lie in `fairseq_ms.papers`.
 
-A command is a row of the table in `fairseq_ms.cli`, a function of its name in `tools.flags`, which adds flags to a
-parser, and a module with
+`context_window.py` is `fairseq-ms context-window`, and `plot/attention.py` is `fairseq-ms plot attention`; a file whose
+name begins with `_` is none. The first line of its docstring is its help, and it defines
 
+    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
     def run(args: argparse.Namespace) -> int: ...   # the exit code; 0 is success
 
-The module imports what it needs at its top: it is imported when the flags have been read and all models, tasks and
-criterions are registered. `args.command` is the command's name. A command whose module is light has `add_arguments`
-there in place of the function in `flags`, and `NEEDS_FAIRSEQ = False` if nothing is to be registered.
+It imports torch and fairseq where it uses them, inside functions, so that `--help` answers at once. When it runs, all
+models, tasks and criterions are registered, unless it says `NEEDS_FAIRSEQ = False`. `args.command` is its name.
 
 A flag has fairseq's name where fairseq has one, and otherwise the name that other commands have for the same thing;
 `arguments.add_flag` keeps its older names, which no help shows, and `add_counts` declares counts in a line each. What

@@ -1,4 +1,4 @@
-"""`fairseq-ms bench`: run the benchmarks of a checkout's `benchmarks` folder."""
+"""Measure memory and time against naive twins and other implementations (needs a checkout)."""
 
 import argparse
 import importlib

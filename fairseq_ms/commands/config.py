@@ -1,4 +1,4 @@
-"""`fairseq-ms config PRESET`: what a paper's recipe and a preset say, as a file for fairseq-hydra-train."""
+"""Print a preset, with its paper's recipe for training, as a configuration for fairseq-hydra-train."""
 
 from __future__ import annotations
 

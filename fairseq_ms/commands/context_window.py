@@ -1,4 +1,4 @@
-"""`fairseq-ms context-window`: what each further token of context is worth.
+"""Perplexity against the number of context tokens a model is given.
 
 Multi-scale Transformer LMs, Section 5.3, Table 4's last block.
 """
@@ -6,14 +6,27 @@ Multi-scale Transformer LMs, Section 5.3, Table 4's last block.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, comparison, scoring
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import comparison
+from fairseq_ms.tools.arguments import add_counts, add_list, add_outputs, add_scored, add_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_scored(parser)
+    help = "context lengths (default: powers of two up to 512, as far as all the models have positions)"
+    add_list(parser, "--contexts", "--context", help=help)
+    add_counts(parser, ("--limit --targets", 1000, "predict N tokens"))
+    add_seed(parser, "the bootstrap")
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     contexts = sorted(set(args.contexts or [2**power for power in range(most.bit_length())]))
     for checkpoint in loaded:
         checkpoint.check_fits("--contexts", contexts[-1])
-    tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
+    tokens = loaded[0].text(args.gen_subset)
     targets = choose_targets(tokens.numel(), contexts[-1], args.limit)
     bands, results = {}, []
     for checkpoint in loaded:
@@ -53,6 +66,10 @@ def nll_with_context(
     checkpoint: Checkpoint, tokens: Tensor, targets: np.ndarray, context: int, max_tokens: int = 8192
 ) -> np.ndarray:
     """NLL (targets,) of the tokens at the positions ``targets``, the model reading only the last ``context``."""
+    import torch
+
+    from fairseq_ms.tools import scoring
+
     parts = []
     for chunk in torch.from_numpy(targets).split(max(1, max_tokens // context)):
         rows = chunk[:, None] + torch.arange(-context, 0)
@@ -66,6 +83,6 @@ def perplexities(nll_CR: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray,
     The bootstrap band is that of the difference to the longest context, target by target: how much more the
     model has to gain is known far better than how hard these targets are.
     """
-    low, high = scoring.bootstrap_band((nll_CR - nll_CR[-1]).T, seed)
+    low, high = comparison.bootstrap_band((nll_CR - nll_CR[-1]).T, seed)
     longest = nll_CR[-1].mean()
     return np.exp(nll_CR.mean(1)), np.exp(longest + low), np.exp(longest + high)

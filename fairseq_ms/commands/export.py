@@ -1,4 +1,4 @@
-"""`fairseq-ms export CHECKPOINT OUT`: a checkpoint as a folder for Hugging Face's transformers."""
+"""Write a checkpoint as a folder that Hugging Face's transformers loads without fairseq."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the folder; returns 0."""
-    from fairseq import utils
-
     from fairseq_ms.export import folder, tokenizer
     from fairseq_ms.tools import checkpoints, report
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
     checkpoint = checkpoints.load(args.checkpoint, args.data, cpu=True)
-    data = Path(utils.split_paths(str(checkpoint.task.args.data))[0])
+    data = checkpoint.folder
     pipeline = tokenizer.pipeline_of(data, args.level, args.tokenise, args.language, args.bpe_codes)
     folder.write(args.out, checkpoint, pipeline, args)
     print(f"{args.out}: {folder.class_name(type(checkpoint.model.decoder.core))}")

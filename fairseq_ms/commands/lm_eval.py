@@ -1,4 +1,4 @@
-"""`fairseq-ms lm-eval`: the command of lm-evaluation-harness, which then knows the model `fairseq_ms`."""
+"""Run lm-evaluation-harness, with checkpoints as its model fairseq_ms."""
 
 from __future__ import annotations
 

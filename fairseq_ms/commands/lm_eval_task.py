@@ -1,4 +1,4 @@
-"""`fairseq-ms lm-eval-task`: a task of lm-evaluation-harness over a text file of one's own."""
+"""Write a task of lm-evaluation-harness over a text file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairseq-ms memory`: where the memory of a training step goes (Table 8, Figure 2), and what fits into a budget."""
+"""Memory of a training step by part and purpose, measured; --fit GIB finds allocations of layers that fit."""
 
 from __future__ import annotations
 
@@ -10,29 +10,46 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from fairseq.dataclass import FairseqDataclass
-from fairseq.models import FairseqLanguageModel
-from omegaconf import DictConfig
-
-from fairseq_ms.core.layers import LayerConfig, TransformerLayer
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.config import layer_settings
-from fairseq_ms.lm.scales import layer_scales
-from fairseq_ms.lm.vocabulary import enough_symbols
-from fairseq_ms.tools import arguments, checkpoints, report, training_step, untrained
-from fairseq_ms.tools.flags import BOOKCORPUS
-from fairseq_ms.tools.saved_bytes import saved_bytes
-from fairseq_ms.tools.training_step import Parts, total
+from fairseq_ms.tools import arguments, report
+from fairseq_ms.tools.arguments import add_counts, add_cpu, add_list, add_model, add_outputs
 
+if TYPE_CHECKING:
+    import torch
+    from fairseq.dataclass import FairseqDataclass
+    from fairseq.models import FairseqLanguageModel
+    from omegaconf import DictConfig
+
+    from fairseq_ms.tools.training_step import Parts
+
+BOOKCORPUS = 31300
+"""Symbols of BookCorpus, over which a model is built unless it is told otherwise."""
 GB = 1e9
 SCALES = (1, 4, 16, 64)
 """Those of --sweep."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
 Layers = Mapping[int, int]
 """Numbers of layers by scale."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
+    add_counts(
+        parser,
+        ("--batch-size", None, "samples (default: 1)"),
+        ("--vocabulary", None, f"symbols (default: {BOOKCORPUS}, BookCorpus, or as many as adaptive cutoffs need)"),
+        ("--most-layers", 16, "of --fit, at a scale"),
+        ("--top --show", 10, "allocations of --fit to print"),
+    )
+    parser.add_argument("--no-measurement", action="store_true", help="follow the shapes of a step without running it")
+    parser.add_argument("--fit", type=float, metavar="GIB", help="which layers a scale fit into so many GiB")
+    help = "memory and forward time of one layer at 1x, 4x, 16x and 64x for these numbers of tokens (Figure 2)"
+    add_list(parser, "--sweep", help=help)
+    add_cpu(parser)
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +86,8 @@ class _Asked(NamedTuple):
 
     def model(self) -> FairseqLanguageModel:
         """The model, in the precision that it is trained in."""
+        from fairseq_ms.tools import untrained
+
         if self.loaded is not None:
             return self.loaded.to(self.dtype)
         return untrained.build_model(self.cfg, self.vocabulary, device=self.device, dtype=self.dtype)
@@ -78,6 +97,11 @@ class _Asked(NamedTuple):
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
+    import torch
+
+    from fairseq_ms.lm.vocabulary import enough_symbols
+    from fairseq_ms.tools import checkpoints, training_step, untrained
+
     loaded = None
     if args.path:
         checkpoint = checkpoints.load(args.path, args.data, args.cpu)
@@ -93,6 +117,8 @@ def _asked(args: argparse.Namespace) -> _Asked:
 
 
 def _footprint(args: argparse.Namespace, asked: _Asked) -> None:
+    from fairseq_ms.tools import training_step
+
     batch, tokens = asked.batch, asked.tokens
     print(f"{asked}, {asked.vocabulary} symbols, {asked.dtype.itemsize} bytes a number")
     parts: Parts = {}
@@ -103,7 +129,7 @@ def _footprint(args: argparse.Namespace, asked: _Asked) -> None:
         except UsageError as why:
             print(f"no breakdown: {why}")
         weights = training_step.weight_bytes(model)
-    kept = total(parts)
+    kept = training_step.total(parts)
     gradient = training_step.logits_gradient(model, batch, tokens)
     print(format_parts(parts, {"gradient of logits": gradient, **weights}))
     result: dict[str, object] = {"arch": str(asked.cfg.model._name), "batch": batch, "tokens": tokens}
@@ -129,7 +155,8 @@ def format_parts(parts: Parts, extra: Mapping[str, float]) -> str:
     shown, rows = _purposes(parts), list[list[object]]()
     for part, purposes in parts.items():
         rows.append([part, *(purposes.get(name, 0.0) / GB for name in shown), sum(purposes.values()) / GB])
-    further = {**extra, "total": total(parts) + sum(extra.values())}
+    kept = sum(sum(purposes.values()) for purposes in parts.values())
+    further = {**extra, "total": kept + sum(extra.values())}
     rows += [[name, *[None] * len(shown), value / GB] for name, value in further.items()]
     return report.format_table(["part", *shown, "total (GB)"], rows)
 
@@ -156,6 +183,8 @@ def draw(figure: report.Figure, parts: Parts) -> None:
 
 
 def _fit(args: argparse.Namespace, asked: _Asked) -> None:
+    from fairseq_ms.lm.scales import layer_scales
+
     text = getattr(asked.cfg.model, "scale_layers", None)
     scales = [scale.factor for scale in layer_scales(text, need_finest=False)] if text else [1]
     found = fit(partial(_step_bytes, asked), scales, args.fit * 2**30, args.most_layers, args.top)
@@ -199,6 +228,8 @@ def _step_bytes(asked: _Asked, layers: Layers) -> float:
     They are what the step keeps, the gradient of the logits, weights, gradients and Adam's two moments. Raises
     UsageError where shapes depend on the tokens.
     """
+    from fairseq_ms.tools import training_step
+
     cfg = copy.deepcopy(asked.cfg)
     if getattr(cfg.model, "scale_layers", None):
         cfg.model.scale_layers = _written(layers)
@@ -216,6 +247,8 @@ Point = dict[str, float]
 
 
 def _sweep(args: argparse.Namespace, asked: _Asked) -> None:
+    from fairseq_ms.tools import untrained
+
     full = ("vanilla_lm", "multiscale_topdown", "multiscale_bottomup")
     if untrained.architecture(asked.cfg.model) not in full or getattr(asked.cfg.model, "scale_windows", None):
         raise UsageError(f"--sweep needs layers of full attention, which {asked.cfg.model._name} does not have")
@@ -228,6 +261,13 @@ def _sweep(args: argparse.Namespace, asked: _Asked) -> None:
 
 def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: torch.device) -> list[Point]:
     """Bytes that one layer of full attention keeps and its forward time, by length and scale."""
+    import torch
+
+    from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+    from fairseq_ms.lm.config import layer_settings
+    from fairseq_ms.tools import training_step
+    from fairseq_ms.tools.saved_bytes import saved_bytes
+
     settings = replace(LayerConfig(**layer_settings(cfg)), checkpoint=False)
     layer = TransformerLayer(settings).train().to(device)
     points: list[Point] = []

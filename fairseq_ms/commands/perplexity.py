@@ -1,4 +1,4 @@
-"""`fairseq-ms perplexity`: perplexity by subword and by word, and bits per byte, from one evaluation.
+"""Evaluate a checkpoint: subword and word perplexity, bits per byte.
 
 A text's total negative log-likelihood does not depend on what it is divided by. fairseq-eval-lm divides by subwords;
 the multi-scale paper (4.1) reports WikiText-103 by dividing by the actual number of words.
@@ -12,16 +12,36 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, report, scoring
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import add_counts, add_cpu, add_data, add_outputs, add_window
+
+if TYPE_CHECKING:
+    from fairseq_ms.tools.checkpoints import Checkpoint
 
 # What bits are counted per, by its name in a manifest.
 _UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_per_source_byte": "source_bytes"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="file that fairseq-train wrote")
+    add_data(parser, "test")
+    add_window(parser)
+    add_counts(
+        parser,
+        ("--batch-size", None, "most windows in a batch (default: what --max-tokens has room for)"),
+        ("--max-tokens", 36000, "most tokens in a batch"),
+    )
+    help = "none: running text; eos: every line or image by itself, without context (default: as in training)"
+    parser.add_argument("--sample-break-mode", choices=("none", "eos"), help=help)
+    parser.add_argument("--fp16", action="store_true", help="half precision")
+    add_cpu(parser)
+    parser.add_argument("--manifest", type=Path, help="counts of the data (default: manifest.json in or above --data)")
+    add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,6 +82,8 @@ def load(
 
     Raises UsageError as ``checkpoints.load`` does.
     """
+    from fairseq_ms.tools import checkpoints
+
     checkpoint = checkpoints.load(path, data, cpu)
     # Blocks of whole lines were for training alone.
     given = mode or str(checkpoint.task.args.sample_break_mode)
@@ -106,10 +128,12 @@ def evaluate(
     A line that is read by itself is a window of its own, and has no context. Raises UsageError for a window, a line or
     a context that the model cannot be given.
     """
+    from fairseq_ms.tools import scoring
+
     by_line = str(checkpoint.task.args.sample_break_mode) == "eos"
     if context and (by_line or checkpoint.streaming):
         raise UsageError(f"--context-window is of running text and of models without a memory: got {context}")
-    texts = checkpoints.documents(checkpoint, split)
+    texts = checkpoint.documents(split)
     lengths = [text.numel() for text in texts]
     if by_line and checkpoint.longest is not None and max(lengths) > checkpoint.longest:
         raise UsageError(
@@ -124,8 +148,8 @@ def evaluate(
         read = window
     room = max_tokens if batch_size is None else min(max_tokens, batch_size * read)
     nll = scoring.score_documents(checkpoint, texts, read, context, room)
-    symbols = checkpoint.dictionary.symbols
-    unfinished = np.array([symbol.endswith("@@") for symbol in symbols])[torch.cat(texts).numpy()]
+    ends = np.array([symbol.endswith("@@") for symbol in checkpoint.dictionary.symbols])
+    unfinished = np.concatenate([ends[text.numpy()] for text in texts])
     cut = None
     if by_line or not checkpoint.streaming:
         cut = sum(bool(unfinished[stop - 1]) for _, _, stop in scoring.windows_of(lengths, read, context))

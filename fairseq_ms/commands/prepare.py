@@ -1,4 +1,4 @@
-"""`fairseq-ms prepare`: data sets, from the file that people download to fairseq's binarised form."""
+"""Prepare a data set: tokenised, split, segmented and binarised."""
 
 from __future__ import annotations
 

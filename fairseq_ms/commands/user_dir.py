@@ -1,4 +1,4 @@
-"""`fairseq-ms user-dir`: where the plugin lies, for `--user-dir "$(fairseq-ms user-dir)"`."""
+"""Print the absolute path of the plugin, for fairseq's --user-dir."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fairseq-ms coarse-completions`: the words that coarse language models expect after a context.
+"""Print the bag of words that coarse_lm checkpoints predict after a context.
 
 Multi-scale Transformer LMs, Section 6.2, Table 7.
 """
@@ -8,21 +8,32 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.coarse import CoarseLanguageModel
-from fairseq_ms.tools import checkpoints, comparison, report
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import comparison, report
+from fairseq_ms.tools.arguments import add_checkpoints, add_counts, add_cpu, add_data, add_flag, add_outputs
+
+if TYPE_CHECKING:
+    from fairseq_ms.tools.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_checkpoints(parser, "fairseq-train wrote with --arch coarse_lm")
+    contexts = parser.add_mutually_exclusive_group(required=True)
+    help = "what was read so far, tokenised and segmented as the training text (repeatable)"
+    add_flag(contexts, "--text", "--context", action="append", metavar="TEXT", help=help)
+    contexts.add_argument("--input", metavar="FILE", help="read the contexts from a file, one a line; - is stdin")
+    add_counts(parser, ("--top", None, "words to print (default: as many as the scale has tokens)"))
+    add_data(parser)
+    add_cpu(parser)
+    add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table of completions for every context, coarsest model last, and write the JSON file."""
     contexts = args.text if args.text is not None else read_lines(args.input)
-    report.check_outputs(args)
-    loaded = sorted(checkpoints.load_all(args.checkpoints, args.data, args.cpu), key=scale_of)
+    loaded = sorted(comparison.load(args, alike=False), key=scale_of)
     results = []
     for context in contexts:
         print(f"Context: {context}")
@@ -48,6 +59,8 @@ def read_lines(path: str) -> list[str]:
 
 def scale_of(checkpoint: Checkpoint) -> int:
     """The scale of a checkpoint's model; UsageError when it is no ``coarse_lm``."""
+    from fairseq_ms.models.coarse import CoarseLanguageModel
+
     if not isinstance(checkpoint.model, CoarseLanguageModel):
         arch = checkpoint.cfg.model._name
         raise UsageError(f"CHECKPOINT must hold a model of --arch coarse_lm: {checkpoint.path} holds {arch}")
@@ -71,6 +84,8 @@ def complete(checkpoint: Checkpoint, context: str, top: int | None = None) -> di
     stands, and how many of the context's last tokens were "read". The context is words separated by spaces, as in the
     training text; UsageError if it is empty.
     """
+    import torch
+
     words, scale = checkpoint.dictionary, scale_of(checkpoint)
     tokens_T = words.encode_line(context, add_if_not_exist=False, append_eos=False).long()
     if tokens_T.numel() == 0:

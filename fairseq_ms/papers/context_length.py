@@ -1,22 +1,26 @@
-"""`fairseq-ms context-length`: how many tokens a streaming model looks back (Appendix B; n_c of Tables 1, 3, 5)."""
+"""Minimum, maximum and average context length of a streaming model, by formula and measured.
+
+Appendix B; n_c of Tables 1, 3, 5.
+"""
 
 from __future__ import annotations
 
 import argparse
 import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from fairseq.dataclass import FairseqDataclass
-from fairseq.models import FairseqLanguageModel
-from torch import Tensor
-
-from fairseq_ms.core import CompressiveTransformerConfig, LanguageModel, TransformerQL, TransformerXL
-from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.streaming import with_a_memory
-from fairseq_ms.lm.vocabulary import enough_symbols
-from fairseq_ms.tools import arguments, checkpoints, report, untrained
+from fairseq_ms.tools import arguments, report
+from fairseq_ms.tools.arguments import add_model, add_outputs
+
+if TYPE_CHECKING:
+    from fairseq.dataclass import FairseqDataclass
+    from fairseq.models import FairseqLanguageModel
+    from torch import Tensor
+
+    from fairseq_ms.core import LanguageModel
+    from fairseq_ms.core.streaming import StreamingModel
 
 # What Transformer-QL's Tables 1, 3 and 5 print: a model, its n_s, n_m and n_cm, and the n_c beside it.
 PRINTED = (
@@ -56,8 +60,19 @@ class ContextLength:
         return cls(minimum, minimum + segment, minimum + segment / 2)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, " | --paper")
+    parser.add_argument("--paper", action="store_true", help="print every n_c of the paper's Tables 1, 3 and 5")
+    parser.add_argument("--measure", action="store_true", help="also measure the network itself, token by token")
+    add_outputs(parser, figure=False)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
+    from fairseq_ms.core.streaming import StreamingModel
+    from fairseq_ms.lm.streaming import with_a_memory
+    from fairseq_ms.tools import checkpoints, untrained
+
     report.check_outputs(args)
     given = args.fairseq_flags[0] if args.fairseq_flags else "--path" if args.path else None
     if args.paper and given:
@@ -89,6 +104,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, FairseqDataclass]:
     """A model and its configuration."""
+    from fairseq_ms.lm.vocabulary import enough_symbols
+    from fairseq_ms.tools import untrained
+
     cfg = untrained.parse(flags)
     # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
     return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta), cfg.model
@@ -142,6 +160,8 @@ def transformer_ql(segment: int, memory: int, scale_layers: dict[int, int], outp
 
 def by_formula(model: LanguageModel) -> ContextLength:
     """The paper's context length of a model with a memory."""
+    from fairseq_ms.core import CompressiveTransformerConfig, TransformerQL, TransformerXL
+
     if isinstance(model, TransformerQL):
         layers = {scale.factor: scale.layers for scale in model.config.scales}
         return transformer_ql(model.segment_len, model.mem_len, layers, model.config.output_layers)
@@ -159,6 +179,8 @@ def measured(model: StreamingModel, seed: int = 1) -> ContextLength:
     is its context. Weights and inputs are random, of the model's own shape and in double precision; with the
     trained ones a dependency could be too small to see.
     """
+    import torch
+
     network = _randomised(model, seed)
     segment = network.segment_len
     length = (network.memory_reach() + 2) * segment
@@ -185,17 +207,17 @@ def measured(model: StreamingModel, seed: int = 1) -> ContextLength:
 
 def _randomised(network: StreamingModel, seed: int) -> StreamingModel:
     """A copy on the CPU with weights large enough for every path to show."""
-    network = copy.deepcopy(network).cpu().double().eval()
+    import torch
+
+    network = copy.deepcopy(network).cpu().double().eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if parameter.dim() > 1 and not name.startswith(("embed", "project", "adaptive")):
-                scale = parameter.size(-1) ** -0.5
-                parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    for name, parameter in network.named_parameters():
+        if parameter.dim() > 1 and not name.startswith(("embed", "project", "adaptive")):
+            scale = parameter.size(-1) ** -0.5
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return network
 
 
-@torch.no_grad()
 def _last_segment(network: StreamingModel, inputs_RTD: Tensor) -> Tensor:
     """Outputs (R, n_s, D) of the last segment of embedded streams."""
     mems = network.new_memory(inputs_RTD.size(0)).states

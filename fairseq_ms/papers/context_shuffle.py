@@ -1,4 +1,4 @@
-"""`fairseq-ms context-shuffle`: what a model loses when its distant context is damaged.
+"""Increase in NLL when the distant context is shuffled, reversed, replaced or dropped.
 
 Multi-scale Transformer LMs, Section 5.2, Figure 4; Khandelwal et al., 2018.
 """
@@ -6,14 +6,32 @@ Multi-scale Transformer LMs, Section 5.2, Figure 4; Khandelwal et al., 2018.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, comparison, report, scoring
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import comparison, report
+from fairseq_ms.tools.arguments import add_choice, add_counts, add_outputs, add_scored, add_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_scored(parser)
+    kinds = ("shuffle", "reverse", "replace", "drop")
+    add_choice(parser, "--perturb", kinds, "what happens to the context")
+    add_counts(
+        parser,
+        ("--tokens-per-sample", None, "window (default: 512, or as many as all the models have positions for)"),
+        ("--damaged --context-window", None, "damaged tokens at the beginning of a window (default: half of it)"),
+        ("--limit --windows", None, "use N windows (default: all)"),
+    )
+    add_seed(parser, "the damage and of the bootstrap")
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint.check_fits("--tokens-per-sample", window)
     if not 1 <= length < window:
         raise UsageError(f"--damaged must be at least 1 and below the window of {window}: got {length}")
-    tokens = torch.cat(checkpoints.documents(loaded[0], args.gen_subset))
+    tokens = loaded[0].text(args.gen_subset)
     windows = cut_windows(tokens, window, args.limit)
     groups = distance_groups(window - length)
     bands, results = {}, []
@@ -57,6 +75,8 @@ def cut_windows(tokens: Tensor, window: int, limit: int | None) -> Tensor:
 
     Raises UsageError when the sequence holds fewer than two windows.
     """
+    import torch
+
     rows = tokens.numel() // window
     if rows < 2:
         raise UsageError(
@@ -73,6 +93,8 @@ def perturb(windows_RT: Tensor, length: int, how: str, generator: np.random.Gene
 
     shuffle: in random order, another for each window; reverse: in reverse; replace: those of another window.
     """
+    import torch
+
     context = windows_RT[:, :length]
     if how == "reverse":
         return context.flip(1)
@@ -91,6 +113,10 @@ def increase_in_nll(
     With "drop" the model reads the end-of-sentence symbol and then only what follows the context. Every
     checkpoint is shown the same damage for one seed.
     """
+    import torch
+
+    from fairseq_ms.tools import scoring
+
     if how == "drop":
         damaged = windows_RT.new_full((len(windows_RT), 1), checkpoint.dictionary.eos())
     else:
@@ -124,4 +150,4 @@ def by_group(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean increase (G,) by group of distances, with its bootstrap band over windows; distance 1 is the first token."""
     means_RG = np.stack([raised_RC[:, first - 1 : last].mean(1) for first, last in groups], axis=1)
-    return means_RG.mean(0), *scoring.bootstrap_band(means_RG, seed)
+    return means_RG.mean(0), *comparison.bootstrap_band(means_RG, seed)

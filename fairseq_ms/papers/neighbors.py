@@ -1,4 +1,4 @@
-"""`fairseq-ms neighbors`: segments of a corpus that a scale's representation finds alike.
+"""Nearest segments of a corpus by the representations of every scale.
 
 Multi-scale Transformer LMs, Section 6.1, Table 6.
 """
@@ -9,21 +9,37 @@ import argparse
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, comparison, report
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import comparison
+from fairseq_ms.tools.arguments import add_counts, add_list, add_outputs, add_remove_bpe, add_scored
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_scored(parser, split="train")
+    add_counts(
+        parser,
+        ("--tokens-per-sample --segment", None, "tokens of a segment (default: 128, or the model's)"),
+        ("--limit", None, "search only the first N segments"),
+        ("--top --count", 3, "neighbours"),
+    )
+    add_list(parser, "--scales", help="such as 4,16,64 (default: all)")
+    parser.add_argument("--text", action="append", help="query: a text tokenised like the corpus (repeatable)")
+    help = "query: the segment that holds token N of the split (repeatable; default: the middle of the corpus)"
+    parser.add_argument("--position", type=int, action="append", metavar="N", help=help)
+    add_remove_bpe(parser)
+    add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the queries, each followed by its nearest segments at every scale."""
-    report.check_outputs(args)
-    loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)
+    loaded = comparison.load(args, alike=False)
     results = [result for checkpoint in loaded for result in _asked(args, checkpoint)]
     for result in results:
         print(_format(result))
@@ -35,7 +51,7 @@ def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, A
     """Each query with its nearest segments at every scale."""
     length = args.tokens_per_sample or min(128, checkpoint.longest or 128)
     checkpoint.check_fits("--tokens-per-sample", length)
-    segments = cut_segments(torch.cat(checkpoints.documents(checkpoint, args.gen_subset)), length, args.limit)
+    segments = cut_segments(checkpoint.text(args.gen_subset), length, args.limit)
     corpus = embed(checkpoint, segments, args.scales, args.max_tokens)
 
     def text_of(segment: int) -> str:
@@ -96,6 +112,8 @@ def embed(
 
     Raises UsageError when the model has no representations or no such scale, or no block of it fits into a segment.
     """
+    import torch
+
     represent = getattr(checkpoint.model.decoder.core, "representations", None)
     if represent is None:
         raise UsageError(
@@ -118,6 +136,8 @@ def embed(
 
 def nearest(corpus_RD: Tensor, query_D: Tensor, count: int, exclude: int | None = None) -> list[tuple[int, float]]:
     """Row and cosine of the ``count`` most similar rows, without the row ``exclude``, which is the query itself."""
-    cosines_R = F.cosine_similarity(corpus_RD, query_D, dim=1)
+    import torch
+
+    cosines_R = torch.cosine_similarity(corpus_RD, query_D, dim=1)
     found, rows = cosines_R.topk(min(len(corpus_RD), count + (exclude is not None)))
     return [(row, cosine) for row, cosine in zip(rows.tolist(), found.tolist()) if row != exclude][:count]

@@ -1,4 +1,7 @@
-"""`fairseq-ms nll-by-frequency`: which tokens a model is better at (Multi-scale Transformer LMs, Figures 5 and 6)."""
+"""Mean NLL of tokens in bins of equal training frequency, rarest first.
+
+Multi-scale Transformer LMs, Figures 5 and 6.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,26 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, comparison, report, scoring
+from fairseq_ms.tools import comparison, report
+from fairseq_ms.tools.arguments import add_counts, add_outputs, add_scored, add_window
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_scored(parser)
+    add_window(parser)
+    add_counts(parser, ("--bins", 10, "number of bins"), ("--limit", None, "score only the first N tokens"))
+    parser.add_argument("--train-subset", default="train", help="split whose frequencies count (default: train)")
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row a bin: a column a checkpoint, and how far all others are from the first."""
+    from fairseq_ms.tools import scoring
+
     loaded = comparison.load(args)
-    comparison.check_window_is_used(args, loaded)
-    counts = checkpoints.token_counts(loaded[0], args.train_subset)
+    counts = loaded[0].token_counts(args.train_subset)
     kinds = int((counts > 0).sum())
     if args.bins > kinds:
         raise UsageError(f"--bins must lie between 1 and the {kinds} symbols of the training text: got {args.bins}")
@@ -26,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     differences: dict[str, list[tuple[float, float, float] | None]] = {}
     first: np.ndarray | None = None
     for checkpoint in loaded:
-        texts = checkpoints.documents(checkpoint, args.gen_subset, args.limit)
+        texts = checkpoint.documents(args.gen_subset, args.limit)
         nll = scoring.score_documents(checkpoint, texts, args.tokens_per_sample, args.context_window, args.max_tokens)
-        tokens_n = torch.cat(texts).numpy()
+        tokens_n = np.concatenate([text.numpy() for text in texts])
         scored, means = nll_by_bin(tokens_n, nll, bins_V, args.bins)
         if first is None:
             first = nll

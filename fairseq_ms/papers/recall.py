@@ -1,4 +1,4 @@
-"""`fairseq-ms recall`: how far back a model can recall a symbol, beside how far it can see by formula."""
+"""Accuracy of recalling a symbol by its distance, beside the context by formula."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from fairseq import utils
-from torch import Tensor
 
-from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import context_length
 from fairseq_ms.papers.context_length import ContextLength
-from fairseq_ms.tools import comparison, report, scoring
-from fairseq_ms.tools.checkpoints import Checkpoint, documents
+from fairseq_ms.tools import comparison, report
+from fairseq_ms.tools.arguments import add_counts, add_outputs, add_scored, add_seed, add_window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
 
 # Streams that a model with a memory reads side by side.
 _STREAMS = 32
@@ -27,10 +28,19 @@ _STREAMS = 32
 _ACCIDENT = 4.5
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_scored(parser)
+    add_window(parser)
+    add_counts(parser, ("--bins", 16, "ranges of distances"), ("--limit", None, "read only the first N tokens"))
+    add_seed(parser, "the guesses")
+    add_outputs(parser)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print accuracy by distance, and each model's context by formula and by recall."""
+    from fairseq_ms.tools import scoring
+
     loaded = comparison.load(args)
-    comparison.check_window_is_used(args, loaded)
     asked = load_questions(loaded[0], args.gen_subset, args.limit)
     answered = {"oracle": oracle_answers(asked), "guessing": guessed_answers(asked, args.seed)}
     columns = {name: by_distance(asked.distances, right, args.bins) for name, right in answered.items()}
@@ -97,12 +107,13 @@ def load_questions(checkpoint: Checkpoint, split: str, limit: int | None = None)
 
     Raises UsageError when the data say nothing of questions, and when the split has none.
     """
-    folder = utils.split_paths(str(checkpoint.task.args.data))[0]
-    path = Path(folder) / "recall.json"
+    import torch
+
+    path = checkpoint.folder / "recall.json"
     if not path.is_file():
         raise UsageError(
-            f"--data must be the folder bin/ that fairseq-ms prepare recall wrote: {folder} holds no {path.name}, "
-            "which says how questions are written"
+            f"--data must be the folder bin/ that fairseq-ms prepare recall wrote: {checkpoint.folder} holds no "
+            f"{path.name}, which says how questions are written"
         )
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +122,7 @@ def load_questions(checkpoint: Checkpoint, split: str, limit: int | None = None)
     index = checkpoint.dictionary.index
     choices = torch.tensor([index(symbol) for symbol in written["choices"]])
     ask = index(written["ask"]) if written["ask"] is not None else None
-    tokens = torch.cat(documents(checkpoint, split, limit))
+    tokens = checkpoint.text(split, limit)
     found = _find(
         tokens.tolist(), choices, index(written["set"]), ask, written["key_length"], written["passage_length"]
     )
@@ -188,6 +199,8 @@ def right_answers(
     A model without a memory reads windows as in ``fairseq-eval-lm``, one with a memory reads streams, each of which
     begins at a line.
     """
+    from fairseq_ms.tools import scoring
+
     tokens, choices = questions.tokens, questions.choices.to(checkpoint.device)
 
     def measure(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
@@ -213,6 +226,8 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
     block, that is the same block; so every layer but the last goes back by a multiple of k, and the last by more where
     its position lies late in a block of its own.
     """
+    from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
+
     model = checkpoint.model.decoder.core
     if isinstance(model, TransformerQL):
         return context_length.by_formula(model)
@@ -235,6 +250,8 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
 
 def at_lines(tokens: Tensor, eos: int, count: int) -> list[Tensor]:
     """The sequence in up to ``count`` pieces of about equal length, cut behind ends of lines."""
+    import torch
+
     ends = torch.nonzero(tokens == eos).flatten() + 1
     wanted = torch.arange(1, count) * tokens.numel() // count
     # The first end behind each place that is wanted; an end behind the last token would leave an empty piece.

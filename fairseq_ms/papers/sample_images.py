@@ -1,26 +1,52 @@
-"""``fairseq-ms sample-images``: 32 x 32 images, drawn from a model of pixels or completed from their upper halves."""
+"""Draw 32 x 32 images from a model of pixels, and complete given ones, as a PNG grid."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-
-import torch
-from fairseq.data import Dictionary
-from torch import Tensor
-from tqdm import tqdm
+from typing import TYPE_CHECKING
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import arguments, checkpoints, report
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import arguments, report
+from fairseq_ms.tools.arguments import add_counts, add_flag, add_seed
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+    from torch import Tensor
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
 
 SIDE = 32
 TOKENS = 3 * SIDE * SIDE
 """Red, green and blue of every pixel, row by row."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", help="fairseq's data folder, as fairseq-ms prepare images writes it")
+    parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
+    parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
+    parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: 16)")
+    help = "images of the split to complete, beside the originals (default: none)"
+    parser.add_argument("--complete", type=int, default=0, help=help)
+    help = "split of the data that images to complete come from (default: valid)"
+    add_flag(parser, "--gen-subset", "--split", default="valid", help=help)
+    parser.add_argument("--keep", type=float, default=0.5, help="share of an image's rows to be given (default: 0.5)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default: 1.0)")
+    add_counts(
+        parser,
+        ("--columns", 8, "images in a row of the grid"),
+        ("--scale", 4, "pixels of the PNG, a side, for one of an image's"),
+        ("--batch-size", 32, "images to draw at a time"),
+    )
+    add_seed(parser, "the random numbers")
+
+
 def run(args: argparse.Namespace) -> int:
     """Draw, complete, and write the grid."""
+    import torch
+
+    from fairseq_ms.tools import checkpoints
+
     check(args)
     checkpoint = checkpoints.load(args.path, args.data, cpu=True)
     symbols_K = colour_symbols(checkpoint.dictionary)
@@ -56,6 +82,8 @@ def check(args: argparse.Namespace) -> None:
 
 def colour_symbols(dictionary: Dictionary) -> Tensor:
     """(256,) the dictionary's index of every colour value; ``UsageError`` for a dictionary of something else."""
+    import torch
+
     found = [dictionary.index(str(value)) for value in range(256)]
     if dictionary.unk() in found or len(dictionary) != 256 + dictionary.nspecial:
         raise UsageError(f"data must be images, with the 256 colour values for symbols: got {len(dictionary)} symbols")
@@ -64,9 +92,11 @@ def colour_symbols(dictionary: Dictionary) -> Tensor:
 
 def given_images(checkpoint: Checkpoint, split: str, count: int) -> Tensor:
     """(count, 3072) tokens of the first images of a split."""
+    import torch
+
     checkpoint.task.args.sample_break_mode = "eos"
     # One more, so that a longer image is not cut to what is wanted.
-    images = checkpoints.documents(checkpoint, split, limit=count * TOKENS + 1)
+    images = checkpoint.documents(split, limit=count * TOKENS + 1)
     if any(image.numel() != TOKENS for image in images):
         raise UsageError(f"data must have {TOKENS} tokens an image: got {images[0].numel()}")
     if len(images) < count:
@@ -81,6 +111,9 @@ def drawn(
 
     All that is given is read in one pass, and one cached step is made for each token that is drawn.
     """
+    import torch
+    from tqdm import tqdm
+
     words, batches = checkpoint.dictionary, given_BT.split(batch_size)
     # What stands before the first colour of every image in training.
     start = torch.tensor([words.bos(), words.eos()] if checkpoint.adds_bos else [words.eos()])

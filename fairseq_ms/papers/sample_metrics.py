@@ -1,4 +1,7 @@
-"""`fairseq-ms sample-metrics`: what a model's samples are like (Multi-scale Transformer LMs, Section 6.3, Table 5)."""
+"""Perplexity under other models, reference BLEU, repetition and speed of samples.
+
+Multi-scale Transformer LMs, Section 6.3, Table 5.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,43 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from fairseq.search import Sampling
-from fairseq.sequence_generator import SequenceGenerator
-from torch import Tensor
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.papers import _sample_judges as sample_judges
-from fairseq_ms.papers._sample_judges import Judge, NGramModel, continuation
-from fairseq_ms.tools import checkpoints, comparison, report
-from fairseq_ms.tools.checkpoints import Checkpoint
-from fairseq_ms.tools.training_step import shortest
+from fairseq_ms.papers import _judges as judging
+from fairseq_ms.tools import comparison, report
+from fairseq_ms.tools.arguments import add_counts, add_outputs, add_remove_bpe, add_scored, add_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_scored(parser)
+    add_counts(
+        parser,
+        ("--prompts", 100, "contexts from the split"),
+        ("--prefix-size --context", 64, "tokens of a context"),
+        ("--length", 256, "tokens of a sample"),
+        ("--completions", 3, "samples a prompt"),
+        ("--sampling-topk", 10, "draw from the N likeliest tokens"),
+        ("--batch-size", 8, "prompts in a batch"),
+        ("--timed", 5, "prompts timed"),
+        ("--show", None, "print the models' samples for N prompts below each other"),
+    )
+    parser.add_argument("--temperature", type=float, default=0.7, help="divides the logits (default: 0.7)")
+    parser.add_argument("--ngram-lm", metavar="FILE", help="kenlm model of the tokenised text, ARPA or binary")
+    help = "estimate a 4-gram of the training split with kenlm's lmplz"
+    parser.add_argument("--estimate-ngram-lm", action="store_true", help=help)
+    help = "local folder of GPT-2 or another causal model, which judges the text with Moses' tokenisation undone"
+    parser.add_argument("--hf-lm", metavar="FOLDER", help=help)
+    add_remove_bpe(parser)
+    add_seed(parser, "the samples")
+    add_outputs(parser, figure=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,36 +79,40 @@ def side_by_side(results: list[dict[str, Any]], count: int) -> list[str]:
     """Lines with a context and every model's first completion of it, as in Table 9, for the first prompts."""
     lines = []
     for number, shown in enumerate(results[0]["samples"][:count]):
-        lines += ["", f"prompt {number + 1}", continuation(shown["context"].split(), [])[0]]
+        lines += ["", f"prompt {number + 1}", judging.continuation(shown["context"].split(), [])[0]]
         for result in results:
             sample = result["samples"][number]
-            _, after = continuation(sample["context"].split(), sample["completions"][0].split())
+            _, after = judging.continuation(sample["context"].split(), sample["completions"][0].split())
             lines += ["", result["label"], after.lstrip(" ")]
     return lines
 
 
-def _judges(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Judge]:
+def _judges(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, judging.Judge]:
     """Who judges samples, by name."""
-    found: dict[str, Judge] = {}
+    found: dict[str, judging.Judge] = {}
     if args.ngram_lm:
-        found["n-gram"] = NGramModel(args.ngram_lm).perplexity
+        found["n-gram"] = judging.NGramModel(args.ngram_lm).perplexity
     if args.estimate_ngram_lm:
-        words = words_of(checkpoint, torch.cat(checkpoints.documents(checkpoint, "train")), args.remove_bpe)
+        words = words_of(checkpoint, checkpoint.text("train"), args.remove_bpe)
         with tempfile.TemporaryDirectory() as folder:
-            found["n-gram"] = NGramModel(sample_judges.estimate(sample_judges.sentences(words), 4, folder)).perplexity
+            path = judging.estimate(judging.sentences(words), 4, folder)
+            found["n-gram"] = judging.NGramModel(path).perplexity
     if args.hf_lm:
-        pretrained = sample_judges.load_pretrained(args.hf_lm, checkpoint.device)
-        found["GPT-2"] = partial(sample_judges.pretrained_perplexity, *pretrained)
+        pretrained = judging.load_pretrained(args.hf_lm, checkpoint.device)
+        found["GPT-2"] = partial(judging.pretrained_perplexity, *pretrained)
     return found
 
 
-def _measure(args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str, Judge]) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, checkpoint: Checkpoint, judges: dict[str, judging.Judge]) -> dict[str, Any]:
     """A checkpoint's label, its numbers by the table's header, and a context with its completions for each prompt."""
+    import torch
+
+    from fairseq_ms.tools.training_step import shortest
 
     def words(tokens_T: Tensor) -> str:
         return " ".join(words_of(checkpoint, tokens_T, args.remove_bpe))
 
-    tokens = torch.cat(checkpoints.documents(checkpoint, args.gen_subset))
+    tokens = checkpoint.text(args.gen_subset)
     prompts, truths = cut_prompts(tokens, args.prefix_size, args.length, args.prompts)
     draw = partial(sample, checkpoint, length=args.length, topk=args.sampling_topk, temperature=args.temperature)
     batches = enumerate(prompts.split(args.batch_size), args.seed)
@@ -107,6 +137,8 @@ def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[
 
     Raises UsageError when the split is shorter than one prompt with what follows.
     """
+    import torch
+
     places = (tokens.numel()) // (context + length)
     if places < 1:
         raise UsageError(f"--length must leave room for one sample in the {tokens.numel()} tokens: got {length}")
@@ -115,7 +147,6 @@ def cut_prompts(tokens: Tensor, context: int, length: int, count: int) -> tuple[
     return windows[:, :context], windows[:, context:]
 
 
-@torch.no_grad()
 def sample(
     checkpoint: Checkpoint, prompts_RT: Tensor, length: int, topk: int, temperature: float, completions: int, seed: int
 ) -> Tensor:
@@ -124,6 +155,10 @@ def sample(
     Drawn by fairseq's generator from the ``topk`` likeliest tokens, logits divided by ``temperature``; the end of a
     sentence is a token like any other.
     """
+    import torch
+    from fairseq.search import Sampling
+    from fairseq.sequence_generator import SequenceGenerator
+
     dictionary, total = checkpoint.dictionary, prompts_RT.size(1) + length
     # The generator's end of sentence is a symbol that no text has, so that it stands at the very end alone.
     generator = SequenceGenerator(

@@ -1,4 +1,4 @@
-"""`fairseq-ms tradeoff`: what perplexity costs in memory or time, over a folder of runs.
+"""Perplexity against memory or time of training, over a folder of runs.
 
 Multi-scale Transformer LMs, Section 5.1, Figure 3.
 """
@@ -10,18 +10,37 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from fairseq.dataclass import FairseqDataclass
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.scales import layer_scales
-from fairseq_ms.tools import checkpoints, comparison, report, scoring, training_step, untrained
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools import comparison, report
+from fairseq_ms.tools.arguments import add_choice, add_counts, add_cpu, add_data, add_outputs
+
+if TYPE_CHECKING:
+    from fairseq.dataclass import FairseqDataclass
+
+    from fairseq_ms.tools.checkpoints import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folder below which the runs' save directories lie")
+    parser.add_argument("--checkpoint", default="checkpoint_best.pt", help="its file (default: checkpoint_best.pt)")
+    add_data(parser, "test")
+    add_counts(
+        parser,
+        ("--limit", None, "score only the first N tokens"),
+        ("--batch-size", 1, "samples of a training step"),
+        ("--max-tokens", 8192, "tokens in a batch"),
+    )
+    add_choice(parser, "--cost", ("memory", "time"), "of the figure")
+    add_cpu(parser)
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row a run."""
+    from fairseq_ms.tools import checkpoints
+
     report.check_outputs(args)
     loaded: list[Checkpoint] = []
     results = []
@@ -60,6 +79,8 @@ def find_runs(folders: Sequence[str], file: str) -> list[tuple[str, Path]]:
 
 def layers_of(cfg: FairseqDataclass) -> str:
     """How many layers a model has, as the figure writes it beside a point: coarsest scale first."""
+    from fairseq_ms.lm.scales import layer_scales
+
     text = getattr(cfg, "scale_layers", None)
     if text is None:
         return str(getattr(cfg, "decoder_layers", ""))
@@ -72,7 +93,9 @@ def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, m
     Bytes are those kept for backward, and these with weights, gradients and Adam's state. On a GPU there is the paper's
     own measure, too: the peak of a step in mixed precision.
     """
-    texts = checkpoints.documents(checkpoint, split, limit)
+    from fairseq_ms.tools import scoring, training_step, untrained
+
+    texts = checkpoint.documents(split, limit)
     nll = scoring.score_documents(checkpoint, texts, max_tokens=max_tokens).mean()
     model, tokens = checkpoint.model, checkpoint.segment
     kept = training_step.step_bytes(model, batch, tokens)

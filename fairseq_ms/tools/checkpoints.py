@@ -72,6 +72,11 @@ class Checkpoint:
             return None
         return int(self.model.max_positions())
 
+    @property
+    def folder(self) -> Path:
+        """Where the data lie that it is asked about."""
+        return Path(utils.split_paths(str(self.task.args.data))[0])
+
     def check_fits(self, flag: str, tokens: int) -> None:
         """Raise UsageError for a flag that asks for no tokens, or for more than the model has positions for."""
         if self.longest is not None and not 1 <= tokens <= self.longest:
@@ -91,6 +96,42 @@ class Checkpoint:
             "tokens_per_sample": self.segment,
             "data": str(self.task.args.data),
         }
+
+    def documents(self, split: str, limit: int | None = None) -> list[Tensor]:
+        """The token sequences of a split that are scored each on its own.
+
+        All of a split is one sequence unless the model was trained with ``--sample-break-mode eos``, where every
+        line is one. ``limit`` cuts the split after so many tokens. Raises UsageError when there is no such split.
+        """
+        lines = self._lines(split)
+        by_line = str(getattr(self.task.args, "sample_break_mode", "none")) == "eos"
+        kept: list[Tensor] = []
+        room = sys.maxsize if limit is None else limit
+        for index in range(len(lines)):
+            line = lines[index].long()
+            if room <= 0 or (by_line and kept and line.numel() > room):
+                break
+            kept.append(line[:room])
+            room -= line.numel()
+        return kept if by_line else [torch.cat(kept)]
+
+    def text(self, split: str, limit: int | None = None) -> Tensor:
+        """All of a split as one sequence, as ``documents`` has it."""
+        return torch.cat(self.documents(split, limit))
+
+    def token_counts(self, split: str = "train") -> np.ndarray:
+        """How often each symbol occurs in a split (V,), read line by line; UsageError when there is no such split."""
+        lines = self._lines(split)
+        counts = np.zeros(len(self.dictionary), dtype=np.int64)
+        for index in range(len(lines)):
+            np.add.at(counts, lines[index].numpy(), 1)
+        return counts
+
+    def _lines(self, split: str) -> FairseqDataset:
+        lines = data_utils.load_indexed_dataset(str(self.folder / split), self.dictionary, None)
+        if lines is None or len(lines) == 0:
+            raise UsageError(f"--gen-subset must name a split of {self.folder}: there is no {split!r}")
+        return lines
 
 
 def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
@@ -153,40 +194,3 @@ def require_one_dictionary(checkpoints: Sequence[Checkpoint], tool: str) -> None
                 f"{tool} compares checkpoints on the same tokens: "
                 f"the dictionaries of {first.label} and {other.label} differ"
             )
-
-
-def documents(checkpoint: Checkpoint, split: str, limit: int | None = None) -> list[Tensor]:
-    """The token sequences of a split that are scored each on its own.
-
-    All of a split is one sequence unless the model was trained with ``--sample-break-mode eos``, where every
-    line is one. ``limit`` cuts the split after so many tokens. Raises UsageError when there is no such split.
-    """
-    lines = _lines(checkpoint, split)
-    by_line = str(getattr(checkpoint.task.args, "sample_break_mode", "none")) == "eos"
-    kept: list[Tensor] = []
-    room = sys.maxsize if limit is None else limit
-    for index in range(len(lines)):
-        line = lines[index].long()
-        if room <= 0 or (by_line and kept and line.numel() > room):
-            break
-        kept.append(line[:room])
-        room -= line.numel()
-    return kept if by_line else [torch.cat(kept)]
-
-
-def token_counts(checkpoint: Checkpoint, split: str = "train") -> np.ndarray:
-    """How often each symbol occurs in a split (V,), read line by line; UsageError when there is no such split."""
-    lines = _lines(checkpoint, split)
-    counts = np.zeros(len(checkpoint.dictionary), dtype=np.int64)
-    for index in range(len(lines)):
-        np.add.at(counts, lines[index].numpy(), 1)
-    return counts
-
-
-def _lines(checkpoint: Checkpoint, split: str) -> FairseqDataset:
-    folder = utils.split_paths(str(checkpoint.task.args.data))[0]
-    path = str(Path(folder) / split)
-    lines = data_utils.load_indexed_dataset(path, checkpoint.dictionary, None)
-    if lines is None or len(lines) == 0:
-        raise UsageError(f"--gen-subset must name a split of {folder}: there is no {split!r}")
-    return lines

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, report
+from fairseq_ms.tools import report
+
+if TYPE_CHECKING:
+    from fairseq_ms.tools.checkpoints import Checkpoint
 
 
-def load(args: argparse.Namespace) -> list[checkpoints.Checkpoint]:
-    """The checkpoints of the command line; UsageError unless results can be written and all read the same symbols."""
+def load(args: argparse.Namespace, alike: bool = True) -> list[Checkpoint]:
+    """The checkpoints of the command line.
+
+    Raises UsageError when results could not be written, unless all read the same symbols, where they are to be
+    ``alike``, and for a window that no model has.
+    """
+    from fairseq_ms.tools import checkpoints
+
     report.check_outputs(args)
     loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)
-    checkpoints.require_one_dictionary(loaded, args.command)
-    return loaded
-
-
-def check_window_is_used(args: argparse.Namespace, loaded: Sequence[checkpoints.Checkpoint]) -> None:
-    """Raise UsageError when a window is given and no model has one."""
-    given = args.tokens_per_sample if args.tokens_per_sample is not None else args.context_window
-    if given is not None and all(checkpoint.streaming for checkpoint in loaded):
+    if alike:
+        checkpoints.require_one_dictionary(loaded, args.command)
+    windows = (args.tokens_per_sample, args.context_window) if hasattr(args, "context_window") else ()
+    given = [tokens for tokens in windows if tokens is not None]
+    if given and all(checkpoint.streaming for checkpoint in loaded):
         raise UsageError(
             f"--tokens-per-sample and --context-window are of models without a memory: {loaded[0].label} reads "
-            f"the text once, got {given}"
+            f"the text once, got {given[0]}"
         )
+    return loaded
 
 
 def write(
     args: argparse.Namespace,
-    loaded: Sequence[checkpoints.Checkpoint],
+    loaded: Sequence[Checkpoint],
     results: object,
     draw: Callable[[report.Figure], None] | None = None,
 ) -> None:
@@ -40,6 +48,17 @@ def write(
     settings = {name: value for name, value in vars(args).items() if name not in outside}
     described = [checkpoint.describe() for checkpoint in loaded]
     report.write_outputs(args, {"settings": settings, "checkpoints": described, "results": results}, draw)
+
+
+def bootstrap_band(
+    values_RC: np.ndarray, seed: int, resamples: int = 1000, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
+    """The band (C,), (C,) that holds the mean over rows with probability ``level``, rows being resampled."""
+    generator = np.random.default_rng(seed)
+    rows = values_RC.shape[0]
+    weights = generator.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples) / rows
+    low, high = np.quantile(weights @ values_RC, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
 
 
 def band_table(column: str, names: Sequence[object], bands: Mapping[str, tuple[np.ndarray, ...]], digits: int) -> str:

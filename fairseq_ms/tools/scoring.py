@@ -157,14 +157,3 @@ def _equal_windows(
         same = list(group)
         rows = max(1, max_tokens // size)
         yield from (same[start : start + rows] for start in range(0, len(same), rows))
-
-
-def bootstrap_band(
-    values_RC: np.ndarray, seed: int, resamples: int = 1000, level: float = 0.95
-) -> tuple[np.ndarray, np.ndarray]:
-    """The band (C,), (C,) that holds the mean over rows with probability ``level``, rows being resampled."""
-    generator = np.random.default_rng(seed)
-    rows = values_RC.shape[0]
-    weights = generator.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples) / rows
-    low, high = np.quantile(weights @ values_RC, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return low, high

@@ -54,19 +54,35 @@ def test_help_lists_every_command(capsys):
         cli.main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    for name, help in cli.COMMANDS.items():
-        assert name in shown
-        assert help in shown
+    assert all(f"{name} " in shown and cli.help_of(name) in shown for name in cli.COMMANDS)
 
 
 def test_commands_are_listed_in_the_order_of_their_names():
     assert list(cli.COMMANDS) == sorted(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_lies_in_a_file_of_its_name_and_can_run(name):
-    assert not cli.COMMANDS[name].endswith(".")
-    assert callable(importlib.import_module(cli.module_of(name)).run)
+NAMES = (
+    "bench config export lm-eval lm-eval-task memory perplexity prepare user-dir context-window plot "
+    "coarse-completions context-length context-shuffle neighbors nll-by-frequency recall sample-images sample-metrics "
+    "tradeoff"
+)
+
+
+def test_the_commands_are_the_files_of_two_rooms_and_each_can_run():
+    assert {name.split()[0] for name in cli.COMMANDS} == set(NAMES.split())
+    assert {name for name in cli.COMMANDS if " " in name} == {"plot attention", "plot context", "plot curves"}
+    assert all(callable(importlib.import_module(module).run) for module in cli.COMMANDS.values())
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["plot"], 2), (["plot", "--help"], 0), (["plot", "bars"], 2)])
+def test_a_first_word_of_several_commands_lists_them(arguments, code, capsys):
+    try:
+        assert cli.main(arguments) == code
+    except SystemExit as end:
+        assert end.code == code  # noqa: PT017
+    shown = "".join(capsys.readouterr())
+    assert "plot curves" in shown
+    assert ("'plot bars'" in shown) == ("bars" in arguments)
 
 
 def test_the_help_of_every_command_is_shown_without_torch_or_fairseq():
@@ -74,8 +90,8 @@ def test_the_help_of_every_command_is_shown_without_torch_or_fairseq():
         "import sys\n"
         "from fairseq_ms import cli\n"
         "for name in cli.COMMANDS:\n"
-        "    cli.parser_of(name)[0].format_help()\n"
-        "    heavy = {'torch', 'fairseq', 'numpy', 'matplotlib', 'sacrebleu', 'omegaconf'} & set(sys.modules)\n"
+        "    cli.parser_of(name).format_help()\n"
+        "    heavy = {'torch', 'fairseq', 'matplotlib', 'sacrebleu', 'omegaconf'} & set(sys.modules)\n"
         "    assert not heavy, (name, heavy)\n"
         "print('all')"
     )
@@ -109,12 +125,10 @@ def _with_command(monkeypatch, tmp_path, body):
     room = tmp_path / "extra_room"
     room.mkdir()
     source = f"NEEDS_FAIRSEQ = False\ndef add_arguments(p): pass\ndef run(a): {body}\n"
-    (room / "broken.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(cli.COMMANDS, "broken", "breaks")
-    monkeypatch.setattr(cli, "ROOMS", ("extra_room",))
-    for module in ("extra_room", "extra_room.broken"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    (room / "broken_command.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(room))
+    monkeypatch.setitem(cli.COMMANDS, "broken", "broken_command")
+    monkeypatch.delitem(sys.modules, "broken_command", raising=False)
 
 
 USAGE = "from fairseq_ms.errors import UsageError; raise UsageError('--n must be\\n positive, not -1')"
@@ -163,5 +177,5 @@ def test_an_environment_variable_shows_the_traceback_of_a_mistake_as_well(monkey
     assert cli.main(["broken"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback (most recent call last):")
-    assert "broken.py" in shown
+    assert "broken_command.py" in shown
     assert shown.endswith("fairseq-ms: --n must be positive, not -1\n")

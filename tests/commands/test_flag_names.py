@@ -43,33 +43,24 @@ class Parsed(Exception):
 
 
 def parser_of(words: list[str]) -> argparse.ArgumentParser:
-    """The parser of a command, or of a data set or figure behind it."""
+    """The parser of a command, or of a data set of `prepare`."""
     if words[0] == "prepare":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(argparse.ArgumentParser, "parse_args", _hand_over)
             with pytest.raises(Parsed) as caught:
                 importlib.import_module(f"fairseq_ms_pipeline.datasets.{words[1]}").main()
         return caught.value.args[0]
-    return cli.parser_of(words[0])[0]
+    return cli.parser_of(cli.split(words)[0])
 
 
 def _hand_over(self: argparse.ArgumentParser, *args: object) -> None:
     raise Parsed(self)
 
 
-def figures(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers behind a parser."""
-    choices = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(choices[0]) if choices else {}
-
-
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     for name in cli.COMMANDS:
-        if name == "prepare":
-            yield from ((f"prepare {data}", parser_of(["prepare", data])) for data in prepare.datasets())
-            continue
-        parser = parser_of([name])
-        yield from [(f"{name} {figure}", own) for figure, own in figures(parser).items()] or [(name, parser)]
+        several = [f"prepare {data}" for data in prepare.datasets()] if name == "prepare" else [name]
+        yield from ((one, parser_of(one.split())) for one in several)
 
 
 def kind_of(action: argparse.Action) -> str:
@@ -115,11 +106,11 @@ def test_an_old_name_does_what_the_new_one_does_and_no_help_shows_it(
 ) -> None:
     words = command.split()
     parser = parser_of(words)
-    given = words[2:] if words[0] == "prepare" else words[1:]
+    given = words[2:] if words[0] == "prepare" else cli.split(words)[1]
     one, other = (vars(parser.parse_args([*given, flag, value])) for flag in (old, new))
     assert one == other
     assert one != vars(parser.parse_args([*given, *(["--input", "f"] if command.startswith("coarse") else [])]))
-    help = figures(parser).get(words[1] if len(words) > 1 else "", parser).format_help()
+    help = parser.format_help()
     assert f"{new} " in help
     assert f"{old} " not in help
     assert f"{old}," not in help

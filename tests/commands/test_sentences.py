@@ -14,13 +14,8 @@ from tests.helpers.cli import USER_DIR
 def flags() -> Iterator[tuple[str, argparse.Action]]:
     """Every flag of every command, with the command's name."""
     for name in cli.COMMANDS:
-        parser = cli.parser_of(name)[0]
-        parsers = [parser]
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
-        for one in parsers:
-            yield from ((name, action) for action in one._actions if action.option_strings and action.dest != "help")
+        actions = cli.parser_of(name)._actions
+        yield from ((name, action) for action in actions if action.option_strings and action.dest != "help")
 
 
 def test_every_help_says_what_a_flag_does_and_then_its_default_once() -> None:

@@ -17,7 +17,8 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_ms.cli import main, parser_of
+from fairseq_ms import cli
+from fairseq_ms.cli import main
 from fairseq_ms.tools import untrained
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data
@@ -114,7 +115,8 @@ def parse(command: list[str]) -> None:
 
 
 def parse_ours(arguments: list[str]) -> None:
-    known, unknown = parser_of(arguments[0])[0].parse_known_args(arguments[1:])
+    name, rest = cli.split(arguments)
+    known, unknown = cli.parser_of(name).parse_known_args(rest)
     if hasattr(known, "fairseq_flags") and unknown:
         untrained.build(unknown, 100, on_meta=True)
     else:

@@ -13,7 +13,6 @@ from fairseq_ms.cli import main
 from fairseq_ms.commands import context_window
 from fairseq_ms.papers import context_shuffle
 from fairseq_ms.papers.nll_by_frequency import differences_by_bin, frequency_bins, nll_by_bin
-from fairseq_ms.tools import checkpoints
 from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
 
@@ -72,8 +71,8 @@ def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tm
     paths = [str(place / name / "model.pt") for name in ("unigram", "vanilla")]
     found = results(tmp_path, "nll-by-frequency", *paths, "--bins", "4", "--context-window", "0")
     checkpoint = load(place, "unigram")
-    train = torch.cat(checkpoints.documents(checkpoint, "train")).tolist()
-    test = torch.cat(checkpoints.documents(checkpoint, "test")).tolist()
+    train = checkpoint.text("train").tolist()
+    test = checkpoint.text("test").tolist()
     symbols = len(checkpoint.dictionary)
     bins = frequency_bins(np.array([train.count(symbol) for symbol in range(symbols)]), 4)
     for index, row in enumerate(found):
@@ -113,7 +112,7 @@ def test_the_interval_of_a_difference_is_two_standard_errors_and_bins_of_one_tok
 
 def test_damage_reaches_a_model_of_two_windows_of_three_tokens_exactly_five_tokens_far(place):
     checkpoint = load(place, "near")
-    windows = context_shuffle.cut_windows(torch.cat(checkpoints.documents(checkpoint, "test")), 32, None)
+    windows = context_shuffle.cut_windows(checkpoint.text("test"), 32, None)
     _, raised = context_shuffle.increase_in_nll(checkpoint, windows, 16, "shuffle", seed=1)
     # Two layers of windows of 3 see 5 tokens: the token at distance d reads those at distances d - 1 .. d - 5.
     assert np.abs(raised[:, :5]).max(0).min() > 1e-3
@@ -123,7 +122,7 @@ def test_damage_reaches_a_model_of_two_windows_of_three_tokens_exactly_five_toke
 @pytest.mark.parametrize("how", ["shuffle", "reverse", "replace", "drop"])
 def test_increase_equals_single_forward_passes_on_damaged_windows(place, how):
     checkpoint = load(place, "vanilla")
-    windows = context_shuffle.cut_windows(torch.cat(checkpoints.documents(checkpoint, "test")), 20, 6)
+    windows = context_shuffle.cut_windows(checkpoint.text("test"), 20, 6)
     _, raised = context_shuffle.increase_in_nll(checkpoint, windows, 9, how, seed=4, max_tokens=50)
     damaged = None if how == "drop" else context_shuffle.perturb(windows, 9, how, np.random.default_rng(4))
 
@@ -159,7 +158,7 @@ def test_distance_groups_cover_every_distance_once():
 
 def test_perplexity_with_little_context_equals_single_forward_passes(place):
     checkpoint = load(place, "vanilla")
-    tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
+    tokens = checkpoint.text("test")
     targets = context_window.choose_targets(tokens.numel(), 13, 9)
     assert targets[0] == 13
     assert targets[-1] == tokens.numel() - 1

@@ -9,7 +9,6 @@ import torch
 
 from fairseq_ms.cli import main
 from fairseq_ms.papers import neighbors
-from fairseq_ms.tools import checkpoints
 from tests.helpers.trained import load, random_lines
 
 
@@ -19,7 +18,7 @@ from tests.helpers.trained import load, random_lines
 )
 def test_identical_segments_are_nearest_neighbours_at_every_scale(models, name, scales):
     checkpoint = load(models, name)
-    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    segments = neighbors.cut_segments(checkpoint.text("train"), 18)
     vectors = neighbors.embed(checkpoint, segments, max_tokens=100)
     assert list(vectors) == scales
     for scale in scales:
@@ -31,7 +30,7 @@ def test_identical_segments_are_nearest_neighbours_at_every_scale(models, name, 
 
 def test_representations_see_only_their_own_segment_and_are_means_over_it(models):
     checkpoint = load(models, "topdown")
-    segments = neighbors.cut_segments(torch.cat(checkpoints.documents(checkpoint, "train")), 18)
+    segments = neighbors.cut_segments(checkpoint.text("train"), 18)
     alone = checkpoint.model.decoder.core.representations(segments[7:8])
     together = neighbors.embed(checkpoint, segments, [4, 16], max_tokens=200)
     for scale in (4, 16):

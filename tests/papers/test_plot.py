@@ -172,7 +172,6 @@ def test_the_best_of_each_run_is_drawn_over_its_size(logs: Path, capsys) -> None
         ("curves LOG --gen-subset test", "has no line about 'test'"),
         ("curves LOG --metric bleu", "--metric must be one of epoch, loss, num_updates, ppl: got bleu"),
         ("curves LOG --over label", "--over label needs labels that are numbers"),
-        ("curves LOG --arch retina_lm", "plot curves has no flag --arch"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(logs: Path, command: str, sentence: str, capsys) -> None:

@@ -177,7 +177,7 @@ def test_a_trained_model_recalls_what_its_window_holds_and_beyond_it_only_with_a
             return output + 3 * embed.words(coming)
 
         embed.register_forward_hook(plant)
-    train(checkpoint.model, torch.cat(checkpoints.documents(checkpoint, "train")), updates=200)
+    train(checkpoint.model, checkpoint.text("train"), updates=200)
     asked = accuracy.load_questions(checkpoint, "test")
     right = accuracy.right_answers(checkpoint, asked, WINDOW, WINDOW // 2, 8192)
     context = reach(checkpoint, WINDOW, WINDOW // 2)
@@ -192,7 +192,7 @@ def test_a_trained_model_recalls_what_its_window_holds_and_beyond_it_only_with_a
 @pytest.mark.parametrize("arch", STREAMING)
 def test_streams_read_side_by_side_score_as_each_alone(models, arch):
     checkpoint = load(models, arch)
-    (tokens,) = checkpoints.documents(checkpoint, "test")
+    (tokens,) = checkpoint.documents("test")
     pieces = accuracy.at_lines(tokens, checkpoint.dictionary.eos(), 4)
     assert len(pieces) == 4
     assert torch.equal(torch.cat(pieces), tokens)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.papers import _sample_judges as judges
+from fairseq_ms.papers import _judges as judges
 from fairseq_ms.papers.sample_metrics import side_by_side
 
 ARPA = """\\data\\

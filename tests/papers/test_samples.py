@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from fairseq_ms.papers import _sample_judges as judges
+from fairseq_ms.papers import _judges as judges
 from fairseq_ms.papers import sample_metrics as samples
 from fairseq_ms.tools import checkpoints
 from tests.helpers.asked import STREAMING
@@ -74,7 +74,7 @@ def test_sampling_draws_each_token_from_the_k_most_probable_at_the_temperature(m
 @pytest.mark.parametrize("name", ["topdown", "haed", *STREAMING])
 def test_greedy_samples_equal_the_argmax_of_whole_forward_passes(models, name):
     checkpoint = load(models, name)
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=40)
+    (tokens,) = checkpoint.documents("test", limit=40)
     prompts, _ = samples.cut_prompts(tokens, 7, 11, 2)
     drawn = samples.sample(checkpoint, prompts, 11, 1, 0.7, completions=1, seed=1)
     for prompt, (sample,) in zip(prompts, drawn):

@@ -9,7 +9,7 @@ from fairseq_ms.commands import context_window
 from fairseq_ms.core.memory import Memory
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import context_shuffle, neighbors
-from fairseq_ms.tools import checkpoints, scoring, training_step
+from fairseq_ms.tools import scoring, training_step
 from tests.helpers.asked import STREAMING
 from tests.helpers.trained import load
 
@@ -19,7 +19,7 @@ def test_a_stream_is_scored_once_with_all_the_memory_it_has(models, arch):
     checkpoint = load(models, arch)
     assert checkpoint.streaming
     assert checkpoint.segment == 6
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=50)
+    (tokens,) = checkpoint.documents("test", limit=50)
     nll = scoring.score_documents(checkpoint, [tokens])
     source = torch.cat([tokens.new_tensor([checkpoint.dictionary.eos()]), tokens[:-1]])
     memory, expected = None, []
@@ -38,7 +38,7 @@ def test_a_stream_is_scored_once_with_all_the_memory_it_has(models, arch):
 @pytest.mark.parametrize("arch", STREAMING)
 def test_context_tools_read_windows_from_an_empty_memory(models, arch):
     checkpoint = load(models, arch)
-    tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
+    tokens = checkpoint.text("test")
     targets = context_window.choose_targets(tokens.numel(), 13, 5)
     found = context_window.nll_with_context(checkpoint, tokens, targets, 13)
     for target, nll in zip(targets, found):
@@ -51,7 +51,7 @@ def test_context_tools_read_windows_from_an_empty_memory(models, arch):
 
 def test_damage_beyond_segment_and_memory_is_never_felt(models):
     checkpoint = load(models, "transformer_xl")
-    tokens = torch.cat(checkpoints.documents(checkpoint, "test"))
+    tokens = checkpoint.text("test")
     windows = context_shuffle.cut_windows(tokens, 40, None)
     _, raised = context_shuffle.increase_in_nll(checkpoint, windows, 12, "replace", seed=1)
     # A token sees 5 states of memory and at most 6 of its segment, in each of two layers.

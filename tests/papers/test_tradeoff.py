@@ -34,7 +34,7 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_step(r
     assert {run["label"]: run["layers"] for run in results} == {"topdown": "3,2,1", "vanilla/1": "1", "vanilla/3": "3"}
     for run in results:
         checkpoint = checkpoints.load(str(runs / run["label"] / "checkpoint_best.pt"))
-        nll = scoring.score_documents(checkpoint, checkpoints.documents(checkpoint, "test")).mean()
+        nll = scoring.score_documents(checkpoint, checkpoint.documents("test")).mean()
         assert run["perplexity"] == pytest.approx(math.exp(nll))
         model = checkpoint.model.train()
         sample = training_step.training_sample(model, 3, 64)

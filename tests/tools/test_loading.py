@@ -36,7 +36,7 @@ def test_token_counts_are_taken_without_holding_the_file(tmp_path: Path) -> None
     tokens = np.random.default_rng(1).integers(0, SYMBOLS, 4_000_000, dtype=np.uint16)
     tokens.tofile(whole / "train.bin")
     tracemalloc.start()
-    counts = checkpoints.token_counts(asked_about(whole))
+    counts = asked_about(whole).token_counts()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert counts.tolist() == np.bincount(tokens, minlength=SYMBOLS).tolist()
@@ -47,10 +47,10 @@ def test_token_counts_are_taken_without_holding_the_file(tmp_path: Path) -> None
 def test_tokens_of_text_that_is_not_binarised_are_counted_line_by_line(tmp_path: Path) -> None:
     checkpoint = asked_about(tmp_path)
     (tmp_path / "train").write_text("w1 w2 w1\nw35\n")
-    counts = checkpoints.token_counts(checkpoint)
+    counts = checkpoint.token_counts()
     assert {int(symbol): int(counts[symbol]) for symbol in counts.nonzero()[0]} == {2: 2, 5: 2, 6: 1, 39: 1}
     with pytest.raises(UsageError, match="there is no 'dev'"):
-        checkpoints.token_counts(checkpoint, "dev")
+        checkpoint.token_counts("dev")
 
 
 def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import checkpoints, report, scoring
+from fairseq_ms.tools import checkpoints, comparison, report, scoring
 from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 
 
@@ -43,7 +43,7 @@ def naive_nll(checkpoint: checkpoints.Checkpoint, tokens: torch.Tensor, window: 
 )
 def test_every_token_is_scored_once_with_the_context_of_its_window(place, window, context, max_tokens):
     checkpoint = load(place)
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=101)
+    (tokens,) = checkpoint.documents("test", limit=101)
     nll = scoring.score_documents(checkpoint, [tokens], window, context, max_tokens)
     assert nll.shape == (101,)
     # Batches of other shapes add up in another order; single precision has 7 digits.
@@ -54,7 +54,7 @@ def test_an_extra_first_symbol_is_read_and_never_scored(place):
     flags = [*TINY, "--tokens-per-sample", "26", "--max-target-positions", "40", "--add-bos-token"]
     path = write_checkpoint(place / "bos/model.pt", place / "bin", "vanilla_lm", *flags)
     checkpoint = checkpoints.load(str(path))
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=31)
+    (tokens,) = checkpoint.documents("test", limit=31)
     nll = scoring.score_documents(checkpoint, [tokens], 26, 0)
     source = torch.tensor([[checkpoint.dictionary.bos(), checkpoint.dictionary.eos(), *tokens[:25].tolist()]])
     log_probs = checkpoint.model(source)[0][0, 1:].log_softmax(-1)
@@ -66,7 +66,7 @@ def test_lines_of_any_length_are_read_on_their_own_where_training_broke_samples_
     flags = [*TINY, "--tokens-per-sample", "26", "--sample-break-mode", "eos"]
     path = write_checkpoint(place / "eos/model.pt", place / "bin", "vanilla_lm", *flags)
     checkpoint = checkpoints.load(str(path))
-    lines = checkpoints.documents(checkpoint, "test")
+    lines = checkpoint.documents("test")
     assert len(lines) == 11
     lines = [line[: 1 + index % 4 * 5] for index, line in enumerate(lines)]
     expected = np.concatenate([scoring.score_documents(checkpoint, [line]) for line in lines])
@@ -81,7 +81,7 @@ def test_adaptive_softmax_gives_the_probabilities_of_the_whole_vocabulary(place)
     flags = [*TINY, "--tokens-per-sample", "26", "--adaptive-softmax-cutoff", "9,15"]
     path = write_checkpoint(place / "adaptive/model.pt", place / "bin", "vanilla_lm", *flags)
     checkpoint = checkpoints.load(str(path))
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=20)
+    (tokens,) = checkpoint.documents("test", limit=20)
     source = torch.cat([tokens.new_tensor([2]), tokens[:-1]])[None]
     each = [scoring.score_windows(checkpoint, source, torch.full_like(source, token)) for token in range(27)]
     total = torch.stack(each).neg().exp().sum(0)
@@ -104,7 +104,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(place, spec, data, sen
 def test_chunks_of_a_hierarchical_model_begin_anew_in_every_window(place, flags):
     path = write_checkpoint(place / "haed/model.pt", place / "bin", "haed", *flags, "--tokens-per-sample", "26")
     checkpoint = checkpoints.load(str(path))
-    (tokens,) = checkpoints.documents(checkpoint, "test", limit=31)
+    (tokens,) = checkpoint.documents("test", limit=31)
     nll = scoring.score_documents(checkpoint, [tokens], 26, 13)
     np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, 26, 13), atol=2e-5)
 
@@ -127,7 +127,7 @@ def test_bootstrap_band_holds_the_mean_as_often_as_it_says():
     generator = np.random.default_rng(3)
     hits = 0
     for trial in range(200):
-        low, high = scoring.bootstrap_band(generator.normal(size=(60, 1)), seed=trial, resamples=400)
+        low, high = comparison.bootstrap_band(generator.normal(size=(60, 1)), seed=trial, resamples=400)
         hits += int(low[0] <= 0.0 <= high[0])
     assert 180 <= hits <= 198  # 190 expected, standard deviation 3
 

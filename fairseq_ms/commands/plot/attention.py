@@ -1,4 +1,4 @@
-"""Which tokens a position may look at, block by block, drawn scale by scale (Multi-scale Transformer LMs, Figure 1)."""
+"""Which blocks a multi-scale model looks at (Multi-scale Transformer LMs, Figure 1)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from fairseq.models import FairseqLanguageModel
-from torch import Tensor
+import numpy as np
 
-from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
-from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import report, untrained
+from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import add_counts, add_outputs
+
+if TYPE_CHECKING:
+    from fairseq.models import FairseqLanguageModel
+    from torch import Tensor
+
+    from fairseq_ms.core.ops.window_attention import HeadGroup
 
 # A colour for each scale, from the finest; they differ in lightness too.
 COLOURS = ("#b5482a", "#3f7fbf", "#2f5d3a", "#8a6fb0", "#c9a227", "#5b5b5b")
@@ -34,8 +38,19 @@ class Pattern:
     block: Tensor
 
 
-def run(args: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "fairseq-ms plot attention --arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] --png FILE [OPTIONS]"
+    parser.set_defaults(fairseq_flags=[])
+    add_counts(parser, ("--length", 48, "tokens of the text"))
+    add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
     """Print what the last position sees, and draw what all see."""
+    from fairseq_ms.core import Retina
+    from fairseq_ms.tools import untrained
+
+    report.check_outputs(args)
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
     model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
     name, drawn = str(cfg.model._name), patterns(model, args.length)
@@ -50,49 +65,53 @@ def run(args: argparse.Namespace) -> None:
     panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
     write = partial(draw, drawn=drawn, name=name, together=together)
     report.write_outputs(args, {"arch": name, "panels": panels}, write, 3.2 * (len(drawn) + together), 3.5)
+    return 0
 
 
 def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
     """The attention of a multi-scale model over ``length`` tokens, finest scale first; UsageError for other models."""
-    core = model.decoder.core
+    import torch
+
+    from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
+    from fairseq_ms.core.ops.window_attention import HeadGroup
+
+    core, positions = model.decoder.core, torch.arange(length)
     if isinstance(core, Vanilla):
-        return [_finished("all heads, 1x", HeadGroup(1, 0, length, heads=1), length)]
+        return [_finished("all heads, 1x", HeadGroup(1, 0, length, heads=1), positions)]
     if isinstance(core, Retina):
         return [
-            _finished(f"{group.heads} heads, {group.factor}x={group.near}:{group.far}", group, length)
+            _finished(f"{group.heads} heads, {group.factor}x={group.near}:{group.far}", group, positions)
             for group in core.groups
         ]
     if isinstance(core, TopDown):
         factors = sorted(scale.factor for scale in core.scales)
-        return [_right_aligned(f"layers at {factor}x", factor, length) for factor in factors]
+        return [_right_aligned(f"layers at {factor}x", factor, positions) for factor in factors]
     if isinstance(core, CoarseLM):
-        return [_right_aligned(f"layers at {core.factor}x", core.factor, length)]
+        return [_right_aligned(f"layers at {core.factor}x", core.factor, positions)]
     if isinstance(core, BottomUp):
         aggregated = [
-            _finished(f"aggregation, {heads} heads, {factor}x", HeadGroup(factor, 0, length, heads), length)
+            _finished(f"aggregation, {heads} heads, {factor}x", HeadGroup(factor, 0, length, heads), positions)
             for factor, heads in core.aggregate.attention.heads.items()
         ]
-        return [_finished("layers at 1x", HeadGroup(1, 0, length, heads=1), length), *aggregated]
+        return [_finished("layers at 1x", HeadGroup(1, 0, length, heads=1), positions), *aggregated]
     raise UsageError(
         "--arch of plot attention must be a multi-scale model (vanilla_lm, retina_lm, multiscale_topdown, "
         f"multiscale_bottomup or coarse_lm): got a {type(model).__name__}"
     )
 
 
-def _finished(title: str, group: HeadGroup, length: int) -> Pattern:
+def _finished(title: str, group: HeadGroup, positions: Tensor) -> Pattern:
     """Blocks jk .. (j+1)k-1, seen once they are finished and while they are in the window."""
-    positions = torch.arange(length)
     index = positions // group.factor
     seen = group.visible(positions[:, None], index)
-    return Pattern(title, group.factor, torch.where(seen, index, -1))
+    return Pattern(title, group.factor, index.where(seen, -1))
 
 
-def _right_aligned(title: str, factor: int, length: int) -> Pattern:
+def _right_aligned(title: str, factor: int, positions: Tensor) -> Pattern:
     """Blocks (i-1)k+1 .. ik, of which the outputs ik .. (i+1)k-1 see those up to i."""
-    positions = torch.arange(length)
     index = -(-positions // factor)
     seen = index <= positions[:, None] // factor
-    return Pattern(title, factor, torch.where(seen, index, -1))
+    return Pattern(title, factor, index.where(seen, -1))
 
 
 def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: bool) -> None:
@@ -104,7 +123,7 @@ def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: b
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for ax, (title, layers) in zip(axes, panels):
         for pattern, colour in layers:
-            ax.imshow(_image(pattern.block, colour), interpolation="nearest")
+            ax.imshow(_image(pattern.block.numpy(), colour), interpolation="nearest")
         ax.grid(False)
         length = layers[0][0].block.size(0)
         ticks = [0, length // 2, length - 1]
@@ -113,10 +132,9 @@ def draw(figure: report.Figure, drawn: Sequence[Pattern], name: str, together: b
     axes[0].set_ylabel("position")
 
 
-def _image(block: Tensor, colour: str) -> Tensor:
+def _image(block: np.ndarray, colour: str) -> np.ndarray:
     """(T, T) block indices -> (T, T, 4) red, green, blue and opacity: transparent where nothing is seen."""
-    rgb = torch.tensor(list(bytes.fromhex(colour[1:]))) / 255
-    shade = torch.where(block % 2 == 0, SHADES[0], SHADES[1])[..., None]
-    seen = (block >= 0).to(rgb.dtype)[..., None]
+    rgb = np.array(list(bytes.fromhex(colour[1:]))) / 255
+    shade = np.where(block % 2 == 0, *SHADES)[..., None]
     # Lighter is whiter, not more transparent: what lies below must not shine through.
-    return torch.cat([1 - shade * (1 - rgb), seen], dim=-1)
+    return np.concatenate([1 - shade * (1 - rgb), block[..., None] >= 0], axis=-1)

@@ -1,1 +1,1 @@
-"""Figures of the papers, for `fairseq-ms plot`."""
+"""`fairseq-ms plot FIGURE`: those of the papers."""

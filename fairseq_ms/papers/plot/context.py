@@ -1,4 +1,4 @@
-"""What context costs: bytes kept and time of a training step against context length (Transformer-QL, Section 2.4)."""
+"""What a training step keeps and takes against context length (Transformer-QL, Section 2.4)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import context_length
-from fairseq_ms.tools import report, untrained
-from fairseq_ms.tools.saved_bytes import saved_bytes
+from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import add_counts, add_list, add_outputs
+
+if TYPE_CHECKING:
+    import torch
 
 # Eight layers each, as in the paper's experiments; the last has the paper's outlook of more than two scales.
 MODELS: dict[str, list[str]] = {
@@ -28,8 +30,21 @@ Point = dict[str, float]
 ``megabytes`` kept for the backward pass; median ``milliseconds`` of a step, forward and backward."""
 
 
-def run(args: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    help = "segment lengths, multiples of 4; the memory is as long (default: 4,8,16,32,64)"
+    add_list(parser, "--segments", default=[4, 8, 16, 32, 64], help=help)
+    add_counts(
+        parser,
+        ("--decoder-embed-dim --dim", 256, "model dimension"),
+        ("--batch-size --streams", 8, "streams"),
+        ("--rounds", 5, "timed steps"),
+    )
+    add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
     """Print and draw what each model keeps and takes."""
+    report.check_outputs(args)
     dim, streams = args.decoder_embed_dim, args.batch_size
     if any(segment % 4 for segment in args.segments):
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
@@ -41,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
     print(report.format_table(["model", "segment", "average context", "MB kept", "ms a step"], rows))
     found = {"dim": dim, "streams": streams, "rounds": args.rounds, "curves": curves}
     report.write_outputs(args, found, lambda figure: draw(figure, curves), width=10)
+    return 0
 
 
 def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dict[str, list[Point]]:
@@ -71,8 +87,12 @@ class Step:
         dim: int,
         streams: int,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        import torch
+
+        from fairseq_ms.tools import untrained
+
         sizes = ["--decoder-embed-dim", str(dim), "--decoder-ffn-embed-dim", str(4 * dim)]
         sizes += ["--decoder-attention-heads", str(max(1, dim // 64)), "--decoder-normalize-before"]
         lengths = ["--tokens-per-sample", str(segment), "--mem-len", str(segment)]
@@ -93,6 +113,8 @@ class Step:
         self.forward().backward()
 
     def kept(self) -> int:
+        from fairseq_ms.tools.saved_bytes import saved_bytes
+
         return saved_bytes(self.forward, self.model)
 
 

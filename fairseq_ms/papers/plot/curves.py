@@ -1,4 +1,4 @@
-"""Losses read from the logs of fairseq-train, over updates, hours or sizes of a layer (HAED, Figures 2 to 4)."""
+"""Losses of training runs over updates, hours or sizes, from fairseq's logs (HAED, Figures 2 to 4)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import split_label
+from fairseq_ms.tools.arguments import add_choice, add_flag, add_outputs, split_label
 
+NEEDS_FAIRSEQ = False
 # `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
 _TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"
 LINE = re.compile(
@@ -68,8 +69,19 @@ class Curve(NamedTuple):
         return min(filter(math.isfinite, self.values), default=math.nan)
 
 
-def run(args: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    help = "what fairseq-train printed; logs behind a comma are later phases of the same training"
+    parser.add_argument("logs", nargs="+", metavar="[LABEL=]LOG[,LOG ...]", help=help)
+    what = "label: the best of each run against its label, a number such as units of a layer"
+    add_choice(parser, "--over", ("updates", "hours", "label"), what)
+    add_flag(parser, "--gen-subset", "--subset", default="valid", help="train, or a validation split (default: valid)")
+    parser.add_argument("--metric", default="loss", help="statistic of the log; loss is in bits (default: loss)")
+    add_outputs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
     """Print how far each run came, and draw its losses."""
+    report.check_outputs(args)
     metric = args.metric
     loaded = [load(text, args.gen_subset, metric) for text in args.logs]
     if args.over == "label" and all(curve.size is None for curve in loaded):
@@ -84,6 +96,7 @@ def run(args: argparse.Namespace) -> None:
     print(report.format_table(["run", "updates", "hours", "best", "last"], rows))
     write = partial(draw, curves=loaded, over=args.over, name=f"{args.gen_subset} {metric}")
     report.write_outputs(args, {"runs": runs}, write)
+    return 0
 
 
 def read(path: Path, subset: str) -> list[Point]:

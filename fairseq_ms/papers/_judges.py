@@ -5,8 +5,10 @@ Multi-scale Transformer LMs, Section 6.3, Table 5.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,20 +17,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch.nn import functional as F
-
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
 
 if TYPE_CHECKING:
+    import torch
     from sacremoses import MosesDetokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Judge = Callable[[Sequence[Sequence[str]], Sequence[Sequence[str]]], float]
 """The perplexity of samples after their contexts."""
-_LN10 = float(np.log(10.0))
+_LN10 = math.log(10.0)
 # WikiText's marks for signs inside of numbers and words; Moses' own is for hyphens alone.
 _INSIDE = re.compile(r" @([-,.])@ ")
 _END = "</s>"
@@ -76,7 +75,7 @@ class NGramModel:
     def perplexity(self, contexts: Iterable[Sequence[str]], samples: Iterable[Sequence[str]]) -> float:
         """exp of the mean negative log probability of all words of the samples, each after its context."""
         scores = [score for context, words in zip(contexts, samples) for score in self.score(context, words)]
-        return float(np.exp(-np.mean(scores)))
+        return math.exp(-statistics.fmean(scores))
 
 
 def sentences(words: Iterable[str]) -> list[str]:
@@ -130,7 +129,6 @@ def load_pretrained(path: str, device: torch.device) -> tuple[PreTrainedModel, P
         raise UsageError(f"--hf-lm must hold a causal language model: {path} does not ({error})") from error
 
 
-@torch.no_grad()
 def pretrained_perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -142,6 +140,9 @@ def pretrained_perplexity(
     A context is cut at its beginning where it does not fit before the sample; without any, the sample's first
     token is given. Raises UsageError when a sample is longer than the model's positions.
     """
+    import torch
+    from torch.nn import functional as F
+
     total, count = 0.0, 0
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or sys.maxsize
     for context, sample in map(continuation, contexts, samples):
@@ -154,10 +155,11 @@ def pretrained_perplexity(
         if not before:
             before, after = after[:1], after[1:]
         ids = torch.tensor([[*before, *after]], device=model.device)
-        logits = model(ids).logits[0, len(before) - 1 : -1]
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(before) - 1 : -1]
         total += float(F.cross_entropy(logits.float(), ids[0, len(before) :], reduction="sum"))
         count += len(after)
-    return float(np.exp(total / count))
+    return math.exp(total / count)
 
 
 @lru_cache(maxsize=1)

@@ -173,13 +173,21 @@ def log_likelihoods(path: Path, model: FairseqMsLM) -> dict[str, Any]:
         whole, before = model.tokens(context + text), model.tokens(context)
         shared = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
         expected.append(score(model.checkpoint, before[:shared], whole) if whole.numel() else (0.0, True))
-    found = {}
+    found: dict[str, Any] = {}
     for batch in BATCHES:
         alike = FairseqMsLM(str(path), device="cpu", batch_size=batch)
         given = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
         answers = alike.loglikelihood(given, disable_tqdm=True)
         found[f"difference {batch}"] = max(abs(a[0] - b[0]) for a, b in zip(answers, expected, strict=True))
         found[f"greedy {batch}"] = [a[1] for a in answers] == [b[1] for b in expected]
+    for weight in alike.checkpoint.model.parameters():
+        torch.nn.init.constant_(weight, float("nan"))
+    found["finite weights"] = []
+    for kind, arguments in (("loglikelihood", pairs[0]), ("loglikelihood_rolling", (LONG,))):
+        try:
+            getattr(alike, kind)([Instance(kind, {}, arguments, 0)], disable_tqdm=True)
+        except ValueError as error:
+            found["finite weights"].append(str(error).startswith("logits must be finite"))
     return {**found, "some are greedy": sorted({b[1] for b in expected}) == [False, True]}
 
 

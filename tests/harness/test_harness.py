@@ -57,6 +57,7 @@ def test_continuations_have_the_likelihood_of_one_forward_pass(answers) -> None:
             assert answer[f"difference {batch}"] <= 1e-4, answer
             assert answer[f"greedy {batch}"], answer
         assert answer["some are greedy"], answer
+        assert answer["finite weights"] == [True, True], answer
         assert answer["chosen"] == [1.0, 1.0], answer
 
 

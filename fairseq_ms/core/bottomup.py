@@ -77,14 +77,14 @@ class BottomUpScale(nn.Module):
         caches: Sequence[KeyValueCache] | None = None,
         start: int | Tensor = 0,
     ) -> Tensor:
-        """The finer scale's output (B, C, D) behind ``start`` tokens -> (B, C // ratio, D), finished blocks only."""
+        """The finer scale's output (B, C, D) after ``start`` tokens -> (B, C // ratio, D), finished blocks only."""
         if unfinished is not None:
             fine_BCD = unfinished.join(fine_BCD)
         finished_BCD = fine_BCD[:, : fine_BCD.size(1) // self.ratio * self.ratio]
         if finished_BCD.size(1) == 0:
             return finished_BCD
         out_BCD = normalised(self.pool, finished_BCD, self.pool, self.norm, self.recompute)
-        rotation_2CF = self.config.rotation_behind(start, out_BCD.size(1) * self.factor, out_BCD, self.factor)
+        rotation_2CF = self.config.rotation_after(start, out_BCD.size(1) * self.factor, out_BCD, self.factor)
         return self.stack(out_BCD, caches, rotation_2CF)
 
 
@@ -149,14 +149,14 @@ class AggregationAttention(nn.Module):
         """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""
         factor, heads = list(self.heads.items())[level]
         count = blocks_BCD.size(1) * factor
-        rotation_2CF = self.config.rotation_behind(start, count, blocks_BCD, factor, self.head_dim)
+        rotation_2CF = self.config.rotation_after(start, count, blocks_BCD, factor, self.head_dim)
         pair = self.qk(self.coarse[level](blocks_BCD), 0, heads, rotation_2CF)
         k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
     def _queries(self, x_BTD: Tensor, start: int | Tensor) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
-        rotation_2TF = self.config.rotation_behind(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
+        rotation_2TF = self.config.rotation_after(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
         queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
         # (B, T, N * H) -> (B, N, T, H)
@@ -273,7 +273,7 @@ class BottomUp(LanguageModel):
             out_BCD = scale(out_BCD, *past)
             representations[scale.factor] = out_BCD
         out_BTD = self.aggregate(x_BTD, list(representations.values()), state)
-        rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), out_BTD)
+        rotation_2TF = self.config.rotation_after(start, tokens_BT.size(1), out_BTD)
         out_BTD = self.stack(out_BTD, state.fine if state is not None else None, rotation_2TF)
         if state is not None:
             state.move_on(tokens_BT.size(1))

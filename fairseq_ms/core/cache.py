@@ -182,7 +182,7 @@ class KeyValueCache:
 
 
 class UnfinishedBlock(Rows):
-    """The positions (B, r, D) behind the last finished block of k of them, r < k.
+    """The positions (B, r, D) after the last finished block of k of them, r < k.
 
     Args:
         batch_size: B
@@ -195,7 +195,7 @@ class UnfinishedBlock(Rows):
         self.factor = factor
 
     def join(self, x_BTD: Tensor) -> Tensor:
-        """T more positions, behind those that waited: all of them, the first of a block; the rest waits again."""
+        """T more positions, after those that waited: all of them, the first of a block; the rest waits again."""
         joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
         self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
         return joined

@@ -33,7 +33,7 @@ from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import CausalModel, start_residuals
 from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
-from fairseq_ms.core.ops.lstm import LSTM, LSTMState, Steps
+from fairseq_ms.core.ops.lstm import LSTM, LSTMState, RaggedSteps
 from fairseq_ms.core.ops.recompute import Dropout
 
 
@@ -172,8 +172,10 @@ class TransformerDecoder(nn.Module):
         x_ZU = x_QU.new_zeros(steps.slots, x_QU.shape[1]).index_copy(0, steps.slot_Q[order_Q], x_QU)
         return x_ZU.view(*tokens_BT.shape, -1)
 
-    def _attending(self, steps: Steps, past: ChunkCaches | None) -> tuple[Tensor, list[Rectangles] | list[RowCache]]:
-        """The order of tokens in which chunks lie one behind the other, and how each layer joins them."""
+    def _attending(
+        self, steps: RaggedSteps, past: ChunkCaches | None
+    ) -> tuple[Tensor, list[Rectangles] | list[RowCache]]:
+        """The order of tokens in which chunks lie one after the other, and how each layer joins them."""
         if past is not None and steps.more:
             return steps.sequence_Q, past.layers.extend(steps.sequence_Q, torch.ones_like(steps.sequence_Q), 1)
         at_Q = steps.one_by_one()
@@ -209,7 +211,7 @@ def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, Transform
     return Segmentation(c.segmentation, c.max_segment_len, c.separators, c.symbols, c.pad), encoder, main
 
 
-def initialise(module: nn.Module, std: float | None) -> None:
+def initialise_chunks(module: nn.Module, std: float | None) -> None:
     """Draw weights from a normal distribution: those of transformers with 0.02, or all of them with ``std``."""
     for part in module.modules() if std is None else [module]:
         if std is None and not isinstance(part, TransformerStack):
@@ -238,14 +240,14 @@ class HAED(CausalModel):
         self.chunk_decoder = LSTMDecoder(config) if config.decoder == "lstm" else TransformerDecoder(config)
         self.project = Linear(config.decoder_units, config.vocab_size)
         self.adaptive_softmax = None
-        initialise(self, config.init_std)
+        initialise_chunks(self, config.init_std)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""
         for part in list(self.modules())[1:]:
             if (own := getattr(part, "reset_parameters", None)) is not None:
                 own()
-        initialise(self, self.config.init_std)
+        initialise_chunks(self, self.config.init_std)
 
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
         """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.haed import HAEDConfig, hierarchy, initialise
+from fairseq_ms.core.haed import HAEDConfig, hierarchy, initialise_chunks
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
 from fairseq_ms.core.ops.linear import Linear
 
@@ -78,7 +78,7 @@ class ImplicitEmbedding(nn.Module):
         super().__init__()
         self.segmentation, self.encoder, self.main = hierarchy(config)
         self.query = Linear(config.dim, self.encoder.out_dim) if projected else None
-        initialise(self, config.init_std)
+        initialise_chunks(self, config.init_std)
 
     def forward(
         self, tokens_BT: Tensor, candidates_AL: Tensor, counts_A: Tensor, log_q_A: Tensor | None = None

@@ -51,7 +51,7 @@ class LayerConfig:
         dropout, attention_dropout, activation_dropout: probabilities
         activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (see ``ops.linear.FeedForward``)
         norm: "layer" or "rms"
-        normalize_before: norms stand in front of attention and feed-forward (pre-LN), or behind the residual
+        normalize_before: norms stand in front of attention and feed-forward (pre-LN), or after the residual
             connections (post-LN)
         qk_norm: an RMS norm of every head's queries and keys, before they are turned
         bias: whether the projections of attention and feed-forward have one
@@ -123,9 +123,13 @@ class LayerConfig:
         """The norm in front of a layer's attention: none in post-LN layers."""
         return self.make_norm() if self.normalize_before else None
 
-    def norm_behind(self, before: bool) -> nn.Module:
-        """The norm behind what has norms in front, if ``before``, or behind what has none; else nothing."""
-        return self.make_norm() if self.normalize_before == before else nn.Identity()
+    def last_norm(self) -> nn.Module:
+        """The norm after the last layer of a pre-LN stack; identity in post-LN, whose layers end in one."""
+        return self.make_norm() if self.normalize_before else nn.Identity()
+
+    def post_norm(self) -> nn.Module:
+        """The norm after a residual connection of a post-LN layer; identity in pre-LN."""
+        return nn.Identity() if self.normalize_before else self.make_norm()
 
     def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
         """The ``ops.rotary.rotation`` of T positions, (2, T, H / 2), or of (B, T); None unless they are rotary."""
@@ -133,10 +137,10 @@ class LayerConfig:
             return None
         return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
 
-    def rotation_behind(
+    def rotation_after(
         self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
     ) -> Tensor | None:
-        """The ``rotation`` of the blocks of k tokens that ``count`` tokens behind ``start`` finish."""
+        """The ``rotation`` of the blocks of k tokens that ``count`` tokens after ``start`` finish."""
         rotary = self.positions == "rotary"
         return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
 
@@ -299,7 +303,7 @@ class SelfAttention(nn.Module):
 class ResidualLayer(nn.Module):
     """Attention and feed-forward, each beside a residual connection.
 
-    A pre-LN layer normalises in front of attention and feed-forward, which own those norms; a post-LN layer behind the
+    A pre-LN layer normalises in front of attention and feed-forward, which own those norms; a post-LN layer after the
     residual connections.
 
     Args:
@@ -315,8 +319,8 @@ class ResidualLayer(nn.Module):
         self.attention = attention
         self.ffn = config.feed_forward()
         self.drop = Dropout(config.dropout, config.recompute)
-        self.after_attention = config.norm_behind(before=False)
-        self.after_ffn = config.norm_behind(before=False)
+        self.after_attention = config.post_norm()
+        self.after_ffn = config.post_norm()
         self.checkpoint = config.checkpoint
         self.residual_start = RESIDUAL_STARTS[config.init_residual](depth)
 
@@ -341,7 +345,7 @@ class TransformerLayer(ResidualLayer):
 
 
 class TransformerStack(nn.Module):
-    """Layers one after the other, and a norm behind the last, unless post-LN layers end in one.
+    """Layers one after the other, and a norm after the last, unless post-LN layers end in one.
 
     Args:
         config: what the layers have in common
@@ -352,7 +356,7 @@ class TransformerStack(nn.Module):
     def __init__(self, config: LayerConfig, layers: int, depth: int | None = None) -> None:
         super().__init__()
         self.layers = TypedList(TransformerLayer(config, depth or layers) for _ in range(layers))
-        self.norm = config.norm_behind(before=True)
+        self.norm = config.last_norm()
 
     def forward(
         self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None, rotation_2TF: Tensor | None = None

@@ -82,7 +82,7 @@ class Memory:
 
 
 def join(earlier: Mems, later: Mems) -> Mems:
-    """States by name behind those of the same name that came before them, if any did."""
+    """States by name after those of the same name that came before them, if any did."""
     return {name: torch.cat([earlier[name], x], dim=1) if name in earlier else x for name, x in later.items()}
 
 

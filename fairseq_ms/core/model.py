@@ -116,7 +116,7 @@ class CausalModel(nn.Module, ABC):
         return self.config.max_positions
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
+        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state after them.
 
         Only whole texts have gradients: with a state, which this call moves on, there are none. Without one, texts
         begin, and the state that comes back reads them again when it is used; one from ``new_state`` remembers them.

@@ -74,7 +74,7 @@ def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: T
 
 
 def first_block(position: int, factor: int) -> int:
-    """The first right-aligned block that ends at a position or behind it: block i ends at i * factor."""
+    """The first right-aligned block that ends at a position or after it: block i ends at i * factor."""
     return -(-position // factor)
 
 

@@ -86,7 +86,7 @@ class RetinaAttention(nn.Module):
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D).
 
-        At the beginning of texts, with the windows laid out for T tokens; behind ``past``, through its windows.
+        At the beginning of texts, with the windows laid out for T tokens; after ``past``, through its windows.
         ``rotations`` are of the T positions and, by coarse scale, of where its new blocks begin.
         """
         fine, coarse = self.project(x_BTD, past)
@@ -275,7 +275,7 @@ class Retina(LanguageModel):
                 raise ValueError(f"near must be at least {scale.factor - 1} at {scale}: got {scale.near}")
         self.groups, self.head_dim = head_groups(scales), config.dim // config.heads
         self.layers = TypedList(RetinaLayer(config, self.groups) for _ in range(config.layers))
-        self.norm = config.norm_behind(before=True)
+        self.norm = config.last_norm()
         self.reset_parameters()
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
@@ -298,8 +298,8 @@ class Retina(LanguageModel):
         return self.norm(x_BTD)
 
     def _rotations(self, start: int | Tensor, x_BTD: Tensor) -> list[Tensor | None]:
-        """By scale, the rotation of where the blocks begin that the T tokens behind ``start`` others finish."""
-        of_scale, count = self.config.rotation_behind, x_BTD.size(1)
+        """By scale, the rotation of where the blocks begin that the T tokens after ``start`` others finish."""
+        of_scale, count = self.config.rotation_after, x_BTD.size(1)
         return [of_scale(start, count, x_BTD, group.factor, self.head_dim) for group in self.groups]
 
     def _masks(self, tokens_BT: Tensor) -> Layouts:

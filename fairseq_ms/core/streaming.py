@@ -134,7 +134,7 @@ class StreamingConfig(ModelConfig):
 class StreamingModel(LanguageModel):
     """A language model that works segment by segment: ``model(tokens, state) -> (logits, state)``.
 
-    A state goes on with its streams in both directions: with gradients, a call trains on what it reads behind a memory
+    A state goes on with its streams in both directions: with gradients, a call trains on what it reads after a memory
     that is detached, so streams can be trained on call by call; without, single tokens are read from caches.
 
     A subclass builds its layers with ``make_layer``, ends its constructor with ``reset_parameters``, implements
@@ -191,7 +191,7 @@ class StreamingModel(LanguageModel):
             x_BTD: the embedded segment, perhaps unfinished
             mems: the states it starts from
             positions: ``sinusoids`` of the window
-            pasts: the caches of all layers, if this is a piece; behind the states of ``mems`` that no layer reads,
+            pasts: the caches of all layers, if this is a piece; after the states of ``mems`` that no layer reads,
                 there are then those of the pieces before it
 
         Returns:
@@ -293,7 +293,7 @@ class StreamingModel(LanguageModel):
     def forward(  # type: ignore[override]
         self, tokens_BT: Tensor, state: StreamState | None = None
     ) -> tuple[Tensor, StreamState]:
-        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state behind them.
+        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state after them.
 
         The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go back to
         the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of

@@ -41,7 +41,7 @@ class Join(nn.Module):
     """Pooled tokens beside the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
 
     The two are concatenated, projected to half their width and passed through the activation (swish for "swiglu", which
-    is swish times a second projection). Both have a norm behind them: pooled token embeddings are small, and what the
+    is swish times a second projection). Both have a norm after them: pooled token embeddings are small, and what the
     coarser scale gives would drown them.
 
     Args:

@@ -26,7 +26,7 @@ class TransformerQLConfig(StreamingConfig):
 
     Attributes:
         scales: finest first, each with its number of layers
-        output_layers: how many come behind the mean of the scales
+        output_layers: how many come after the mean of the scales
         droppath: probability of training on the coarser scales' outputs alone
         compression: "max" or "avg", how states are pooled into those of the next scale
     """
@@ -58,7 +58,7 @@ class TransformerQL(StreamingModel):
         self.scales = TypedList(self._layers(f"scale{scale.factor}", scale.layers) for scale in config.scales)
         # Every layer of the figure ends in a layer norm. A pre-LN layer does not, so its scale does: what is pooled and
         # averaged would otherwise be sums that grow with depth, the coarse scales' the larger ones.
-        self.scale_norms = TypedList(config.norm_behind(before=True) for _ in config.scales)
+        self.scale_norms = TypedList(config.last_norm() for _ in config.scales)
         for scale, layers in zip(self.lengths, self.scales):
             # Without a memory, what stands in for the scales' outputs before the segment stays zero.
             shift = scale.shift if self.mem_len else 0
@@ -105,7 +105,7 @@ class TransformerQL(StreamingModel):
         return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
 
     def done(self, tokens: int) -> dict[str, int]:
-        """By the memories' names, how many states a segment has for them behind so many of its tokens."""
+        """By the memories' names, how many states a segment has for them after so many of its tokens."""
         names, fine = dict.fromkeys((layer.name for layer in self.final), tokens), (tokens, 0)
         for scale, layers in zip(self.lengths, self.scales):
             count, trail = fine

@@ -55,7 +55,7 @@ class Vanilla(LanguageModel):
     def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
         start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
-        rotation_2TF = self.config.rotation_behind(start, tokens_BT.size(1), x_BTD)
+        rotation_2TF = self.config.rotation_after(start, tokens_BT.size(1), x_BTD)
         x_BTD = self.stack(x_BTD, state.caches if state is not None else None, rotation_2TF)
         if state is not None:
             state.move_on(tokens_BT.size(1))

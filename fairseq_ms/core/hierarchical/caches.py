@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.core.ops.lstm import Steps, replaced
+from fairseq_ms.core.ops.lstm import RaggedSteps, replaced
 
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Causal attention within sequences that lie one behind the other: those of equal length are a rectangle.
+    """Causal attention within sequences that lie one after the other: those of equal length are a rectangle.
 
     Attributes:
         shapes: (how many sequences, their common length) for each length, in the order in which they lie.
@@ -48,7 +48,7 @@ class RowCache:
         buffer: all of them.
         row_X, place_X: where they are written, of one shape but for broadcasting.
         bias: (R, 1, C, S), lets each of the C new positions of R rows see its row up to itself, and not what is left
-            in the buffer behind it.
+            in the buffer after it.
     """
 
     buffer: Tensor
@@ -142,7 +142,7 @@ class ChunkCaches:
         self.context_BU = replaced(self.context_BU, rows_R, context_RU)
         self.layers.lengths_B = replaced(self.layers.lengths_B, rows_R, 0)
 
-    def unfinished(self, steps: Steps, at_Q: Tensor) -> list[Rectangles]:
+    def unfinished(self, steps: RaggedSteps, at_Q: Tensor) -> list[Rectangles]:
         """How each layer joins whole texts, whose last chunks it takes in; ``at_Q`` is where each step lies."""
         kept_B = steps.kept_B
         assert kept_B is not None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.lstm import LSTM, Steps, replaced
+from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps, replaced
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ChunkTable:
     """The finished chunks of a batch, and for every token the chunk whose tokens it helps to predict.
 
     A *source* chunk is a run of tokens up to and including the one that ends it; an unfinished last run is none. The
-    main model reads source chunks 0..c of a row and its output c decodes the chunk behind them: the *outputs* at
+    main model reads source chunks 0..c of a row and its output c decodes the chunk after them: the *outputs* at
     positions from the end of chunk c to just before the end of chunk c + 1. Every valid position therefore belongs to
     exactly one decoded chunk, and there are as many decoded chunks as source chunks.
 
@@ -82,7 +82,7 @@ class ChunkTable:
         return cls(tokens_WL, row_W, index_W, counts_B, position_Q, decoded_Q, place_Q)
 
     def to_rows(self, x_WD: Tensor) -> Tensor:
-        """Lay one vector per chunk out by row, (W, D) to (R, C, D), zero behind a row's last chunk."""
+        """Lay one vector per chunk out by row, (W, D) to (R, C, D), zero after a row's last chunk."""
         rows, most = self.counts_R.numel(), 1 if self.more else int(self.counts_R.max())
         if x_WD.shape[0] == rows * most:
             return x_WD.view(rows, most, -1)
@@ -99,20 +99,22 @@ class ChunkTable:
     def _flat_index(self, most: int) -> Tensor:
         return self.row_W * most + self.index_W
 
-    def in_rows(self) -> Steps:
+    def in_rows(self) -> RaggedSteps:
         """A step for each source chunk, in the sequence that is its row."""
         chunk_W = torch.arange(self.row_W.numel(), device=self.row_W.device)
-        return Steps(chunk_W, self.row_W, self.index_W, chunk_W, chunk_W.numel(), more=self.more)
+        return RaggedSteps(chunk_W, self.row_W, self.index_W, chunk_W, chunk_W.numel(), more=self.more)
 
-    def in_chunks(self, tokens_BT: Tensor) -> Steps:
+    def in_chunks(self, tokens_BT: Tensor) -> RaggedSteps:
         """A step for each token, in the sequence that is the chunk it helps to predict."""
         symbol_Q, kept_B = tokens_BT.flatten(), None
         if not self.more:
             symbol_Q, kept_B = symbol_Q.index_select(0, self.position_Q), self.counts_R.cumsum(0) - 1
-        return Steps(symbol_Q, self.decoded_Q, self.place_Q, self.position_Q, tokens_BT.numel(), kept_B, self.more)
+        return RaggedSteps(
+            symbol_Q, self.decoded_Q, self.place_Q, self.position_Q, tokens_BT.numel(), kept_B, self.more
+        )
 
     def begun(self, x_WD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows R that are now in a chunk behind one of these, and what the last one in each of them has, (R, D).
+        """The rows R that are now in a chunk after one of these, and what the last one in each of them has, (R, D).
 
         Of fixed shapes, the rows are given as ``ended_B``.
         """
@@ -152,7 +154,7 @@ class Segmentation(nn.Module):
 
     ``words`` ends a chunk after a separator symbol or after ``max_length`` tokens, ``fixed`` after every ``max_length``
     tokens. The first token of a sequence is a chunk by itself: it is what is known before anything is predicted, so
-    the chunks behind it are chunks of *predicted* tokens and, with pixels, fall on whole pixels.
+    the chunks after it are chunks of *predicted* tokens and, with pixels, fall on whole pixels.
 
     Args:
         kind: ``words`` or ``fixed``.
@@ -309,7 +311,7 @@ class LSTMEncoder(ChunkEncoder):
         inside_YL = self._inside(tokens_YL)
         chunk_Q, place_Q = inside_YL.nonzero().unbind(1)
         slot_Q = torch.arange(chunk_Q.numel(), device=chunk_Q.device)
-        steps = Steps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
+        steps = RaggedSteps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
         hidden_QU = self.lstm(self.embed.weight, None, steps)
         return hidden_QU.index_select(0, inside_YL.sum(dim=1).cumsum(0) - 1)
 
@@ -318,7 +320,7 @@ class LSTMEncoder(ChunkEncoder):
         state = replace(self.lstm.new_state(tokens_YL.size(0), table_RG), table_RG=self.lstm.project_table(table_RG))
         units_YU = state.hidden_BU
         for symbol_Y, inside_Y in zip(tokens_YL.unbind(1), self._inside(tokens_YL).unbind(1)):
-            steps = Steps(symbol_Y, rows_Y, rows_Y, rows_Y, len(rows_Y), more=True)
+            steps = RaggedSteps(symbol_Y, rows_Y, rows_Y, rows_Y, len(rows_Y), more=True)
             units_YU = replaced(units_YU, inside_Y, self.lstm(table_RG, None, steps, state))
         return units_YU
 

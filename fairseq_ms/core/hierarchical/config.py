@@ -15,7 +15,7 @@ class HAEDConfig(LayerConfig):
         vocab_size: symbols V
         padding_idx: the symbol that is no token of a text; one more than V if not given
         max_positions: the longest text in tokens; nothing limits texts whose chunks have no learned positions
-        segmentation: "words" ends a chunk behind a separator and at ``max_segment_len``, "fixed" at that length only
+        segmentation: "words" ends a chunk after a separator and at ``max_segment_len``, "fixed" at that length only
         max_segment_len: tokens in a chunk at most
         separators: the symbols that end a word, at least one for "words" and none for "fixed"
         encoder: "mlp" or "lstm"

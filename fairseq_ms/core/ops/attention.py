@@ -162,7 +162,7 @@ class _KeepingInputs(torch.autograd.Function):
 
 
 class _SelfAttentionLinear(torch.autograd.Function):
-    """Causal self-attention and the projection behind it, keeping queries, keys and values in one tensor alone."""
+    """Causal self-attention and the projection after it, keeping queries, keys and values in one tensor alone."""
 
     @staticmethod
     def forward(ctx, attention: ChunkedAttention, heads: int, qkv: Tensor, weight_OI: Tensor, bias_O: Tensor | None):

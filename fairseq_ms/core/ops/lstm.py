@@ -18,7 +18,7 @@ _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.a
 
 
 @dataclass(frozen=True)
-class Steps:
+class RaggedSteps:
     """The Q steps of W sequences of unequal lengths, none of them empty, in any order.
 
     Attributes:
@@ -71,7 +71,7 @@ class Steps:
         return rank_W
 
     def one_by_one(self) -> Tensor:
-        """Row of each step where whole sequences lie one behind the other, in ``order_W``."""
+        """Row of each step where whole sequences lie one after the other, in ``order_W``."""
         sorted_W = self.lengths_W[self.order_W]
         return (sorted_W.cumsum(0) - sorted_W)[self.rank_W[self.sequence_Q]] + self.place_Q
 
@@ -153,7 +153,7 @@ class LSTM(Packs):
         self.cell = nn.LSTM(table_dim + context_dim, units, batch_first=True)
 
     def forward(
-        self, table_RI: Tensor, context_WD: Tensor | None, steps: Steps, state: LSTMState | None = None
+        self, table_RI: Tensor, context_WD: Tensor | None, steps: RaggedSteps, state: LSTMState | None = None
     ) -> Tensor:
         """Hidden states (Z, U) of all steps; a table (R, I) and one context (W, D) a sequence.
 
@@ -192,7 +192,7 @@ class LSTM(Packs):
         """The zero state of a number of rows, of the type and on the device of ``like``."""
         return LSTMState(like.new_zeros(rows, self.units), like.new_zeros(rows, self.units))
 
-    def _one_more(self, table_RI: Tensor, steps: Steps, state: LSTMState) -> Tensor:
+    def _one_more(self, table_RI: Tensor, steps: RaggedSteps, state: LSTMState) -> Tensor:
         """One step of the rows ``steps.sequence_Q``, to their new hidden states (Q, U)."""
         rows_Q = steps.sequence_Q
         some = state.at(rows_Q)
@@ -207,9 +207,9 @@ class LSTM(Packs):
         return hidden_QU
 
     def _by_hand(
-        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps
+        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: RaggedSteps
     ) -> tuple[Tensor, Tensor]:
-        """Step-major hidden states (Q, U), and the cells (W, U) behind each sequence.
+        """Step-major hidden states (Q, U), and the cells (W, U) after each sequence.
 
         Symbols are step-major, contexts in ``steps.order_W``.
         """
@@ -221,7 +221,7 @@ class LSTM(Packs):
         return hidden_QU, cell_QU.index_select(0, steps.last())
 
     def _cudnn(
-        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: Steps
+        self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: RaggedSteps
     ) -> tuple[Tensor, Tensor]:
         """The same through one fused call, for devices that have one."""
         x_QI = F.embedding(symbol_Q, table_RI)
@@ -272,7 +272,7 @@ class _Recurrence(torch.autograd.Function):
         grad_gates_QG, before_QU = torch.empty_like(gates_QG), torch.empty_like(cell_QU)
         most, units = ctx.sizes[0], weight_GU.shape[1]
         grad_context_WG = gates_QG.new_zeros(most, 4 * units) if ctx.has_context else None
-        # Of a step's states by the step behind it; nothing for sequences that end here.
+        # Of a step's states by the step after it; nothing for sequences that end here.
         grad_h_WU, grad_c_WU, nothing_WU = gates_QG.new_zeros(3, most, units).unbind(0)
         rows = _rows(ctx.sizes)
         for step, size in reversed([*enumerate(ctx.sizes)]):

@@ -28,7 +28,7 @@ def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor
 
 
 def beginnings(start: int | Tensor, count: int, factor: int = 1) -> range | Tensor:
-    """Where the blocks of k tokens begin that ``count`` tokens behind ``start`` finish.
+    """Where the blocks of k tokens begin that ``count`` tokens after ``start`` finish.
 
     Behind a tensor (1,), which one token follows, that of the block which it is in, finished or not.
     """

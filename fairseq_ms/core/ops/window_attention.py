@@ -94,7 +94,7 @@ class Layout:
     def _leaves_a_query_blind(self) -> bool:
         """Whether some query, padding included, sees no key, without reading the mask.
 
-        The first query has the least before it, and the last is the farthest behind the keys.
+        The first query has the least before it, and the last is the farthest after the keys.
         """
         last = self.blocks * self.query_block - 1
         return self.group.last_visible(0) < 0 or self.group.first_visible(last) >= self.keys
@@ -244,7 +244,7 @@ class WindowAttention:
 
 
 class _WindowAttentionLinear(torch.autograd.Function):
-    """``WindowAttention`` and the projection behind it, keeping the projections in front of it alone."""
+    """``WindowAttention`` and the projection after it, keeping the projections in front of it alone."""
 
     @staticmethod
     def forward(ctx, attention: WindowAttention, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor):
@@ -269,7 +269,7 @@ def window_attention_linear(
     dropout: float,
     recompute: bool,
 ) -> Tensor:
-    """Attention of all head groups through their windows, and the projection behind it: (B, T, D) -> (B, T, D).
+    """Attention of all head groups through their windows, and the projection after it: (B, T, D) -> (B, T, D).
 
     Its naive twin attends under dense masks (``tests/core/test_retina.py``). On a CPU, with ``recompute``, only
     ``fine`` and ``coarse`` are kept for backward.
@@ -304,7 +304,7 @@ def _add_slices(layout: Layout, sums_CD: Tensor, first: int, grads: Sequence[Ten
     Adds to ``sums`` the gradients of keys and values, (count, N, S, H) each, of the blocks from ``first`` on.
     """
     count, heads, _, head_dim = grads[0].shape
-    # With room for whole steps behind the last slice.
+    # With room for whole steps after the last slice.
     own = sums_CD.new_zeros((count - 1 - -layout.span // layout.step) * layout.step, sums_CD.size(1))
     for offset in range(0, layout.span, layout.step):
         into = own[offset : offset + count * layout.step].view(count, layout.step, len(grads), heads, head_dim)
@@ -316,7 +316,7 @@ def _add_slices(layout: Layout, sums_CD: Tensor, first: int, grads: Sequence[Ten
 
 
 def _rows(layout: Layout, keys: int, first: int, count: int) -> tuple[int, slice, int]:
-    """The rows of keys in the slices of some blocks: how many before the first key, which, how many behind."""
+    """The rows of keys in the slices of some blocks: how many before the first key, which, how many after."""
     start = first * layout.step - layout.pad_left
     total = (count - 1) * layout.step + layout.span
     inside = slice(min(max(start, 0), keys), min(max(start + total, 0), keys))

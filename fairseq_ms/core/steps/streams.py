@@ -16,7 +16,7 @@ from fairseq_ms.core.transformer_ql import TransformerQL
 
 
 class SegmentSlots(Slots):
-    """Those of a memory and the segment behind it, whose next token is at ``position_1`` among them.
+    """Those of a memory and the segment after it, whose next token is at ``position_1`` among them.
 
     Attributes:
         row_P: in the projected sinusoids of the window, the distance of each place, once a step has begun
@@ -117,7 +117,7 @@ class FixedStream(_FixedStreams):
     """With two kinds of steps: at the end of a segment, the memory moves on.
 
     Attributes:
-        position_1: where the next token is behind the memory's states
+        position_1: where the next token is after the memory's states
     """
 
     def __init__(self, model: StreamingModel, batch_size: int, capacity: int) -> None:

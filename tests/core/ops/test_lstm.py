@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fairseq_ms.core.ops.lstm import LSTM, Steps
+from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
 
 
 def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +29,7 @@ def test_lstm_without_padding_equals_torch_on_padded_input(
     table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
     context = torch.randn(5, context_dim, dtype=torch.double, requires_grad=True)
     symbols = torch.randint(0, 9, (total,))
-    steps = Steps(symbols, sequence, step, torch.arange(total), total + 2)
+    steps = RaggedSteps(symbols, sequence, step, torch.arange(total), total + 2)
     for layout in (steps.step_major(), steps.one_by_one()):
         assert sorted(layout.tolist()) == list(range(total))
     assert sum(steps.batch_sizes) == sum(count * length for count, length in steps.rectangles) == total
@@ -72,14 +72,14 @@ def test_a_fused_call_in_half_precision_gives_states_of_the_type_of_the_weights(
     monkeypatch.setattr(lstm.cell, "forward", halved)
     monkeypatch.setattr(lstm, "_by_hand", lstm._cudnn)
     state = lstm.new_state(2, table := torch.randn(9, 4))
-    hidden = lstm(table, None, Steps(step, sequence, step, torch.arange(4), 4), state)
+    hidden = lstm(table, None, RaggedSteps(step, sequence, step, torch.arange(4), 4), state)
     assert hidden.dtype == state.hidden_BU.dtype == state.cell_BU.dtype == torch.float32
 
 
 def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
     lengths = torch.tensor([40, 31])
     sequence, step = reading_order(lengths)
-    steps = Steps(torch.zeros_like(step), sequence, step, torch.arange(71), 71)
+    steps = RaggedSteps(torch.zeros_like(step), sequence, step, torch.arange(71), 71)
     # A large input with open gates lets the cell of a common LSTM grow by almost one a step.
     table = torch.full((1, 1), 30.0)
     largest = {}

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import Linear, TiedOutput
-from fairseq_ms.core.ops.lstm import LSTM, Steps
+from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
 from fairseq_ms.core.ops.packing import PackedWeight, inference, pack, pieces_of
 from tests.registry import GENERATORS, random_case
 
@@ -129,7 +129,7 @@ def test_the_tied_output_follows_its_embedding() -> None:
 def test_an_lstm_follows_its_recurrent_weight() -> None:
     lstm = LSTM(3, 0, 4)
     row_B, table_BI = torch.arange(2), torch.randn(2, 3)
-    more = Steps(row_B, row_B, row_B, row_B, 2, more=True)
+    more = RaggedSteps(row_B, row_B, row_B, row_B, 2, more=True)
 
     def second_step(model: LSTM) -> torch.Tensor:
         state = model.new_state(2, table_BI)

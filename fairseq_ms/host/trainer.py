@@ -28,7 +28,7 @@ from fairseq.logging import meters, metrics
 from torch import distributed, save
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import checkpoints, commands, data
+from fairseq_ms.host import checkpoints, commands, data, masters
 from fairseq_ms.optim import of_torch
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Trainer(fairseq_trainer.Trainer):
         optimizer_overrides: Any = None,
         reset_meters: bool = False,
     ) -> Any:
-        """As fairseq's, from the newest intact checkpoint, with what was best so far and the meters.
+        """As fairseq's, from the newest intact checkpoint, with masters, what was best so far and the meters.
 
         It comes before the training data are opened, and remembers what they have to be.
         """
@@ -85,6 +85,11 @@ class Trainer(fairseq_trainer.Trainer):
         self.expected = {}
         if state is None:
             return None
+        # fairseq keeps the state for as long as it trains.
+        kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
+        lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)
+        if lost and self.data_parallel_rank == 0:
+            logger.warning(f"{intact}: {lost}")
         if not reset_meters and "metrics" in state:
             _restore_meters(state)
         if not (reset_meters or reset_optimizer) and _PATIENCE in state and (counts := _counts_patience()) is not None:
@@ -154,6 +159,13 @@ class Trainer(fairseq_trainer.Trainer):
                 self.task.before_checkpoint()
             self.saved = self.get_num_updates()
         super().consolidate_optimizer()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As fairseq's; with the state of the optimizer go its masters."""
+        state: dict[str, Any] = super().state_dict()
+        if "last_optimizer_state" in state:
+            state["extra_state"] |= masters.state_dict(self.optimizer)
+        return state
 
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> str | None:
         """As fairseq's, a whole file or none, with the data's checksums and what ``--patience`` has counted."""

@@ -39,16 +39,20 @@ def tiny_training(folders: Sequence[Path], save_dir: Path, *more: str) -> list[s
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two batches are the same, whatever they are made of."""
+    """Whether two batches or states are the same, whatever they are made of."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
     return one == other
 
 
 def assert_same_weights(*save_dirs: Path) -> None:
-    """Of the last checkpoints, bit for bit, with the optimizer's state."""
+    """Of the last checkpoints, bit for bit, with the states of optimizer and scaler and with masters."""
     first, second = (torch.load(folder / "checkpoint_last.pt", weights_only=True) for folder in save_dirs)
     assert equal(first["model"], second["model"])
     assert equal(first["last_optimizer_state"], second["last_optimizer_state"])
+    for name in ("masters", "loss_scaler"):
+        assert equal(first["extra_state"].get(name), second["extra_state"].get(name))

@@ -236,8 +236,8 @@ RESUMED = {
         1,
     ),
     "retina_lm, two processes": (("--arch", "retina_lm", *RETINA), 1, 2),
-    "transformer_xl, Muon, two processes": (
-        (*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5", *MUON),
+    "transformer_xl, Muon, bf16, two processes": (
+        (*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5", *MUON, "--bf16"),
         1,
         2,
     ),
@@ -250,7 +250,7 @@ def command(case: str, folders: list[Path], save_dir: Path, *more: str) -> list[
     return tiny_training(folders[:parts], save_dir, *flags, *more)
 
 
-QUICK = ("retina_lm, two data workers", "transformer_xl, Muon, two processes")
+QUICK = ("retina_lm, two data workers", "transformer_xl, Muon, bf16, two processes")
 
 
 @pytest.mark.parametrize(

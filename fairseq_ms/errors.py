@@ -25,7 +25,7 @@ _MISTAKES = (
         r"|Duplicate word found when loading Dictionary|Dataset not found: ",
         "DATA must be as fairseq-preprocess wrote it",
     ),
-    (r"^The dataset is empty\.", "DATA must fill a batch, of a multiple of --required-batch-size-multiple"),
+    (r"^The dataset is empty\.", "DATA must have rows, and --max-tokens room for one"),
     (r"^Model file not found: ", "--path must name a checkpoint that exists, and a single one to score with"),
     (
         r"^Cannot load model parameters from checkpoint",

@@ -30,7 +30,7 @@ _SHARED: dict[str, dict[str, object]] = {
     "checkpoint": {"no_epoch_checkpoints": True},
     "distributed_training": {},
     "task": {"data": "???"},
-    "dataset": {"num_workers": 2},
+    "dataset": {"num_workers": 2, "required_batch_size_multiple": 1},
     "criterion": {},
     "optimization": {},
     "optimizer": {},

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from omegaconf import OmegaConf
 from torch import distributed
 
 from fairseq_ms.errors import UsageError
@@ -34,6 +35,8 @@ _PAUSES = (2.5, 2.5)
 # How files began that torch wrote before it wrote archives; they hold no checksums.
 _BEFORE_ARCHIVES = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ARCHIVE = b"PK\x03\x04"
+# What a checkpoint holds, beside fairseq's own state: that of the epoch within which it was written.
+MULTIPLE = "required_batch_size_multiple"
 
 # The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
 torch.serialization.add_safe_globals([argparse.Namespace])
@@ -161,7 +164,12 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
             raise UsageError(
                 f"a checkpoint must hold tensors and plain values alone, since others could run code: {path} holds them"
             ) from error
-    return original(path, *args, **settings)
+    state = original(path, *args, **settings)
+    # Older ones have it among their flags alone, of which only the rank that reads them hears.
+    multiple = OmegaConf.select(state["cfg"], f"dataset.{MULTIPLE}") if state.get("cfg") else None
+    if multiple is not None and state.get("extra_state"):
+        state["extra_state"].setdefault(MULTIPLE, multiple)
+    return state
 
 
 def newest_intact(trainer: Any, filename: str) -> str:

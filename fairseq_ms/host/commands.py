@@ -14,14 +14,17 @@ import re
 import signal
 import sys
 import threading
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import nn
 from torch.multiprocessing import ProcessExitedException
 
@@ -39,7 +42,8 @@ _LEFTOVER = re.compile(r"(checkpoint|crash).*\.pt\.tmp")
 def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: Any, **settings: Any) -> Any:
     """``parse_args_and_arch``: a mistake is one sentence instead of pages of usage, and ``--bf16`` means no TPU.
 
-    fairseq takes ``--bf16`` for a TPU's alone; ``--tpu`` is no flag here.
+    fairseq takes ``--bf16`` for a TPU's alone; ``--tpu`` is no flag here. ``--required-batch-size-multiple`` is 1
+    unless it is given, since fairseq's 8 leaves out the last rows.
     """
 
     def refuse(message: str) -> None:
@@ -48,6 +52,8 @@ def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: A
     parser.error = refuse  # type: ignore[assignment, method-assign]
     if "--tpu" in parser._option_string_actions:
         parser._handle_conflict_resolve(None, [("--tpu", parser._option_string_actions["--tpu"])])  # type: ignore
+    if "--required-batch-size-multiple" in parser._option_string_actions:
+        parser.set_defaults(required_batch_size_multiple=1)
     found = original(parser, *args, **settings)
     (found[0] if isinstance(found, tuple) else found).tpu = False
     return found
@@ -92,6 +98,22 @@ def refuse(cfg: Any) -> None:
     if tokens is not None and tokens <= context:
         least = f"1 more than --context-window {context}" if context else "at least 1"
         raise UsageError(f"--tokens-per-sample must be {least}: got {tokens}")
+
+
+def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
+    """``main`` of fairseq-generate, which continues lines; raises UsageError for rows cut out of a corpus.
+
+    They leave no room to continue them, but can be scored, or begun anew from a prefix (not by a task of streams).
+    """
+    if isinstance(cfg, Namespace):
+        cfg = convert_namespace_to_omegaconf(cfg)
+    cuts = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none"
+    continues = not (cfg.generation.prefix_size or cfg.generation.score_reference)
+    if cuts and continues and issubclass(TASK_REGISTRY[cfg.task._name], LanguageModelingTask):
+        raise UsageError(
+            "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
+        )
+    return original(cfg)
 
 
 def refuse_to_train(cfg: Any) -> None:

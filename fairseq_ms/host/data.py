@@ -1,4 +1,4 @@
-"""Binarised data whose two files fit together and stay the same, and batches that all count.
+"""Binarised data whose two files fit together and stay the same, and batches that hold every row and all count.
 
 The format has no checksum: a corrupted token would be trained on, and new data be continued at a meaningless place.
 So checkpoints hold checksums of the training data, which a resumed run compares; one process reads the data once.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import queue
 import struct
@@ -23,9 +24,13 @@ from fairseq import utils
 from fairseq.data import indexed_dataset
 from fairseq.data.iterators import BackgroundConsumer
 from fairseq.distributed import utils as distributed_utils
+from hydra.core.hydra_config import HydraConfig
 from torch import distributed
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import checkpoints
+
+logger = logging.getLogger(__name__)
 
 # Of fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then the length of every
 # sentence and the byte at which it starts.
@@ -146,6 +151,38 @@ def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
                 f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx has changed since "
                 "(--reset-dataloader begins a new epoch of the data as they are)"
             )
+
+
+def read_every_row(cfg: Any) -> None:
+    """Let batches have any number of rows under hydra, too: it composes fairseq's 8 before this package is read."""
+    if ("job_logging_cfg" in cfg or HydraConfig.initialized()) and cfg.dataset.required_batch_size_multiple == 8:
+        cfg.dataset.required_batch_size_multiple = 1
+
+
+def batch_rows(
+    original: Callable[..., Any], indices: Any, *args: Any, required_batch_size_multiple: int = 1, **settings: Any
+) -> Any:
+    """``batch_by_size``, which drops a last batch that is no multiple, and says here how many rows that leaves out.
+
+    Raises UsageError where it leaves none to read.
+    """
+    flag = f"--{checkpoints.MULTIPLE.replace('_', '-')}"
+    if required_batch_size_multiple < 1:
+        raise UsageError(f"{flag} must be at least 1: got {required_batch_size_multiple}")
+    # fairseq looks at the last batch of none.
+    multiple = required_batch_size_multiple if len(indices) else 1
+    batches = original(indices, *args, required_batch_size_multiple=multiple, **settings)
+    left_out = len(indices) - sum(map(len, batches))
+    if left_out and not len(batches):
+        raise UsageError(f"{flag} must leave a batch of the {len(indices)} rows, as 1 does: got {multiple}")
+    if left_out and distributed_utils.get_global_rank() == 0:
+        logger.warning(f"{flag} {multiple} leaves out {left_out} of {len(indices)} rows, and 1 none")
+    return batches
+
+
+def validate_any(original: Callable[..., Any], task: Any, sample: Any, *args: Any, **settings: Any) -> Any:
+    """``valid_step``, which fairseq-validate also calls in a process that has a batch less than others."""
+    return original(task, sample, *args, **settings) if sample else (0.0, 0, {})
 
 
 def with_repeated(samples: list[Any], batch: dict[str, Any]) -> list[Any]:

@@ -63,11 +63,11 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
     from fairseq import checkpoint_utils, options
-    from fairseq.data import indexed_dataset
+    from fairseq.data import data_utils, indexed_dataset
     from fairseq.distributed import utils as distributed_utils
     from fairseq.file_io import PathManager
     from fairseq.models import distributed_fairseq_model
-    from fairseq.tasks import LegacyFairseqTask
+    from fairseq.tasks import FairseqTask, LegacyFairseqTask
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
     found: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -80,11 +80,14 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
         (PathManager, "copy", checkpoints.copy_whole),
         (indexed_dataset, "make_dataset", data.make_checked),
         (indexed_dataset, "_warmup_mmap_file", data.read_no_more),
+        (data_utils, "batch_by_size", data.batch_rows),
+        (FairseqTask, "valid_step", data.validate_any),
         (LanguageModelingTask, "eval_lm_dataloader", context_window.with_contexts),
         (LegacyFairseqTask, "build_model", trainer.build_for),
     ]
     for program in _programs("fairseq_cli.train"):
         found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", trainer.stop_if_asked)]
+    found += [(program, "main", commands.refuse_rows) for program in _programs("fairseq_cli.generate")]
     for program in _programs("fairseq_cli.interactive"):
         numbered = interactive.Numbered()
         found += [(program, "buffered_read", numbered.read), (program, "make_batches", numbered.batch)]

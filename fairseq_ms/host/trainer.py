@@ -46,6 +46,8 @@ class Trainer(fairseq_trainer.Trainer):
 
     Attributes:
         expected: checksums of the training data that the checkpoint was trained on, by their names
+        began: the ``--required-batch-size-multiple`` of an epoch within which the checkpoint was written
+        multiple: that of the current epoch, None before there is one
         agreed: the signal that some rank had received in the last update, on all ranks alike
         saved: the update after which a checkpoint was last written
         leaving: the signal by which the run ends when the statistics of the epoch are printed
@@ -53,6 +55,7 @@ class Trainer(fairseq_trainer.Trainer):
 
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
         commands.refuse_to_train(cfg)
+        data.read_every_row(cfg)
         check_criterion(criterion, model, cfg)
         forget_best()
         super().__init__(cfg, task, model, criterion, quantizer)
@@ -60,6 +63,8 @@ class Trainer(fairseq_trainer.Trainer):
         if getattr(cfg.optimizer, "_name", None) == "muon":
             of_torch.prepare_muon(cfg, self.get_model())
         self.expected: dict[str, int] = {}
+        self.began: dict[int, int] = {}
+        self.multiple: int | None = None
         self.agreed: int | None = None
         self.saved: int | None = None
         self.leaving: int | None = None
@@ -82,7 +87,7 @@ class Trainer(fairseq_trainer.Trainer):
         """
         intact = checkpoints.newest_intact(self, filename)
         state = super().load_checkpoint(intact, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
-        self.expected = {}
+        self.expected, self.began = {}, {}
         if state is None:
             return None
         # fairseq keeps the state for as long as it trains.
@@ -97,6 +102,9 @@ class Trainer(fairseq_trainer.Trainer):
         # A model that is fine-tuned begins with an epoch of its own.
         if not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model:
             self.expected = dict(state.get(_CHECKSUMS, {}))
+            place = state["train_iterator"]
+            if place.get("iterations_in_epoch", 0) > 0 and checkpoints.MULTIPLE in state:
+                self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
         return state
 
     def get_train_iterator(
@@ -107,13 +115,25 @@ class Trainer(fairseq_trainer.Trainer):
         fairseq draws the order of samples when it makes an iterator, from the seed and the epoch of that moment. A run
         resumed in a later epoch therefore makes an iterator in epoch 1 first, as the uninterrupted run did; the task
         decides whether it keeps it. Data loaded for every epoch (``DATA1:DATA2``) are ordered by epoch anyway.
+
+        An epoch within which the checkpoint was written keeps its ``--required-batch-size-multiple``, or some of its
+        rows would come twice; later epochs have this run's.
         """
         if self.leaving is not None:
             self.leave(self.leaving)
+        flags = self.cfg.dataset
+        own = flags.required_batch_size_multiple
+        multiple = self.began.get(epoch, own)
+        load_dataset |= self.multiple not in (None, multiple)
         repeat = load_dataset and epoch > 1 and not more.get("disable_iterator_cache", False)
-        if repeat:
-            super().get_train_iterator(1, combine=combine, load_dataset=True, **more)
-        iterator = super().get_train_iterator(epoch, combine=combine, load_dataset=load_dataset and not repeat, **more)
+        self.multiple = flags.required_batch_size_multiple = multiple
+        try:
+            if repeat:
+                super().get_train_iterator(1, combine=combine, load_dataset=True, **more)
+            load_dataset &= not repeat
+            iterator = super().get_train_iterator(epoch, combine=combine, load_dataset=load_dataset, **more)
+        finally:
+            flags.required_batch_size_multiple = own
         data.refuse_changed(self.cfg, self.expected)
         # fairseq keeps a data loader from its first epoch on, with that epoch's --curriculum, and with workers whose
         # copies of the dataset stay in that epoch; what is made when a checkpoint is read does not know all flags.
@@ -170,7 +190,7 @@ class Trainer(fairseq_trainer.Trainer):
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> str | None:
         """As fairseq's, a whole file or none, with the data's checksums and what ``--patience`` has counted."""
         found = {name: checksum for name, _, checksum in data.training_data(self.cfg)}
-        extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}}
+        extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}, checkpoints.MULTIPLE: self.multiple}
         if hasattr(counts := _counts_patience(), "best"):
             extra_state[_PATIENCE] = counts.best, counts.num_runs
         if not self.should_save_checkpoint_on_current_rank or not PathManager.supports_rename(filename):
@@ -196,7 +216,14 @@ class Trainer(fairseq_trainer.Trainer):
 
 
 def _ordered_batches(iterator: Any, cfg: Any, epoch: int, fixed: bool, shuffle: bool) -> Any:
-    """An iterator's ``ordered_batches``, by the flags of this run and the epoch itself."""
+    """An iterator's ``ordered_batches``, by the flags of this run and the epoch itself.
+
+    ``--grouped-shuffling`` makes groups of a batch for every process, and fairseq forgets the last batches if they are
+    too few for a group.
+    """
+    if iterator.grouped_shuffling:
+        missing = -len(iterator.frozen_batches) % iterator.num_shards
+        iterator._frozen_batches = (*iterator.frozen_batches, *[[]] * missing)
     shuffle = epoch > cfg.dataset.curriculum and not iterator.disable_shuffling
     return type(iterator).ordered_batches(iterator, epoch, cfg.distributed_training.fix_batches_to_gpus, shuffle)
 

@@ -32,7 +32,7 @@ def tiny_training(folders: Sequence[Path], save_dir: Path, *more: str) -> list[s
     return [
         *("fairseq-train", ":".join(str(folder) for folder in folders), "--user-dir", str(USER_DIR)),
         *("--cpu", "--task", "language_modeling", "--tokens-per-sample", "5"),
-        *("--batch-size", "2", "--required-batch-size-multiple", "1", "--num-workers", "0", "--dropout", "0.1"),
+        *("--batch-size", "2", "--num-workers", "0", "--dropout", "0.1"),
         *("--optimizer", "adam", "--lr", "0.002", "--clip-norm", "1.0", "--no-epoch-checkpoints"),
         *("--log-format", "json", "--log-interval", "1", "--save-dir", str(save_dir), *more),
     ]

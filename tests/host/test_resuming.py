@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @functools.cache
 def config(data: str, flags: tuple[str, ...]) -> Any:
     """fairseq's configuration of a training command."""
-    arguments = [data, "--arch", "transformer_lm", "--batch-size", "2", "--required-batch-size-multiple", "1", *flags]
+    arguments = [data, "--arch", "transformer_lm", "--batch-size", "2", *flags]
     return configuration("language_modeling", arguments)
 
 
@@ -61,16 +61,20 @@ class Run(Trainer):
     def __init__(
         self, folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1, rebuild: bool = False
     ) -> None:
-        self.cfg = config(":".join(str(folder) for folder in folders), flags)
-        self.task = tasks.setup_task(self.cfg.task)
+        self.begin(config(":".join(str(folder) for folder in folders), flags), rank, ranks)
         if rebuild:
             # A flag that some tasks of fairseq have.
             self.task.cfg = SimpleNamespace(data=self.cfg.task.data, rebuild_batches=True)
+
+    def begin(self, cfg: Any, rank: int, ranks: int) -> Run:
+        """What a trainer of this configuration has."""
+        self.cfg, self.task = cfg, tasks.setup_task(cfg.task)
         core = SimpleNamespace(segment_len=3, memory_reach=lambda: 2)
         model = SimpleNamespace(decoder=SimpleNamespace(core=core), memory_flags=dict, max_positions=lambda: 20)
         self.task.model = self._wrapped_model = self._model = model
         self.data_parallel_world_size, self.data_parallel_rank = ranks, rank
-        self.tpu, self.leaving, self.expected = False, None, {}
+        self.tpu, self.leaving, self.expected, self.began, self.multiple = False, None, {}, {}, None
+        return self
 
     def batches(self, state: dict[str, Any] | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
         """What fairseq-train does with its iterators: epoch, batch and what a checkpoint behind it would hold."""

@@ -62,8 +62,8 @@ def arguments(name: str, data: Path) -> list[object]:
     ]
     return [
         *(data, "--arch", RUNS[name][0], *given, "--optimizer", "adam", "--lr", "0.003", "--clip-norm", "1.0"),
-        *("--seed", "3", "--max-epoch", "1", "--batch-size", "2", "--required-batch-size-multiple", "1", "--cpu"),
-        *("--num-workers", "0", "--no-save", "--save-dir", data / "none", "--log-format", "none"),
+        *("--seed", "3", "--max-epoch", "1", "--batch-size", "2", "--cpu", "--num-workers", "0"),
+        *("--no-save", "--save-dir", data / "none", "--log-format", "none"),
     ]
 
 

@@ -36,6 +36,7 @@ def test_a_configuration_builds_its_model_criterion_optimizer_and_schedule(name:
     assert OmegaConf.missing_keys(written) == left
     cfg = composed(written)
     assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
+    assert cfg.dataset.required_batch_size_multiple == 1, "fairseq's 8 leaves out the last rows"
     cutoffs = written.model.get("adaptive_softmax_cutoff", "300")
     build_everything(cfg, int(cutoffs.split(",")[-1]) + 1000)
 

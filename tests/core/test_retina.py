@@ -1,14 +1,13 @@
 """Attention through windows against dense attention with a mask, and its caches against their definition."""
 
 import itertools
-import math
 import random
 
 import pytest
 import torch
 
 from fairseq_ms.core.layers import LayerConfig
-from fairseq_ms.core.ops import window_attention
+from fairseq_ms.core.ops import naive, window_attention
 from fairseq_ms.core.ops.attention import _QUERY_CHUNK
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts
@@ -42,12 +41,6 @@ def attention(
     return layer
 
 
-def visible(group: HeadGroup, length: int) -> torch.Tensor:
-    """(T, C), from the definition: the block is finished and its start lies in the window."""
-    t, start = torch.arange(length)[:, None], group.factor * torch.arange(length // group.factor)
-    return (start + group.factor - 1 <= t) & (group.near <= t - start) & (t - start < group.far)
-
-
 def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:
     """What ``RetinaAttention`` computes, with T x C tables of scores; ``masks`` (B, N, T, C) a group for dropout."""
     dim = x.size(-1)
@@ -63,11 +56,10 @@ def dense(layer: RetinaAttention, x: torch.Tensor, masks=None) -> torch.Tensor:
             pair = layer.coarse[level - 1](layer.pools[level - 1](x[:, :whole]))
         k, v = pair.unflatten(-1, (2, group.heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
         q = queries[level].unflatten(-1, (group.heads, layer.head_dim)).transpose(1, 2)
-        weights = (q @ k.transpose(-1, -2) / math.sqrt(layer.head_dim)).exp() * visible(group, x.size(1))
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-        if masks is not None:
-            weights = weights * masks[level].clone() / keep_prob(layer.dropout)
-        results.append((weights @ v).transpose(1, 2).flatten(2))
+        window = group.factor, group.near, group.far
+        mask = None if masks is None else masks[level].clone()
+        seen = naive.window_attention(q, k, v, *window, mask, keep_prob(layer.dropout) if mask is not None else 1.0)
+        results.append(seen.transpose(1, 2).flatten(2))
     return layer.out(torch.cat(results, dim=-1))
 
 

@@ -1,13 +1,11 @@
 """Attention against the formula, written out."""
 
-import math
-
 import pytest
 import torch
 
 from fairseq_ms.core.layers import LayerConfig, SelfAttention
 from fairseq_ms.core.ops import attention as module
-from fairseq_ms.core.ops import recompute
+from fairseq_ms.core.ops import naive, recompute
 from fairseq_ms.core.ops.attention import (
     ChunkedAttention,
     attend,
@@ -19,22 +17,6 @@ from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
-
-
-def naive(q, k, v, bias=None, causal=False, masks=None, share=1.0):
-    """softmax(q k^T / sqrt(H) + bias) * mask v, query by query."""
-    rows = []
-    for t in range(q.size(2)):
-        scores = (q[:, :, t : t + 1] * k).sum(-1) / math.sqrt(q.size(-1))
-        if bias is not None:
-            scores = scores + bias.expand(*q.shape[:3], k.size(2))[:, :, t]
-        if causal:
-            scores = scores[..., : t + k.size(2) - q.size(2) + 1]
-        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        if masks is not None:
-            weights = weights * masks[t][..., : weights.size(-1)] / share
-        rows.append((weights[..., None] * v[:, :, : weights.size(-1)]).sum(2))
-    return torch.stack(rows, dim=2)
 
 
 def tensors(queries: int, keys: int) -> list[torch.Tensor]:
@@ -68,7 +50,7 @@ def test_attention_without_dropout_is_the_formula(queries: int, keys: int, causa
     q, k, v = tensors(queries, keys)
     bias = None if causal else torch.randn(2, 1, queries, keys, dtype=torch.float64)
     result = attend(q, k, v, bias=bias, causal=causal)
-    assert_same_with_gradients(result, naive(q, k, v, bias, causal), [q, k, v], 1e-10)
+    assert_same_with_gradients(result, naive.attention(q, k, v, bias, causal), [q, k, v], 1e-10)
 
 
 @pytest.mark.cpu
@@ -85,7 +67,7 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
     chunks = -(-queries // module._QUERY_CHUNK)
     assert len(drawn) == chunks
     masks = by_query(drawn, chunks, queries)
-    expected = naive(q, k, v, bias, kind == "causal", masks, keep_prob(0.4))
+    expected = naive.attention(q, k, v, bias, kind == "causal", masks, keep_prob(0.4))
     assert_same_with_gradients(result, expected, [q, k, v], 1e-10)
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
@@ -112,7 +94,7 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     masks = by_query(drawn, chunks, length) if dropout else None
     q, k, v = split_qkv(layer.qkv(layer.norm(x)), 3)
     share = keep_prob(dropout) if dropout else 1.0
-    expected = layer.out(merge_heads(naive(q, k, v, None, True, masks, share)))
+    expected = layer.out(merge_heads(naive.attention(q, k, v, None, True, masks, share)))
     assert_same_with_gradients(result, expected, [x, *layer.parameters()], 1e-10)
 
 

@@ -4,26 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from fairseq_ms.core.ops import naive
 from fairseq_ms.core.ops.rotary import rotate, rotation
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.registry import build, dictionary
-
-
-def naive(x: Tensor, positions: range, heads: int, head_dim: int, base: float) -> Tensor:
-    """Position by position and head by head, a pair of channels as one complex number."""
-    rows = []
-    for x_BC, position in zip(x.unbind(1), positions, strict=True):
-        *turned, rest = x_BC.split([head_dim] * heads + [x_BC.size(-1) - heads * head_dim], dim=-1)
-        for head, x_BH in enumerate(turned):
-            real, imaginary = x_BH.chunk(2, dim=-1)
-            speeds = torch.tensor([base ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=torch.float64)
-            z = torch.complex(real, imaginary) * torch.polar(torch.ones_like(speeds), position * speeds)
-            turned[head] = torch.cat([z.real, z.imag], dim=-1)
-        rows.append(torch.cat([*turned, rest], dim=-1))
-    return torch.stack(rows, dim=1)
 
 
 @pytest.mark.parametrize("positions", [range(1), range(13), range(40, 47), range(15, 60, 5), range(10**6, 10**6 + 3)])
@@ -34,7 +20,7 @@ def test_rotation_equals_complex_numbers_in_outputs_and_gradients(
     torch.manual_seed(1)
     x = torch.randn(2, len(positions), width, dtype=torch.float64, requires_grad=True)
     fast = rotate(x, rotation(positions, head_dim, 50.0, x), heads)
-    slow = naive(x, positions, heads, head_dim, 50.0)
+    slow = naive.rotate(x, positions, heads, head_dim, 50.0)
     assert_same_with_gradients(fast, slow, [x], 1e-9)
 
 

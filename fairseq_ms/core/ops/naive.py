@@ -1,0 +1,89 @@
+"""What the fast operations of this folder compute, in the obvious way: to read, and to test them against.
+
+No model calls these. Gradients are autograd's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def attention(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    masks: Sequence[Tensor] | None = None,
+    share: float = 1.0,
+) -> Tensor:
+    """softmax(q k^T / sqrt(H) + bias) v, query by query, (B, N, T, H); twin of ``attention.attend``.
+
+    ``masks`` (B, N, S), one a query, keep a share of the weights, as dropout does. With ``causal``, the last query is
+    that of the last key.
+    """
+    rows = []
+    for t in range(q_BNTH.size(2)):
+        scores_BNS = (q_BNTH[:, :, t : t + 1] * k_BNSH).sum(-1) / math.sqrt(q_BNTH.size(-1))
+        if bias is not None:
+            scores_BNS = scores_BNS + bias.expand(*q_BNTH.shape[:3], k_BNSH.size(2))[:, :, t]
+        if causal:
+            scores_BNS = scores_BNS[..., : t + k_BNSH.size(2) - q_BNTH.size(2) + 1]
+        weights_BNS = scores_BNS.exp() / scores_BNS.exp().sum(-1, keepdim=True)
+        if masks is not None:
+            weights_BNS = weights_BNS * masks[t][..., : weights_BNS.size(-1)] / share
+        rows.append((weights_BNS[..., None] * v_BNSH[:, :, : weights_BNS.size(-1)]).sum(2))
+    return torch.stack(rows, dim=2)
+
+
+def window_attention(
+    q_BNTH: Tensor,
+    k_BNCH: Tensor,
+    v_BNCH: Tensor,
+    factor: int,
+    near: int,
+    far: int,
+    mask: Tensor | None = None,
+    share: float = 1.0,
+) -> Tensor:
+    """What queries see of blocks of k tokens through near:far, (B, N, T, H), zero where that is nothing.
+
+    With a T x C table of scores, of which a ``mask`` keeps a share, as dropout does; twin of
+    ``window_attention.window_attention_linear`` (Multi-scale Transformer LMs, Section 3.4).
+    """
+    t_T1 = torch.arange(q_BNTH.size(2))[:, None]
+    start_C = factor * torch.arange(k_BNCH.size(2))
+    # The block is finished, and its start lies in the window.
+    visible_TC = (start_C + factor - 1 <= t_T1) & (near <= t_T1 - start_C) & (t_T1 - start_C < far)
+    weights = (q_BNTH @ k_BNCH.transpose(-1, -2) / math.sqrt(q_BNTH.size(-1))).exp() * visible_TC
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    if mask is not None:
+        weights = weights * mask / share
+    return weights @ v_BNCH
+
+
+def rotate(x_BTO: Tensor, positions: Sequence[int], heads: int, head_dim: int, base: float) -> Tensor:
+    """Position by position and head by head, a pair of channels as one complex number; twin of ``rotary.rotate``."""
+    rows = []
+    for x_BO, position in zip(x_BTO.unbind(1), positions, strict=True):
+        *turned, rest = x_BO.split([head_dim] * heads + [x_BO.size(-1) - heads * head_dim], dim=-1)
+        for head, x_BH in enumerate(turned):
+            real, imaginary = x_BH.chunk(2, dim=-1)
+            speeds_F = torch.tensor([base ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=torch.float64)
+            z_BF = torch.complex(real, imaginary) * torch.polar(torch.ones_like(speeds_F), position * speeds_F)
+            turned[head] = torch.cat([z_BF.real, z_BF.imag], dim=-1)
+        rows.append(torch.cat([*turned, rest], dim=-1))
+    return torch.stack(rows, dim=1)
+
+
+def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, ignore_index: int) -> Tensor:
+    """Of every row, -log p(target) from all logits, (Q,), at least in float32; zero at ``ignore_index``."""
+    logits_QV = F.linear(x_QD, weight_VD)
+    precise_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
+    losses_Q = -precise_QV.log_softmax(1).gather(1, target_Q.unsqueeze(1)).squeeze(1)
+    return losses_Q.masked_fill(target_Q == ignore_index, 0.0)

@@ -301,7 +301,10 @@ class LanguageModel(CausalModel):
 
 
 def initialise(module: nn.Module, std: float, embedding_std: float) -> None:
-    """Draw weights around 0, zero biases and the padding embedding; parts with a start of their own have that."""
+    """Draw the weights of projections and embeddings from normal distributions; biases and padding are zero.
+
+    A module with a ``reset_parameters`` of its own, other than those, draws its own.
+    """
     for child in module.children():
         initialise(child, std, embedding_std)
     if isinstance(module, nn.Linear):

@@ -264,8 +264,8 @@ def test_steps_refuse_other_rows_than_they_have_and_a_text_for_which_there_is_no
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        *((name, {}, "on cpu, which has none") for name in FIXED),
-        *((name, {}, f"with {name}, whose steps have no fixed shapes") for name in NAMES if name not in FIXED),
+        *((name, {}, "on cpu: CUDA graphs need a GPU") for name in FIXED),
+        *((name, {}, f"with {name}, which has no steps of fixed shapes") for name in NAMES if name not in FIXED),
         ("Vanilla", {"adaptive_input": core.Bands((4, 7)), "tie_embeddings": False}, "with an adaptive input, which"),
     ],
 )

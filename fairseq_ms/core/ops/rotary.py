@@ -28,9 +28,9 @@ def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor
 
 
 def beginnings(start: int | Tensor, count: int, factor: int = 1) -> range | Tensor:
-    """Where the blocks of k tokens begin that ``count`` tokens after ``start`` finish.
+    """The first positions of the blocks of k tokens that end among ``count`` tokens from position ``start`` on.
 
-    Behind a tensor (1,), which one token follows, that of the block which it is in, finished or not.
+    Of one token, whose position is a tensor (1,): the first position of its block, finished or not.
     """
     if isinstance(start, Tensor):
         return start if factor == 1 else start // factor * factor

@@ -62,13 +62,13 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
         return False
     device, why = next(model.parameters()).device, None
     if not has_steps(model):
-        why = f"with {type(model).__name__}, whose steps have no fixed shapes"
+        why = f"with {type(model).__name__}, which has no steps of fixed shapes"
     elif any(isinstance(module, AdaptiveInput) for module in model.modules()):
-        why = "with an adaptive input, which waits to know the bands of its tokens"
+        why = "with an adaptive input, which has to look at tokens to know their bands"
     elif not has_graphs(device):
-        why = f"on {device}, which has none"
+        why = f"on {device}: CUDA graphs need a GPU"
     elif autocast_dtype(device) is not None:
-        why = "under autocast, which casts weights anew"
+        why = "under autocast, which casts weights again at every step"
     if graphs and why:
         raise ValueError(f"graphs must not be True {why}: got True")
     return why is None

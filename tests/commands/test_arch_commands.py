@@ -1,4 +1,4 @@
-"""Every subcommand that takes ``--arch``, over every model and every adaptive preset: an answer or one sentence."""
+"""`memory --arch` over every model and every adaptive preset."""
 
 from __future__ import annotations
 
@@ -15,28 +15,12 @@ SMALL = ["--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--decode
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_context_length_and_the_memory_of_every_architecture_or_one_sentence(name: str, capsys) -> None:
+def test_the_memory_of_every_architecture_or_preset(name: str, capsys) -> None:
     preset = PRESETS.get(name)
     streams = setting(preset.model if preset else name, "TASK", "") == "streaming_language_modeling"
-    lengths = [] if preset else ["--tokens-per-sample", "8"]
-    code = main(["context-length", "--arch", name, *lengths])
-    printed = capsys.readouterr()
-    if streams:
-        assert (code, "formula" in printed.out) == (0, True)
-    else:
-        assert code == 2
-        assert printed.err.startswith("fairseq-ms: --arch must be a model with a memory")
     lengths = [] if streams and preset else ["--tokens-per-sample", "8"]
     assert main(["memory", "--arch", name, *lengths, "--no-measurement", "--cpu"]) == 0
     assert ("200002 symbols" if "wt103" in name and preset else "symbols") in capsys.readouterr().out
-
-
-def test_the_context_of_an_adaptive_preset_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    small = [*SMALL, "--decoder-layers", "2"]
-    assert main(["context-length", "--arch", "transformer_xl_simplebooks92", *small, "--measure"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    formula, measured = (next(row for row in rows if row[0] == kind) for kind in ("formula", "measured"))
-    assert formula[1:] == measured[1:]
 
 
 @pytest.mark.parametrize(

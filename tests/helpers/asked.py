@@ -1,7 +1,10 @@
 """Checkpoints that several tests of commands read."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+from fairseq_ms.cli import main
 from tests.helpers.trained import NARROW, TINY, random_lines, write_checkpoint, write_corpus
 
 ARCHITECTURES = {
@@ -39,3 +42,19 @@ def write_stream(path: Path, data: Path, arch: str, *flags: str) -> Path:
     """Write a checkpoint of a small untrained model with a memory."""
     sizes = [*NARROW, *flags, "--tokens-per-sample", "6", "--init-std", "0.3"]
     return write_checkpoint(path, data, arch, *sizes, task="streaming_language_modeling")
+
+
+def answer(folder: Path, *command: str) -> dict[str, Any]:
+    """What a command writes with --json; it draws a figure, too."""
+    assert main([*command, "--json", str(folder / "out.json"), "--png", str(folder / "out.png")]) == 0
+    assert (folder / "out.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    return dict(json.loads((folder / "out.json").read_text()))
+
+
+def assert_refused(words: list[str], sentence: str, capsys: Any) -> None:
+    """A command says one sentence, and nothing before it."""
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1

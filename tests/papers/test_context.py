@@ -1,18 +1,15 @@
-"""nll-by-frequency, context-shuffle and context-window, by brute force and on models of known answers."""
+"""nll-by-frequency and context-shuffle, by brute force and on models of known answers."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fairseq.models import FairseqLanguageModel
 
-from fairseq_ms.cli import main
-from fairseq_ms.commands import context_window
 from fairseq_ms.papers import context_shuffle
 from fairseq_ms.papers.nll_by_frequency import differences_by_bin, frequency_bins, nll_by_bin
+from tests.helpers.asked import answer
 from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
 
@@ -31,14 +28,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     write_checkpoint(folder / "unigram/model.pt", data, "vanilla_lm", *flags, change=unigram)
     return folder
-
-
-def results(tmp_path: Path, *command: str) -> list[dict[str, Any]]:
-    """The results of a command, which draws them, too."""
-    files = ["--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]
-    assert main([*command, *files]) == 0
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    return list(json.loads((tmp_path / "out.json").read_text())["results"])
 
 
 @pytest.mark.parametrize("bins", [1, 2, 5, 10])
@@ -69,7 +58,7 @@ def test_mean_nll_of_bins_equals_a_loop_over_tokens():
 
 def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tmp_path, capsys):
     paths = [str(place / name / "model.pt") for name in ("unigram", "vanilla")]
-    found = results(tmp_path, "nll-by-frequency", *paths, "--bins", "4", "--context-window", "0")
+    found = answer(tmp_path, "nll-by-frequency", *paths, "--bins", "4", "--context-window", "0")["results"]
     checkpoint = load(place, "unigram")
     train = checkpoint.text("train").tolist()
     test = checkpoint.text("test").tolist()
@@ -85,16 +74,17 @@ def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tm
 
 def test_models_differ_in_a_bin_by_their_mean_difference_token_by_token(place, tmp_path):
     paths = [f"{name}={place / name / 'model.pt'}" for name in ("vanilla", "near", "unigram")]
-    found = results(tmp_path, "nll-by-frequency", *paths, "--bins", "4")
+    found = answer(tmp_path, "nll-by-frequency", *paths, "--bins", "4")["results"]
     for row in found:
         assert set(row["difference"]) == {"near", "unigram"}
         for name, (mean, low, high) in row["difference"].items():
             assert mean == pytest.approx(row["nll"][name] - row["nll"]["vanilla"])
             assert low < mean < high
     # Of the same model twice, there is nothing to be told apart.
-    twice = results(tmp_path, "nll-by-frequency", f"a={place / 'near/model.pt'}", f"b={place / 'near/model.pt'}")
+    near = place / "near/model.pt"
+    twice = answer(tmp_path, "nll-by-frequency", f"a={near}", f"b={near}")["results"]
     assert [row["difference"]["b"] == [0.0, 0.0, 0.0] for row in twice] == [row["tokens"] > 1 for row in twice]
-    alone = results(tmp_path, "nll-by-frequency", str(place / "near/model.pt"))
+    alone = answer(tmp_path, "nll-by-frequency", str(near))["results"]
     assert all(row["difference"] == {} for row in alone)
 
 
@@ -156,63 +146,11 @@ def test_distance_groups_cover_every_distance_once():
     assert [d for first, last in groups for d in range(first, last + 1)] == list(range(1, 257))
 
 
-def test_perplexity_with_little_context_equals_single_forward_passes(place):
-    checkpoint = load(place, "vanilla")
-    tokens = checkpoint.text("test")
-    targets = context_window.choose_targets(tokens.numel(), 13, 9)
-    assert targets[0] == 13
-    assert targets[-1] == tokens.numel() - 1
-    for length in (1, 5, 13):
-        found = context_window.nll_with_context(checkpoint, tokens, targets, length, max_tokens=30)
-        for target, nll in zip(targets, found):
-            logits = checkpoint.model(tokens[None, target - length : target])[0][0, -1]
-            assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
-
-
-def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, tmp_path, capsys):
-    # No position embedding changes: the model is given 5 or more tokens, so the last 5 are at other positions.
-    def forget_positions(model: FairseqLanguageModel) -> None:
-        model.decoder.core.embed.positions.weight.zero_()
-
-    flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
-    path = write_checkpoint(place / "blind/model.pt", place / "bin", "vanilla_lm", *flags, change=forget_positions)
-    (result,) = results(tmp_path, "context-window", str(path), "--contexts", "1,2,5,9,32", "--limit", "50")
-    nll = {point["context"]: point["nll"] for point in result["by_context"]}
-    assert abs(nll[1] - nll[5]) > 1e-3
-    assert nll[9] == pytest.approx(nll[5], abs=1e-6)
-    assert nll[32] == pytest.approx(nll[5], abs=1e-6)
-    assert "same 50 tokens" in capsys.readouterr().out
-
-
 def test_context_shuffle_prints_and_draws_several_checkpoints(place, tmp_path, capsys):
     paths = [str(place / "unigram/model.pt"), f"window={place / 'near/model.pt'}"]
-    unigram, window = results(tmp_path, "context-shuffle", *paths, "--limit", "9")
+    unigram, window = answer(tmp_path, "context-shuffle", *paths, "--limit", "9")["results"]
     assert [len(unigram["every_distance"]), window["windows"]] == [16, 9]
     assert max(abs(group["increase"]) for group in unigram["by_distance"]) < 2e-6
     for group in window["by_distance"]:
         assert group["low"] <= group["increase"] <= group["high"]
     assert "first 16 of 32 tokens, 9 windows" in capsys.readouterr().out
-
-
-def test_checkpoints_of_other_dictionaries_are_not_compared(place, tmp_path, capsys):
-    other = write_corpus(tmp_path / "bin", {"train": random_lines(9, 30, words=7), "test": random_lines(8, 9, words=7)})
-    path = write_checkpoint(tmp_path / "other/model.pt", other, "vanilla_lm", *TINY, "--tokens-per-sample", "32")
-    assert main(["context-window", str(place / "vanilla/model.pt"), str(path)]) == 2
-    assert "the dictionaries of vanilla and other differ" in capsys.readouterr().err
-
-
-def test_a_figure_without_matplotlib_says_what_to_install(place, monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    assert main(["context-window", str(place / "vanilla/model.pt"), "--png", "x.png"]) == 2
-    assert "--png needs the package matplotlib: run pip install matplotlib" in capsys.readouterr().err
-
-
-def test_bands_of_context_hold_the_perplexity_and_close_at_the_longest():
-    generator = np.random.default_rng(4)
-    hard = generator.gamma(2.0, 2.0, 300)
-    nll = np.stack([hard + generator.normal(0.5, 0.1, 300), hard])
-    short, longest = np.transpose(context_window.perplexities(nll, seed=1))
-    assert short[1] < short[0] < short[2]
-    # The targets differ by several nats, the gain by a tenth: paired, it is known to 0.1 / sqrt(300).
-    assert np.log(short[2] / short[1]) < 5 * 0.1 / np.sqrt(300)
-    np.testing.assert_allclose(longest, np.exp(hard.mean()))

@@ -1,29 +1,11 @@
-"""`fairseq-ms plot`: what a multi-scale model looks at, what context costs, and losses from fairseq's logs."""
+"""`fairseq-ms plot`: what context costs, and losses from fairseq's logs."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from fairseq.models import FairseqLanguageModel
 
 from fairseq_ms.cli import main
-from fairseq_ms.commands.plot import attention
-from fairseq_ms.tools import untrained
-
-SIZES = "--decoder-embed-dim 12 --decoder-ffn-embed-dim 12 --decoder-attention-heads 3 --tokens-per-sample 32"
-LENGTH = 23
-# One layer everywhere, so that what is seen is what can have an influence.
-MODELS = {
-    "vanilla_lm": "--decoder-layers 1",
-    "local vanilla_lm": "--decoder-layers 1 --scale-windows 1x=0:5",
-    "retina_lm": "--decoder-layers 1 --scale-windows 1x=0:4,2x=4:8,4x=8:16",
-    "coarse_lm": "--scale-layers 4x=1",
-    "multiscale_topdown": "--scale-layers 4x=1,2x=1,1x=1",
-    "multiscale_bottomup": "--scale-layers 4x=1,2x=1,1x=1 --scale-heads 2x=2,4x=1",
-}
-
+from tests.helpers.asked import answer
 
 # Both of fairseq's formats, through fairseq-train and through hydra. The first run was killed and went on later, when
 # fairseq's own "wall" stays 0.
@@ -60,53 +42,9 @@ def logs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def influence(model: FairseqLanguageModel) -> torch.Tensor:
-    """(T, T): whether the embedding of token p (column) has a gradient from the features of position t (row)."""
-    decoder = model.decoder.core
-    embedded = torch.randn(1, LENGTH, 12, requires_grad=True)
-    decoder.embed.forward = lambda tokens, start=0: embedded
-    features = decoder.features(torch.zeros(1, LENGTH, dtype=torch.long))
-    found = [torch.autograd.grad(features[0, t].pow(3).sum(), embedded, retain_graph=True)[0] for t in range(LENGTH)]
-    return torch.stack([grad[0].abs().sum(-1) > 0 for grad in found])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_what_is_drawn_as_seen_is_what_has_a_gradient(name: str) -> None:
-    torch.manual_seed(1)
-    flags = ["--arch", name.split()[-1], *SIZES.split(), *MODELS[name].split()]
-    model = untrained.build(flags, vocabulary=20)[0].eval()
-    drawn = attention.patterns(model, LENGTH)
-    seen = torch.stack([pattern.block >= 0 for pattern in drawn]).any(0)
-    # A residual connection shows every position itself, whatever the windows.
-    assert torch.equal(seen | torch.eye(LENGTH, dtype=torch.bool), influence(model) | torch.eye(LENGTH).bool())
-
-
-def test_a_block_is_seen_whole_or_not_at_all() -> None:
-    model = untrained.build(["--arch", "retina_lm", *SIZES.split(), *MODELS["retina_lm"].split()], 20)[0]
-    for pattern in attention.patterns(model, LENGTH):
-        for row in pattern.block:
-            blocks, tokens = row[row >= 0].unique(return_counts=True)
-            assert (tokens == pattern.factor).all(), (pattern.title, blocks, tokens)
-
-
-def run(tmp_path: Path, *command: str) -> dict[str, Any]:
-    """What a figure's JSON file holds."""
-    out = tmp_path / "out"
-    assert main(["plot", *command, "--json", f"{out}.json", "--png", f"{out}.png"]) == 0
-    assert Path(f"{out}.png").read_bytes().startswith(b"\x89PNG")
-    return dict(json.loads(Path(f"{out}.json").read_text()))
-
-
-def test_the_command_writes_panels_and_a_figure(tmp_path: Path, capsys) -> None:
-    panels = run(tmp_path, "attention", "--arch", "retina_lm_books_12_8_256_512", "--length", "64")["panels"]
-    assert [panel["factor"] for panel in panels] == [1, 4, 16]
-    assert len(panels[0]["block"]) == 64
-    assert "4 heads, 4x=8:256" in capsys.readouterr().out
-
-
 def test_context_grows_faster_than_what_is_kept_for_it_with_more_scales(tmp_path: Path) -> None:
     sizes = ("--rounds", "1", "--decoder-embed-dim", "32", "--batch-size", "2")
-    xl, two_scales, three_scales = run(tmp_path, "context", "--segments", "4,16", *sizes)["curves"].values()
+    xl, two_scales, three_scales = answer(tmp_path, "plot", "context", "--segments", "4,16", *sizes)["curves"].values()
     for index, segment in enumerate((4, 16)):
         points = [curve[index] for curve in (xl, two_scales, three_scales)]
         assert [point["segment"] for point in points] == [segment] * 3
@@ -118,7 +56,7 @@ def test_context_grows_faster_than_what_is_kept_for_it_with_more_scales(tmp_path
 
 
 def curves_of(logs: Path, *arguments: str) -> list[dict[str, object]]:
-    return list(run(logs, "curves", *arguments)["runs"])
+    return list(answer(logs, "plot", "curves", *arguments)["runs"])
 
 
 def test_losses_are_read_from_both_formats_and_hours_add_up_over_restarts(logs: Path) -> None:
@@ -163,8 +101,6 @@ def test_the_best_of_each_run_is_drawn_over_its_size(logs: Path, capsys) -> None
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("attention", "--arch must name an architecture"),
-        ("attention --arch transformer_xl --tokens-per-sample 8 --mem-len 8", "must be a multi-scale model"),
         ("context --segments 6", "--segments must be multiples of 4"),
         ("context --decoder-embed-dim 100", "--decoder-embed-dim must be even, and a multiple of 64"),
         ("context --png figure.pdf", "--png must end in .png"),

@@ -19,6 +19,8 @@ ROOMS = (
     *("criterions.bag_of_words", "data.streams", "harness.generation", "host.trainer"),
     *("lm.base", "models.retina", "optim.of_torch", "tasks.streaming_language_modeling"),
 )
+# For what is not loaded by its path.
+HERE = f"sys.path.insert(0, {str(ROOT)!r})"
 
 
 def in_processes(fairseq: str, ways: list[str]) -> list[Any]:
@@ -91,7 +93,7 @@ def changes_nothing(module: str) -> None:
 
 @pytest.mark.parametrize("fairseq", ["", "import fairseq_cli.train, fairseq_cli.hydra_train"])
 def test_the_core_loads_and_changes_nothing_of_fairseq_whether_it_comes_before_or_after(fairseq: str) -> None:
-    ways = ["changes_nothing('fairseq_ms')", "changes_nothing('fairseq_ms.core')"]
+    ways = [f"{HERE}; changes_nothing({module!r})" for module in ("fairseq_ms", "fairseq_ms.core")]
     for own, replaced, loaded, hook, hydra in in_processes(fairseq, ways):
         assert (own, replaced, loaded, hook, hydra) == ([[]] * 5, [], [], "sys", None)
 
@@ -103,8 +105,8 @@ def test_every_way_to_load_the_plugin_registers_everything_once(fairseq: str, tm
     link.symlink_to(USER_DIR, target_is_directory=True)
     ways = [
         f"user_dir({str(USER_DIR)!r})",
-        f"sys.path.append({str(ROOT)!r}); import fairseq_ms.core; fairseq_ms.register(); user_dir({str(USER_DIR)!r})",
-        f"sys.path.append({str(ROOT)!r}); import fairseq_ms.{ROOMS[0]}",
+        f"{HERE}; import fairseq_ms.core; fairseq_ms.register(); user_dir({str(USER_DIR)!r})",
+        f"{HERE}; import fairseq_ms.{ROOMS[0]}",
     ]
     if fairseq:
         # Where it is loaded already, a way takes no time.
@@ -112,7 +114,7 @@ def test_every_way_to_load_the_plugin_registers_everything_once(fairseq: str, tm
             f"os.chdir({str(ROOT)!r}); user_dir('fairseq_ms', './fairseq_ms/')",
             f"os.chdir({str(tmp_path)!r}); user_dir({str(link)!r}, {str(link)!r}, 'elsewhere/fairseq_ms')",
             f"os.chdir({str(ROOT)!r}); import fairseq_ms.models; user_dir('fairseq_ms')",
-            *(f"sys.path.append({str(ROOT)!r}); import fairseq_ms.{room}" for room in ROOMS[1:]),
+            *(f"{HERE}; import fairseq_ms.{room}" for room in ROOMS[1:]),
         ]
     found = in_processes(fairseq, ways)
     expected = json.loads(json.dumps(registered()))

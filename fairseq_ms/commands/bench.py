@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools.arguments import add_choice, register
+from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import add_choice, add_counts, register
 
 # Registered here, after the environment is set that torch's threads read when they start.
 NEEDS_FAIRSEQ = False
@@ -18,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="tables to measure, or all (default: list them)")
     add_choice(parser, "--device", ("cpu", "cuda"), "where models run")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="timed rounds (default: 7)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
+    add_counts(parser, ("--rounds", 7, "timed rounds"), ("--threads", None, "CPU threads (default: torch's choice)"))
     what = "cpu: the process's own processor time, for machines that others use as well"
     add_choice(parser, "--clock", ("wall", "cpu"), what)
     help = "measure only rows with this in their names (repeatable)"
@@ -36,13 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for every section; the exit code is 1 if a parity check failed."""
-    for flag, least in (("rounds", 1), ("threads", 1), ("vocabulary", 8)):
-        value = getattr(args, flag)
-        if value is not None and value < least:
-            raise UsageError(f"--{flag} must be at least {least}: got {value}")
-    for flag, path in (("--json", args.json), ("--report", args.report), ("--records", args.records)):
-        if path and not Path(path).resolve().parent.is_dir():
-            raise UsageError(f"{flag} must name a file in a folder that exists: got {path!r}")
+    if args.vocabulary is not None and args.vocabulary < 8:
+        raise UsageError(f"--vocabulary must be at least 8: got {args.vocabulary}")
+    report.check_outputs(args)
     root = Path(__file__).resolve().parents[2]
     if not (root / "benchmarks" / "command.py").is_file():
         raise UsageError(

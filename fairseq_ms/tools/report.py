@@ -43,14 +43,14 @@ def _text(cell: object) -> str:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise UsageError now rather than after the work when --json or --png could not be written then."""
-    png = getattr(args, "png", None)
-    for flag, path in (("--json", args.json), ("--png", png)):
+    """Raise UsageError now rather than after the work when --json or another file could not be written then."""
+    files = {name: getattr(args, name, None) for name in ("json", "png", "report", "records")}
+    for name, path in files.items():
         if path is not None and not Path(path).resolve().parent.is_dir():
-            raise UsageError(f"{flag} must lie in a folder that exists: got {path}")
+            raise UsageError(f"--{name} must lie in a folder that exists: got {path}")
         if path is not None and Path(path).is_dir():
-            raise UsageError(f"{flag} must name a file: {path} is a folder")
-    if png is not None:
+            raise UsageError(f"--{name} must name a file: {path} is a folder")
+    if (png := files["png"]) is not None:
         if Path(png).suffix != ".png":
             raise UsageError(f"--png must end in .png: got {png}")
         require_package("matplotlib", "--png", "matplotlib")

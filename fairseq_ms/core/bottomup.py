@@ -190,12 +190,7 @@ def see_finished(
 
 
 class BlockCache(KeyValueCache):
-    """Keys and values of the finished blocks of k tokens.
-
-    Args:
-        factor: k
-        batch_size, heads, head_dim, capacity, like: as a ``KeyValueCache`` has them
-    """
+    """Keys and values of the finished blocks of ``factor`` tokens; all else is as in a ``KeyValueCache``."""
 
     def __init__(self, factor: int, batch_size: int, heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
         super().__init__(batch_size, heads, head_dim, capacity, like)

@@ -18,7 +18,7 @@ from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedB
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
-from fairseq_ms.core.ops.linear import Linear, norm_linear
+from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.pooling import normalised
 from fairseq_ms.core.scales import Scale, check_scales, share_heads
@@ -116,12 +116,11 @@ class AggregationAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = config.norm_before()
-        self.query = Linear(dim, dim, config.bias)
-        self.coarse = TypedList(Linear(dim, 2 * count * self.head_dim, config.bias) for count in heads.values())
-        for linear in self.coarse:
-            linear.rows = 2 * (linear.out_features // 2,)
+        self.query = projection(dim, dim, config.bias)
+        widths = [count * self.head_dim for count in heads.values()]
+        self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
         self.qk = QueryKey(config, self.head_dim)
-        self.out = Linear(dim, dim, config.bias)
+        self.out = projection(dim, dim, config.bias)
         self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None
 
     def reset_parameters(self) -> None:

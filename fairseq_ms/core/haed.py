@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fairseq_ms.core.hierarchical.caches import ChunkCaches, Rectangles, RowCache, RowCaches
 from fairseq_ms.core.hierarchical.chunks import (
@@ -31,9 +30,9 @@ from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
 from fairseq_ms.core.hierarchical.state import HAEDState
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import CausalModel, start_residuals
-from fairseq_ms.core.ops.linear import Linear
-from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
+from fairseq_ms.core.ops.linear import projection
 from fairseq_ms.core.ops.lstm import LSTM, LSTMState, RaggedSteps
+from fairseq_ms.core.ops.plain import table
 from fairseq_ms.core.ops.recompute import Dropout
 
 
@@ -98,7 +97,7 @@ class LSTMMain(MainModel):
 
     def new_state(self, rows: int, chunks: int) -> LSTMState:
         """The state of a batch before any chunk."""
-        return self.lstm.new_state(rows, self.out.weight)
+        return self.lstm.new_state(rows, next(self.parameters()))
 
 
 class LSTMDecoder(nn.Module):
@@ -110,6 +109,7 @@ class LSTMDecoder(nn.Module):
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
         self.drop = Dropout(config.dropout, config.recompute)
+        self.symbols = config.symbols
         self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
         self.lstm = LSTM(config.token_dim, config.dim, config.decoder_units)
 
@@ -120,14 +120,12 @@ class LSTMDecoder(nn.Module):
         if past is not None and main_WD is not None:
             rows_R, main_RD = chunks.begun(main_WD)
             past.begin(rows_R, self.lstm.project_context(main_RD))
-        hidden_ZU = self.lstm(self.embed.weight, main_WD, chunks.in_chunks(tokens_BT), past)
+        hidden_ZU = self.lstm(table(self.embed, self.symbols), main_WD, chunks.in_chunks(tokens_BT), past)
         return self.drop(hidden_ZU.view(*tokens_BT.shape, -1))
 
     def new_state(self, rows: int) -> LSTMState:
         """The state of a batch before any chunk, and the projected embedding of every symbol."""
-        table_VG = self.lstm.project_table(self.embed.weight).detach()
-        state = self.lstm.new_state(rows, self.embed.weight)
-        return replace(state, context_BG=table_VG.new_zeros(rows, table_VG.shape[1]), table_RG=table_VG)
+        return self.lstm.new_state_of_table(rows, table(self.embed, self.symbols))
 
 
 class TransformerDecoder(nn.Module):
@@ -143,10 +141,11 @@ class TransformerDecoder(nn.Module):
         if units % config.local_heads:
             raise ValueError(f"local_heads must divide decoder_units {units}: got {config.local_heads}")
         self.drop = Dropout(config.dropout, config.recompute)
+        self.symbols, self.length = config.symbols, length
         self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
         self.places = nn.Embedding(length, units)
-        self.project_token = Linear(config.token_dim, units)
-        self.project_context = Linear(config.dim, units, bias=False)
+        self.project_token = projection(config.token_dim, units)
+        self.project_context = projection(config.dim, units, bias=False)
         ffn_dim = config.local_ffn_dim or 4 * units
         layers = replace(
             config, dim=units, ffn_dim=ffn_dim, heads=config.local_heads, head_dim=None, positions="learned"
@@ -158,7 +157,7 @@ class TransformerDecoder(nn.Module):
     ) -> Tensor:
         """(B, T) tokens and the main output before each of W chunks to (B, T, U), zero at padding."""
         steps = chunks.in_chunks(tokens_BT)
-        table_VU = self.project_token(self.embed.weight) if past is None else past.table_VU
+        table_VU = self.project_token(table(self.embed, self.symbols)) if past is None else past.table_VU
         if main_WD is not None:
             context_WU = self.project_context(main_WD)
             if past is not None:
@@ -187,8 +186,8 @@ class TransformerDecoder(nn.Module):
 
     def new_state(self, rows: int) -> ChunkCaches:
         """The state of a batch before any chunk."""
-        table_VU = self.project_token(self.embed.weight).detach()
-        return ChunkCaches(self.stack, rows, self.places.num_embeddings, table_VU)
+        table_VU = self.project_token(table(self.embed, self.symbols)).detach()
+        return ChunkCaches(self.stack, rows, self.length, table_VU)
 
 
 def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
@@ -231,14 +230,14 @@ class HAED(CausalModel):
     """MLP encoder, transformer main model, LSTM decoder, unless its configuration says otherwise."""
 
     config: HAEDConfig
-    project: Linear
+    project: nn.Linear
 
     def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
         self.config = config
         self.segmentation, self.encoder, self.main = hierarchy(config)
         self.chunk_decoder = LSTMDecoder(config) if config.decoder == "lstm" else TransformerDecoder(config)
-        self.project = Linear(config.decoder_units, config.vocab_size)
+        self.project = projection(config.decoder_units, config.vocab_size)
         self.adaptive_softmax = None
         initialise_chunks(self, config.init_std)
 
@@ -281,17 +280,9 @@ class HAED(CausalModel):
         length = self.segmentation.max_length
         # A word has about five characters; caches of rows with more chunks grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
-        unfinished = Unfinished(batch_size, length, self.segmentation.pad, self.project.weight.device)
+        unfinished = Unfinished(batch_size, length, self.segmentation.pad, next(self.parameters()).device)
         main, decoder = self.main.new_state(batch_size, chunks), self.chunk_decoder.new_state(batch_size)
         return HAEDState(self.config, main, decoder, unfinished)
-
-    def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
-        """``loss`` from features (B, T, D)."""
-        # A bias is one more column of the matrix.
-        x_QD, target_Q = F.pad(x_BTD.flatten(0, 1), (0, 1), value=1.0), targets_BT.flatten()
-        weight = torch.cat([self.project.weight, self.project.bias.unsqueeze(1)], dim=1)
-        count = (target_Q != ignore_index).sum().clamp(min=1)
-        return linear_cross_entropy(x_QD, weight, target_Q, ignore_index) / count
 
 
 class HRED(HAED):

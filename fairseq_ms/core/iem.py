@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.haed import HAEDConfig, hierarchy, initialise_chunks
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
-from fairseq_ms.core.ops.linear import Linear
+from fairseq_ms.core.ops.linear import projection
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ImplicitEmbedding(nn.Module):
     def __init__(self, config: HAEDConfig, projected: bool) -> None:
         super().__init__()
         self.segmentation, self.encoder, self.main = hierarchy(config)
-        self.query = Linear(config.dim, self.encoder.out_dim) if projected else None
+        self.query = projection(config.dim, self.encoder.out_dim) if projected else None
         initialise_chunks(self, config.init_std)
 
     def forward(

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.checks import check_probability, check_sizes
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Linear, Norm, norm_linear, normalised_heads
-from fairseq_ms.core.ops.recompute import Dropout, checkpointed, recomputed
+from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Norm, norm_heads, norm_linear, projection
+from fairseq_ms.core.ops.plain import ours
+from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import beginnings, rotate, rotation
 
 POSITIONS = ("learned", "rotary", "none")
@@ -202,6 +203,7 @@ class TokenEmbedding(nn.Module):
         return next(self.parameters()).new_empty(1, 1, self.dim)
 
 
+@ours
 class Downsample(nn.Module):
     """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
 
@@ -218,7 +220,7 @@ class Downsample(nn.Module):
         self.kind = kind
         self.factor = factor
         # Kernel and stride being equal, the convolution is one projection of k positions side by side.
-        self.conv = Linear(factor * dim, dim) if kind == "conv" and factor > 1 else None
+        self.conv = projection(factor * dim, dim) if kind == "conv" and factor > 1 else None
 
     @property
     def padding(self) -> float:
@@ -256,15 +258,14 @@ class QueryKey(nn.Module):
         super().__init__()
         if config.positions == "rotary" and head_dim % 2:
             raise ValueError(f"rotary positions need heads of an even width: got {head_dim}")
-        self.recompute = config.recompute
+        self.head_dim, self.recompute = head_dim, config.recompute
         self.query = NORMS["rms"](head_dim) if config.qk_norm else None
         self.key = NORMS["rms"](head_dim) if config.qk_norm else None
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
         """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
         if self.query is not None and self.key is not None:
-            gains = self.query.weight.expand(queries, -1), self.key.weight.expand(keys, -1)
-            x_BTO = recomputed(normalised_heads, x_BTO, torch.cat(gains), enabled=self.recompute)
+            x_BTO = norm_heads(x_BTO, self.head_dim, [(self.query, queries), (self.key, keys)], self.recompute)
         return x_BTO if rotation_2TF is None else rotate(x_BTO, rotation_2TF, queries + keys)
 
 
@@ -281,10 +282,10 @@ class SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = config.norm_before()
-        self.qkv = Linear(config.dim, 3 * self.heads * self.head_dim, config.bias)
-        self.qkv.rows = 3 * (self.heads * self.head_dim,)
+        inner = self.heads * self.head_dim
+        self.qkv = projection(config.dim, 3 * inner, config.bias, rows=3 * (inner,))
         self.qk = QueryKey(config, self.head_dim)
-        self.out = Linear(self.heads * self.head_dim, config.dim, config.bias)
+        self.out = projection(inner, config.dim, config.bias)
 
     def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
         """Attend from every position to itself and all before it, (B, T, D) -> (B, T, D).

@@ -16,8 +16,8 @@ from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.checks import checked_targets, checked_tokens
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
-from fairseq_ms.core.ops.linear import Linear, TiedOutput
-from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
+from fairseq_ms.core.ops.linear import TiedOutput, projection
+from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
 from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.sampling import check_finite, check_sampling, draw
 
@@ -164,7 +164,7 @@ class CausalModel(nn.Module, ABC):
         count = (target_Q != ignore_index).sum().clamp(min=1)
         if self.adaptive_softmax is None:
             assert self.project is not None
-            return linear_cross_entropy(x_QD, self.project.weight, target_Q, ignore_index) / count  # type: ignore[arg-type]
+            return cross_entropy_of(x_QD, self.project, target_Q, ignore_index) / count
         kept = target_Q != ignore_index
         parts = zip(*self.adaptive_softmax(x_QD[kept], target_Q[kept]))
         losses = [F.cross_entropy(logits, target, reduction="sum") for logits, target in parts if logits is not None]
@@ -282,9 +282,9 @@ class LanguageModel(CausalModel):
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and config.tie_embeddings:
             assert isinstance(self.embed.words, nn.Embedding)
-            self.project = TiedOutput(self.embed.words)
+            self.project = TiedOutput(self.embed)
         elif self.adaptive_softmax is None:
-            self.project = Linear(config.dim, config.output_vocab_size or config.vocab_size, bias=False)
+            self.project = projection(config.dim, config.output_vocab_size or config.vocab_size, bias=False)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the last line of a subclass's constructor."""

@@ -11,7 +11,6 @@ from torch import nn
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_fused_optimizers
-from fairseq_ms.core.ops.linear import Linear
 
 
 def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -34,7 +33,7 @@ def rows_of_projections(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]
 
     Queries, keys and values share a weight; Muon makes the update of each of them orthogonal by itself.
     """
-    shared = {m.weight: m.rows for m in model.modules() if isinstance(m, Linear) and m.rows}
+    shared = {m.weight: m.rows for m in model.modules() if isinstance(m, nn.Linear) and hasattr(m, "rows")}
     return {matrix: shared.get(matrix, (matrix.size(0),)) for matrix in matrices_and_others(model)[0]}
 
 

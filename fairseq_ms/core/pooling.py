@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.layers import Downsample
-from fairseq_ms.core.ops.linear import Linear, Norm, normalise
+from fairseq_ms.core.ops.linear import Norm, normalise, own_of, projection
+from fairseq_ms.core.ops.plain import ours, plain
 from fairseq_ms.core.ops.recompute import recomputed
 
 
+@ours
 class Upsample(nn.Module):
     """Unfolds every position into k, by a transposed convolution with kernel and stride k.
 
@@ -31,7 +33,7 @@ class Upsample(nn.Module):
         super().__init__()
         self.factor = factor
         # Kernel and stride being equal, outputs do not overlap: one projection to k outputs, one bias for all.
-        self.conv = Linear(dim, factor * dim, bias=False)
+        self.conv = projection(dim, factor * dim, bias=False)
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def reset_parameters(self) -> None:
@@ -85,10 +87,10 @@ def normalised(
 
     Both are computed again in backward, unless pooling has parameters: of all that is pooled, x alone is kept.
     """
-    if pool.conv is not None:
+    if pool.conv is not None or not plain(norm, pool):
         return norm(blocks(x_BTD))
 
     def pooled(x: Tensor, *own_D: Tensor) -> Tensor:
         return normalise(norm, blocks(x), *own_D)
 
-    return recomputed(pooled, x_BTD, *norm.parameters(), enabled=recompute)
+    return recomputed(pooled, x_BTD, *own_of(norm), enabled=recompute)

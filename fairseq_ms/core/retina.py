@@ -15,7 +15,7 @@ from fairseq_ms.core.cache import Reorderable, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
-from fairseq_ms.core.ops.linear import Linear, norm_linear, norm_linear_and_normed
+from fairseq_ms.core.ops.linear import norm_linear, norm_linear_and_normed, projection
 from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, window_attention_linear
 from fairseq_ms.core.scales import Scale, check_scales, share_heads
 
@@ -68,14 +68,13 @@ class RetinaAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = config.norm_before()
-        self.fine = Linear(dim, dim + 2 * groups[0].heads * self.head_dim, config.bias)
+        finest, *widths = [group.heads * self.head_dim for group in groups]
+        rows = (dim, finest, finest)
+        self.fine = projection(dim, sum(rows), config.bias, rows)
         self.pools = TypedList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
-        self.coarse = TypedList(Linear(dim, 2 * group.heads * self.head_dim, config.bias) for group in groups[1:])
-        self.fine.rows = (dim, *2 * (groups[0].heads * self.head_dim,))
-        for linear in self.coarse:
-            linear.rows = 2 * (linear.out_features // 2,)
+        self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
         self.qk = QueryKey(config, self.head_dim)
-        self.out = Linear(dim, dim, config.bias)
+        self.out = projection(dim, dim, config.bias)
 
     def forward(
         self,
@@ -109,11 +108,11 @@ class RetinaAttention(nn.Module):
             return norm_linear(x_BTD, self.norm, self.fine, self.recompute), []
         fine, normed = norm_linear_and_normed(x_BTD, self.norm, self.fine, self.recompute)
         coarse = []
-        for level, (pool, project) in enumerate(zip(self.pools, self.coarse)):
+        for level, (group, pool, project) in enumerate(zip(self.groups[1:], self.pools, self.coarse)):
             joined = normed if past is None else past.unfinished[level].join(normed)
-            whole = joined.size(1) - joined.size(1) % pool.factor
+            whole = joined.size(1) - joined.size(1) % group.factor
             if past is not None and not whole:
-                coarse.append(fine[:, :0, : project.out_features])
+                coarse.append(fine[:, :0, : 2 * group.heads * self.head_dim])
             else:
                 coarse.append(project(pool(joined[:, :whole])))
         return fine, coarse

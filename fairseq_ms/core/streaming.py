@@ -21,9 +21,9 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.memory import Memory, Mems, SegmentCache, StreamState, join
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.linear import Linear, norm_linear
+from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph
-from fairseq_ms.core.ops.relative_attention import Sinusoids, keys_and_values, relative_attention, segment_attention
+from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
 
 
 class RelativeAttention(nn.Module):
@@ -42,11 +42,10 @@ class RelativeAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm = config.norm_before()
-        self.qkv = Linear(dim, 3 * inner, bias=False)
-        self.qkv.rows = 3 * (inner,)
+        self.qkv = projection(dim, 3 * inner, bias=False, rows=3 * (inner,))
         # Not one that packs its weight: a ``SegmentCache`` projects the sinusoids once.
         self.position = nn.Linear(dim, inner, bias=False)
-        self.out = Linear(inner, dim, bias=False)
+        self.out = projection(inner, dim, bias=False)
         self.u, self.v = u_NH, v_NH
 
     def project(self, positions_PD: Tensor) -> Tensor:
@@ -55,7 +54,7 @@ class RelativeAttention(nn.Module):
 
     def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, M, H) of a memory."""
-        return keys_and_values(m_BMD if self.norm is None else self.norm(m_BMD), self.qkv.weight, self.heads)
+        return heads_of(m_BMD if self.norm is None else self.norm(m_BMD), 0, self.qkv, self.heads)[1:]
 
     def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
@@ -72,7 +71,7 @@ class RelativeAttention(nn.Module):
             q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute), self.heads)
             return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout, past.bias))
         r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
-        segment = s_BTD, m_BMD.detach(), self.norm, self.qkv.weight
+        segment = s_BTD, m_BMD.detach(), self.norm, self.qkv
         return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
 
 

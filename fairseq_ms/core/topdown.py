@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from fairseq_ms.core.cache import KeyValueCache, Reorderable, Rows, State
 from fairseq_ms.core.layers import Downsample, LayerConfig, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
-from fairseq_ms.core.ops.linear import ACTIVATIONS, Linear, Norm, normalise
+from fairseq_ms.core.ops.linear import ACTIVATIONS, Norm, normalise, own_of, projection
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import recomputed
 from fairseq_ms.core.ops.rotary import endings
 from fairseq_ms.core.pooling import Upsample, first_block, normalised, right_aligned, unfold_positions
@@ -52,7 +53,7 @@ class Join(nn.Module):
     def __init__(self, config: LayerConfig, ratio: int) -> None:
         super().__init__()
         self.upsample = Upsample(config.dim, ratio)
-        self.linear = Linear(2 * config.dim, config.dim)
+        self.linear = projection(2 * config.dim, config.dim)
         self.activation = ACTIVATIONS["swish" if config.activation == "swiglu" else config.activation]
         self.recompute = config.recompute
 
@@ -66,18 +67,24 @@ class Join(nn.Module):
             x_BTD = blocks(x_BTD)
         ratio, activation, offset = self.upsample.factor, self.activation, coarse.offset
 
-        def join(x: Tensor, coarse: Tensor, *parameters: Tensor) -> Tensor:
-            unfold, unfold_bias, mix, mix_bias, *own_D = parameters
-            pooled = normalise(norm, blocks(x) if pooled_again else x, *own_D)
-            fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
+        def side_by_side(pooled: Tensor, fine: Tensor) -> Tensor:
             if isinstance(offset, Tensor):
                 fine = fine.index_select(1, offset)
             else:
                 fine = fine[:, offset : offset + pooled.size(1)]
-            return activation(F.linear(torch.cat([pooled, fine], dim=-1), mix, mix_bias))
+            return torch.cat([pooled, fine], dim=-1)
 
+        def join(x: Tensor, coarse: Tensor, *parameters: Tensor) -> Tensor:
+            unfold, unfold_bias, mix, mix_bias, *own_D = parameters
+            pooled = normalise(norm, blocks(x) if pooled_again else x, *own_D)
+            fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
+            return activation(F.linear(side_by_side(pooled, fine), mix, mix_bias))
+
+        if not plain(pool, norm, self.upsample, self.upsample.conv, self.linear):
+            pooled = norm(blocks(x_BTD) if pooled_again else x_BTD)
+            return activation(self.linear(side_by_side(pooled, self.upsample(coarse.x_BCD))))
         own = self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias
-        return recomputed(join, x_BTD, coarse.x_BCD, *own, *norm.parameters(), enabled=self.recompute)
+        return recomputed(join, x_BTD, coarse.x_BCD, *own, *own_of(norm), enabled=self.recompute)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropy
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear_cross_entropy import linear_cross_entropy
+from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.output_matrix import output_matrix, unwrapped
+from fairseq_ms.lm.output_matrix import output_projection, unwrapped
 
 
 @register_criterion("bag_of_words", dataclass=CrossEntropyCriterionConfig)
@@ -66,13 +66,13 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         self, model: Any, net_output: tuple[Tensor, dict[str, Any]], sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """One softmax a block, read at the k targets that it predicts."""
-        weight_VD = output_matrix(model)
-        assert weight_VD is not None
+        project = output_projection(model)
+        assert project is not None
         x_BCD, targets_BT = net_output[0], model.get_targets(sample, net_output)
         factor, length = net_output[1]["scale"], targets_BT.size(1)
         missing = x_BCD.size(1) * factor - length
         bags_QK = F.pad(targets_BT, (0, missing), value=self.padding_idx).view(-1, factor)
-        loss = linear_cross_entropy(x_BCD.flatten(0, 1), weight_VD, bags_QK, self.padding_idx, reduce)
+        loss = cross_entropy_of(x_BCD.flatten(0, 1), project, bags_QK, self.padding_idx, reduce)
         if not reduce:
             loss = loss.view(len(targets_BT), -1)[:, :length].reshape(-1)
         return loss, loss

@@ -54,9 +54,11 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """The loss in nats (summed over the batch, or (B * T,) with ``reduce=False``), its size, what to log.
 
-        Raises UsageError if the model has no output matrix.
+        Raises UsageError if the model has no output matrix. Where something wraps it, it is called, for all logits.
         """
         self.check_output(without_output_matrix(model))
+        if output_matrix(model) is None:
+            return super().forward(model, sample, reduce)
         features_only = {**sample["net_input"], "features_only": True}
         return super().forward(model, {**sample, "net_input": features_only}, reduce)
 
@@ -64,6 +66,8 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
         """The loss, and without label smoothing."""
+        if output_matrix(model) is None:
+            return super().compute_loss(model, net_output, sample, reduce)
         x_QD, weight_VD, target_Q = self._rows(model, net_output, sample)
         nll_loss = linear_cross_entropy(x_QD, weight_VD, target_Q, self.padding_idx, reduce)
         if self.eps == 0.0:
@@ -77,6 +81,8 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         self, model: Any, net_output: tuple[Tensor, Any], sample: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         """How many targets have the largest logit, and how many there are."""
+        if output_matrix(model) is None:
+            return super().compute_accuracy(model, net_output, sample)
         x_QD, weight_VD, target_Q = self._rows(model, net_output, sample)
         counts = target_Q != self.padding_idx
         return ((most_probable(x_QD, weight_VD) == target_Q) & counts).sum(), counts.sum()

@@ -1,4 +1,4 @@
-"""The matrix that a model's features are multiplied with, for criterions that do not want its logits."""
+"""What a model's features are projected with, for criterions that do not want its logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from fairseq_ms.core.ops.linear import TiedOutput
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.lm.base import Decoder
 
 # The attribute of a decoder that projects, by the method whose output it alone is: subclasses may do more there.
@@ -21,8 +21,8 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def output_matrix(model: Any) -> Tensor | None:
-    """The weight (V, D) with which logits are ``F.linear(features, weight)``; None where they are not.
+def output_projection(model: Any) -> nn.Module | None:
+    """What alone makes logits of features, without a bias; None where there is no such module.
 
     ``model`` is one of this package or a Transformer of fairseq's, perhaps wrapped for distributed training.
     """
@@ -31,13 +31,18 @@ def output_matrix(model: Any) -> Tensor | None:
     if name is None or getattr(decoder, "adaptive_softmax", None) is not None:
         return None
     projection = getattr(decoder, name)
-    plain = isinstance(projection, TiedOutput) or (isinstance(projection, nn.Linear) and projection.bias is None)
-    return projection.weight if plain else None
+    return None if getattr(projection, "bias", None) is not None else projection
+
+
+def output_matrix(model: Any) -> Tensor | None:
+    """The weight (V, D) with which logits are ``F.linear(features, weight)``; None where something has to be called."""
+    projection = output_projection(model)
+    return projection.weight if projection is not None and plain(projection) else None  # type: ignore[return-value]
 
 
 def without_output_matrix(model: Any) -> str | None:
-    """What an error calls a model without one; None for a model with one."""
-    if output_matrix(model) is not None:
+    """What an error calls a model without such a projection; None for a model with one."""
+    if output_projection(model) is not None:
         return None
     adaptive = getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None
     return f"a {type(model).__name__}" + (" with adaptive softmax, which --criterion adaptive_loss trains" * adaptive)

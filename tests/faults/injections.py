@@ -37,7 +37,8 @@ def strike(moment: str, count: int, signum: int, ranks: tuple[int, ...], met: Pa
 
     turn = _turn(count, act)
     if moment == "forward":
-        torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: turn() if module.training else None)
+        # No hook: what has one is called, where it would be fused with what is beside it, which rounds otherwise.
+        _before(torch.nn.Module, "__call__", turn)
     elif moment == "update":
         _after(Trainer, "train_step", turn)
     elif moment == "saving":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps, replaced
+from fairseq_ms.core.ops.plain import table
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,7 @@ class ChunkEncoder(nn.Module, ABC):
     def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int) -> None:
         super().__init__()
         self.pad = pad
+        self.symbols = vocabulary
         self.out_dim = out_dim
         self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
 
@@ -312,16 +314,16 @@ class LSTMEncoder(ChunkEncoder):
         chunk_Q, place_Q = inside_YL.nonzero().unbind(1)
         slot_Q = torch.arange(chunk_Q.numel(), device=chunk_Q.device)
         steps = RaggedSteps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
-        hidden_QU = self.lstm(self.embed.weight, None, steps)
+        hidden_QU = self.lstm(table(self.embed, self.symbols), None, steps)
         return hidden_QU.index_select(0, inside_YL.sum(dim=1).cumsum(0) - 1)
 
     def padded_units(self, tokens_YL: Tensor) -> Tensor:
-        rows_Y, table_RG = torch.arange(tokens_YL.size(0), device=tokens_YL.device), self.embed.weight
-        state = replace(self.lstm.new_state(tokens_YL.size(0), table_RG), table_RG=self.lstm.project_table(table_RG))
+        rows_Y, table_RI = torch.arange(tokens_YL.size(0), device=tokens_YL.device), table(self.embed, self.symbols)
+        state = replace(self.lstm.new_state(tokens_YL.size(0), table_RI), table_RG=self.lstm.project_table(table_RI))
         units_YU = state.hidden_BU
         for symbol_Y, inside_Y in zip(tokens_YL.unbind(1), self._inside(tokens_YL).unbind(1)):
             steps = RaggedSteps(symbol_Y, rows_Y, rows_Y, rows_Y, len(rows_Y), more=True)
-            units_YU = replaced(units_YU, inside_Y, self.lstm(table_RG, None, steps, state))
+            units_YU = replaced(units_YU, inside_Y, self.lstm(table_RI, None, steps, state))
         return units_YU
 
     def _inside(self, tokens_YL: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear import Linear, weight_gradients
+from fairseq_ms.core.ops.linear import weight_gradients
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import DropoutMasks
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
@@ -203,13 +204,13 @@ def merge_heads(x_BNTH: Tensor) -> Tensor:
     return x_BNTH.transpose(1, 2).flatten(2)
 
 
-def self_attention_linear(qkv: Tensor, heads: int, out: Linear, dropout: float, recompute: bool) -> Tensor:
+def self_attention_linear(qkv: Tensor, heads: int, out: nn.Linear, dropout: float, recompute: bool) -> Tensor:
     """``out(merge_heads(attend(*split_qkv(qkv, heads), causal=True)))``, its naive twin.
 
     (B, T, 3 * N * H) -> (B, T, D).
     On a CPU, with ``recompute``, neither the scores nor what ``out`` reads are kept for backward.
     """
-    if recompute and qkv.device.type == "cpu" and torch.is_grad_enabled():
+    if recompute and qkv.device.type == "cpu" and torch.is_grad_enabled() and plain(out):
         attention = ChunkedAttention(None, True, DropoutMasks(dropout) if dropout > 0.0 else None)
         return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias)
     q, k, v = split_qkv(qkv, heads)

@@ -6,15 +6,17 @@ to no time. Here their results are computed again in the backward pass from inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.packing import PackedWeight
-from fairseq_ms.core.ops.recompute import drop
+from fairseq_ms.core.ops.packing import Packs
+from fairseq_ms.core.ops.plain import ours, plain, table
+from fairseq_ms.core.ops.recompute import drop, recomputed
 
 Norm = nn.LayerNorm | nn.RMSNorm
 NORMS: dict[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-5)}
@@ -54,50 +56,38 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Packs(nn.Module):
-    """A module with one weight to pack, by ``packing.pack`` or within ``packing.inference``.
-
-    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
-    """
-
-    packed: PackedWeight | None = None
-
-    def times(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """``F.linear`` by the module's weight, packed or not; x (..., I) -> (..., O)."""
-        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI, bias_O)
-
-    def _apply(self, fn, recurse: bool = True):
-        self.packed = None
-        return super()._apply(fn, recurse)
-
-
-class Linear(Packs, nn.Linear):
+def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ...] = ()) -> nn.Linear:
     """``nn.Linear`` whose weight is packed where a model only generates.
 
-    Attributes:
-        rows: how many rows of the weight each projection has, where several share one: queries, keys and values, a gate
-            and what it opens
+    It is of that type, which quantisation and others look for.
+
+    Args:
+        rows: of the weight, how many each projection has, where several share one: queries, keys and values, a gate and
+            what it opens
+    """
+    linear: Any = nn.Linear(inputs, outputs, bias)
+    linear.rows = rows or (outputs,)
+    return linear
+
+
+@ours
+class TiedOutput(Packs):
+    """Logits by the transposed word embedding; owns no parameter.
+
+    Args:
+        embed: whose ``words`` is the embedding, or what stands in its place
     """
 
-    rows: tuple[int, ...] = ()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., in_features) -> (..., out_features)."""
-        return self.times(x, self.weight, self.bias)
-
-
-class TiedOutput(Packs):
-    """Logits by the transposed word embedding; owns no parameter."""
-
-    def __init__(self, words: nn.Embedding) -> None:
+    def __init__(self, embed: nn.Module) -> None:
         super().__init__()
         # In a list, so that the embedding does not appear in the state dict a second time.
-        self._words = [words]
+        self._embed: list[Any] = [embed]
+        self.symbols = self._embed[0].words.num_embeddings
 
     @property
     def weight(self) -> Tensor:
         """The word embedding (V, D)."""
-        return self._words[0].weight
+        return table(self._embed[0].words, self.symbols, despite_hooks=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
@@ -134,9 +124,9 @@ class FeedForward(nn.Module):
         gated = activation == "swiglu"
         width = max(8, 8 * round(ffn_dim / 12)) if gated else ffn_dim
         self.norm = NORMS[norm](dim) if norm is not None else None
-        self.up = Linear(dim, 2 * width if gated else width, bias)
-        self.up.rows = (width, width) if gated else ()
-        self.down = Linear(width, dim, bias)
+        rows = (width, width) if gated else (width,)
+        self.up = projection(dim, sum(rows), bias, rows)
+        self.down = projection(width, dim, bias)
         self.activation = activation
         self.dropout = dropout
         self.recompute = recompute
@@ -148,21 +138,40 @@ class FeedForward(nn.Module):
         return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
 
 
+def own_of(norm: Norm) -> list[Tensor]:
+    """The weight (D,) of a norm and its bias, if it is of a kind that has one."""
+    return [norm.weight] if isinstance(norm, nn.RMSNorm) else [norm.weight, norm.bias]
+
+
 def normalise(norm: Norm, x: Tensor, weight_D: Tensor, bias_D: Tensor | None = None) -> Tensor:
-    """``norm(x)`` with other parameters, in the order of ``norm.parameters()``."""
+    """``norm(x)`` with other parameters, in the order of ``own_of``."""
     if isinstance(norm, nn.RMSNorm):
         return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
     return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
 
 
-def normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
+def norm_heads(x_BTO: Tensor, head_dim: int, norms: Sequence[tuple[Norm, int]], recompute: bool) -> Tensor:
+    """x (B, T, O), whose first heads pass through these norms over H, so many through each; the rest stays as it is.
+
+    With ``recompute``, only x is kept for backward.
+    """
+    if plain(*(norm for norm, _ in norms)):
+        gain_NH = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
+        return recomputed(_normalised_heads, x_BTO, gain_NH, enabled=recompute)
+    widths = [count * head_dim for _, count in norms]
+    *parts, rest = x_BTO.split([*widths, x_BTO.size(-1) - sum(widths)], dim=-1)
+    heads = [norm(part.unflatten(-1, (n, head_dim))).flatten(-2) for part, (norm, n) in zip(parts, norms) if n]
+    return torch.cat([*(part.to(x_BTO.dtype) for part in heads), rest], dim=-1)
+
+
+def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
     """x (B, T, O) whose first N heads have a mean square of 1, times their gains."""
     heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
     heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=1e-5) * gain_NH
     return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
 
 
-def norm_linear(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -> Tensor:
+def norm_linear(x: Tensor, norm: Norm | None, linear: nn.Linear, recompute: bool) -> Tensor:
     """``linear(norm(x))``, its naive twin; x (..., D) -> (..., O). Without a norm, ``linear(x)``.
 
     With ``recompute``, the normalised input is not kept for backward.
@@ -170,22 +179,22 @@ def norm_linear(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -
     return norm_linear_and_normed(x, norm, linear, recompute)[0]
 
 
-def norm_linear_and_normed(x: Tensor, norm: Norm | None, linear: Linear, recompute: bool) -> tuple[Tensor, Tensor]:
+def norm_linear_and_normed(x: Tensor, norm: Norm | None, linear: nn.Linear, recompute: bool) -> tuple[Tensor, Tensor]:
     """``linear(norm(x))`` and ``norm(x)``, normalised once; only those who use the latter keep it for backward."""
     if norm is None:
         return linear(x), x
-    if not (recompute and torch.is_grad_enabled()):
+    if not (recompute and torch.is_grad_enabled() and plain(norm, linear)):
         normed = norm(x)
         return linear(normed), normed
-    return _NormLinear.apply(norm, x, linear.weight, linear.bias, *norm.parameters())
+    return _NormLinear.apply(norm, x, linear.weight, linear.bias, *own_of(norm))
 
 
-def activation_linear(x: Tensor, name: str, dropout: float, linear: Linear, recompute: bool) -> Tensor:
+def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Linear, recompute: bool) -> Tensor:
     """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``, its naive twin; x (..., I) -> (..., O).
 
     With ``recompute``, x is all that is kept: activation and dropout are computed again in backward.
     """
-    if recompute and torch.is_grad_enabled():
+    if recompute and torch.is_grad_enabled() and plain(linear):
         return _ActivationLinear.apply(name, dropout, x, linear.weight, linear.bias)
     return linear(F.dropout(ACTIVATIONS[name](x), dropout, training=True))
 

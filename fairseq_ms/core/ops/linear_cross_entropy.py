@@ -8,12 +8,14 @@ pass only multiplies these by the gradient of the loss.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import autocast_to, recomputed
 
 # Logits that exist at a time, and their rows at most.
@@ -45,6 +47,18 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
     return losses_QK.sum() if reduce else losses_QK.view_as(targets)
 
 
+def cross_entropy_of(x_QD: Tensor, project: nn.Module, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
+    """``linear_cross_entropy`` by the matrix of ``project``, which is called for all logits where it is not plain."""
+    if not plain(project):
+        losses_QK = _of_logits(project(x_QD), targets.view(len(targets), -1), padding)
+        return losses_QK.sum() if reduce else losses_QK.view_as(targets)
+    weight_VD: Any = project.weight
+    if (bias_V := getattr(project, "bias", None)) is not None:
+        # One more column of the matrix.
+        x_QD, weight_VD = F.pad(x_QD, (0, 1), value=1.0), torch.cat([weight_VD, bias_V.unsqueeze(1)], dim=1)
+    return linear_cross_entropy(x_QD, weight_VD, targets, padding, reduce)
+
+
 def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) -> Tensor:
     """By how much the target's logit exceeds the mean of all V, (Q,), 0 where the target is padding.
 
@@ -68,7 +82,11 @@ def most_probable(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
 
 def _losses(x_RD: Tensor, weight_VD: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
     """The loss of every target (R, K): the naive twin of ``_Sum``, of some rows."""
-    logits_RV = F.linear(x_RD, weight_VD)
+    return _of_logits(F.linear(x_RD, weight_VD), targets_RK, padding)
+
+
+def _of_logits(logits_RV: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
+    """The loss of every target (R, K)."""
     log_probs_RV = logits_RV.log_softmax(1, dtype=_precise(logits_RV.dtype))
     return -log_probs_RV.gather(1, targets_RK.masked_fill(targets_RK == padding, 0)).masked_fill(
         targets_RK == padding, 0.0

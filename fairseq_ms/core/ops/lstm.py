@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.core.ops.linear import Packs
+from fairseq_ms.core.ops.packing import Packs
+from fairseq_ms.core.ops.plain import ours, plain
 
 _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -128,6 +130,28 @@ def replaced(x_B: Tensor, rows: Tensor, new: Tensor | float) -> Tensor:
     return x_B.index_copy(0, rows, new) if isinstance(new, Tensor) else x_B.index_fill(0, rows, new)
 
 
+@ours
+class CappedLSTM(nn.LSTM):
+    """One layer whose input gate is held at most at 1 - forget gate, which keeps the cell between -1 and 1.
+
+    HAED, Appendix A. It is called as torch's is, with sequences from their beginning or one more step of each.
+    """
+
+    def forward(self, x: Any, state: Any = None) -> Any:
+        """A ``PackedSequence``, or (W, 1, I) after a state -> what ``nn.LSTM`` returns of them."""
+        weight_GI, weight_GU, *biases = self.all_weights[0]
+        if state is not None:
+            (hidden_1WU, cell_1WU), bias_G = state, biases[0] + biases[1]
+            gates_WG = F.linear(x[:, 0], weight_GI, bias_G) + F.linear(hidden_1WU[0], weight_GU)
+            hidden_WU, cell_WU = _cell(gates_WG, cell_1WU[0], capped=True)
+            return hidden_WU.unsqueeze(1), (hidden_WU.unsqueeze(0), cell_WU.unsqueeze(0))
+        gates_QG, sizes_S = F.linear(x.data, weight_GI, biases[0] + biases[1]), x.batch_sizes.to(x.data.device)
+        row_Q, sequence_W = torch.arange(len(gates_QG), device=sizes_S.device), torch.arange(len(x.data[: sizes_S[0]]))
+        hidden_QU, cell_QU = _Recurrence.apply(gates_QG, None, weight_GU, row_Q, tuple(x.batch_sizes.tolist()), True)
+        last_W = (sizes_S.cumsum(0) - sizes_S)[(sizes_S[:, None] > sequence_W).sum(0) - 1] + sequence_W
+        return PackedSequence(hidden_QU, x.batch_sizes), (hidden_QU[last_W].unsqueeze(0), cell_QU[last_W].unsqueeze(0))
+
+
 class LSTM(Packs):
     """One LSTM layer whose input is a row of a table next to a vector that stays the same for a whole sequence.
 
@@ -140,17 +164,16 @@ class LSTM(Packs):
         table_dim: width I of the table.
         context_dim: width D of the context, 0 for none.
         units: hidden units U.
-        capped: hold the input gate at most at 1 - forget gate, which keeps the cell between -1 and 1
-            (HAED, Appendix A).
+        capped: have the cell of a ``CappedLSTM``.
     """
 
     def __init__(self, table_dim: int, context_dim: int, units: int, capped: bool = False) -> None:
         super().__init__()
         self.units = units
-        self.table_dim = table_dim
+        self.table_dim, self.context_dim = table_dim, context_dim
         self.capped = capped
         # torch's own module owns the parameters: cuDNN wants them in its layout, and its padded call is the naive twin.
-        self.cell = nn.LSTM(table_dim + context_dim, units, batch_first=True)
+        self.cell = (CappedLSTM if capped else nn.LSTM)(table_dim + context_dim, units, batch_first=True)
 
     def forward(
         self, table_RI: Tensor, context_WD: Tensor | None, steps: RaggedSteps, state: LSTMState | None = None
@@ -166,12 +189,12 @@ class LSTM(Packs):
         at_Q = steps.step_major()
         symbol_Q, slot_Q = (torch.empty_like(x_Q).index_copy_(0, at_Q, x_Q) for x_Q in (steps.symbol_Q, steps.slot_Q))
         context_WD = None if context_WD is None else context_WD.index_select(0, steps.order_W)
-        run = self._cudnn if table_RI.is_cuda and not self.capped else self._by_hand
-        hidden_QU, cell_WU = run(table_RI, symbol_Q, context_WD, steps)
+        called = not plain(self.cell) or (table_RI.is_cuda and not self.capped)
+        run = self._by_cell if called else self._by_hand
+        hidden_QU, last_WU, cell_WU = run(table_RI, symbol_Q, context_WD, steps)
         if state is not None:
             kept = slice(None) if steps.kept_B is None else steps.kept_B
-            state.hidden_BU = hidden_QU.detach()[steps.last()[kept]]
-            state.cell_BU = cell_WU.detach()[kept]
+            state.hidden_BU, state.cell_BU = last_WU.detach()[kept], cell_WU.detach()[kept]
         # Unlike ``index_copy``, this does not keep the hidden states for backward.
         return hidden_QU.new_zeros(steps.slots, self.units).index_put((slot_Q,), hidden_QU)
 
@@ -180,36 +203,53 @@ class LSTM(Packs):
         return list(self.cell.all_weights[0])
 
     def project_table(self, table_RI: Tensor) -> Tensor:
-        """What each row of the table adds to the gates, biases included: (R, I) to (R, 4U)."""
+        """What each row of the table adds to the gates, biases included: (R, I) to (R, 4U).
+
+        Table and context stay as they are where the cell is called with them.
+        """
+        if not plain(self.cell):
+            return table_RI
         weight, _, *biases = self.weights()
         return F.linear(table_RI, weight[:, : self.table_dim], biases[0] + biases[1])
 
     def project_context(self, context_WD: Tensor) -> Tensor:
         """What each context adds to the gates: (W, D) to (W, 4U)."""
-        return F.linear(context_WD, self.weights()[0][:, self.table_dim :])
+        return F.linear(context_WD, self.weights()[0][:, self.table_dim :]) if plain(self.cell) else context_WD
 
     def new_state(self, rows: int, like: Tensor) -> LSTMState:
         """The zero state of a number of rows, of the type and on the device of ``like``."""
         return LSTMState(like.new_zeros(rows, self.units), like.new_zeros(rows, self.units))
+
+    def new_state_of_table(self, rows: int, table_RI: Tensor) -> LSTMState:
+        """The zero state, with a context, of rows that read the same table at every step."""
+        state, table_RG = self.new_state(rows, table_RI), self.project_table(table_RI).detach()
+        width = 4 * self.units if plain(self.cell) else self.context_dim
+        return replace(state, context_BG=table_RG.new_zeros(rows, width), table_RG=table_RG)
 
     def _one_more(self, table_RI: Tensor, steps: RaggedSteps, state: LSTMState) -> Tensor:
         """One step of the rows ``steps.sequence_Q``, to their new hidden states (Q, U)."""
         rows_Q = steps.sequence_Q
         some = state.at(rows_Q)
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
-        gates_QG = table_RG.index_select(0, steps.symbol_Q)
-        if some.context_BG is not None:
-            gates_QG = gates_QG + some.context_BG
-        gates_QG = gates_QG + self.times(some.hidden_BU, self.weights()[1])
-        hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)
+        x_QG = table_RG.index_select(0, steps.symbol_Q)
+        if plain(self.cell):
+            gates_QG = x_QG if some.context_BG is None else x_QG + some.context_BG
+            gates_QG = gates_QG + self.times(some.hidden_BU, self.weights()[1])
+            hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)
+            out_QU = hidden_QU
+        else:
+            x_QI = x_QG if some.context_BG is None else torch.cat([x_QG, some.context_BG], dim=1)
+            before = some.hidden_BU.unsqueeze(0), some.cell_BU.unsqueeze(0)
+            out_Q1U, ((hidden_QU,), (cell_QU,)) = self.cell(x_QI.unsqueeze(1), before)
+            out_QU = out_Q1U.squeeze(1)
         state.hidden_BU = replaced(state.hidden_BU, rows_Q, hidden_QU)
         state.cell_BU = replaced(state.cell_BU, rows_Q, cell_QU)
-        return hidden_QU
+        return out_QU
 
     def _by_hand(
         self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: RaggedSteps
-    ) -> tuple[Tensor, Tensor]:
-        """Step-major hidden states (Q, U), and the cells (W, U) after each sequence.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Step-major hidden states (Q, U), and hidden states and cells (W, U) after each sequence.
 
         Symbols are step-major, contexts in ``steps.order_W``.
         """
@@ -218,20 +258,21 @@ class LSTM(Packs):
         gates_RG = self.project_table(table_RI).to(weight.dtype)
         sizes = steps.batch_sizes
         hidden_QU, cell_QU = _Recurrence.apply(gates_RG, gates_WG, weight, symbol_Q, sizes, self.capped)
-        return hidden_QU, cell_QU.index_select(0, steps.last())
+        return hidden_QU, hidden_QU.detach().index_select(0, steps.last()), cell_QU.index_select(0, steps.last())
 
-    def _cudnn(
+    def _by_cell(
         self, table_RI: Tensor, symbol_Q: Tensor, context_WD: Tensor | None, steps: RaggedSteps
-    ) -> tuple[Tensor, Tensor]:
-        """The same through one fused call, for devices that have one."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same by a call of the cell, which is fused on devices that have one, or wrapped."""
         x_QI = F.embedding(symbol_Q, table_RI)
         if context_WD is not None:
             x_QI = torch.cat([x_QI, torch.cat([context_WD[:size] for size in steps.batch_sizes])], dim=1)
         x = PackedSequence(x_QI, torch.tensor(steps.batch_sizes, device="cpu"))
-        (hidden_QU, *_), (_, cell_1WU) = self.cell(x)
+        (hidden_QU, *_), states = self.cell(x)
+        last_WU, cell_WU = (state_1WU[0].index_select(0, steps.rank_W) for state_1WU in states)
         # Under autocast cuDNN runs in float16, whichever type that has, and bfloat16 does not mix with it.
-        dtype = self.weights()[1].dtype
-        return hidden_QU.to(dtype), cell_1WU[0].index_select(0, steps.rank_W).to(dtype)
+        dtype = next(self.cell.parameters(), table_RI).dtype
+        return hidden_QU.to(dtype), last_WU.to(dtype), cell_WU.to(dtype)
 
 
 def _cell(gates: Tensor, before: Tensor, capped: bool) -> tuple[Tensor, Tensor]:

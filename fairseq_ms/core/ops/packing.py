@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,11 @@ class PackedWeight:
 
     def serves(self, x: Tensor, weight_OI: Tensor) -> bool:
         """Whether x is multiplied by the packed weight: not where gradients are enabled, nor in another type."""
-        if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != weight_OI.dtype:
+        if x.device.type != "cpu":
+            self.packed = self.packed_from = None
+        # What is no parameter may be computed anew for every call, and lie where another one lay.
+        packable = x.device.type == "cpu" and x.dtype == weight_OI.dtype and type(weight_OI) is nn.Parameter
+        if torch.is_grad_enabled() or not packable:
             return False
         version = None if weight_OI.is_inference() else weight_OI._version
         found = weight_OI.data_ptr(), version, weight_OI.dtype, weight_OI.shape, weight_OI.stride()
@@ -70,6 +73,50 @@ class PackedWeight:
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(*x.shape[:-1], weight_OI.size(0))
 
 
+class PackedLinear:
+    """The forward pass of an ``nn.Linear`` by its packed weight."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear, self.packed = linear, PackedWeight()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., in_features) -> (..., out_features)."""
+        return self.packed.linear(x, self.linear.weight, self.linear.bias)
+
+
+class Packs(nn.Module):
+    """A module of ours that packs one weight of another's, where ``pack`` says so.
+
+    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
+    """
+
+    packed: PackedWeight | None = None
+
+    def times(self, x: Tensor, weight_OI: Tensor) -> Tensor:
+        """``F.linear`` by the weight, packed or not; x (..., I) -> (..., O)."""
+        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI)
+
+    def _apply(self, fn, recurse: bool = True):
+        self.packed = None
+        return super()._apply(fn, recurse)
+
+
+def pack(model: nn.Module) -> list[nn.Module]:
+    """Have the weights of a model that only generates packed: the modules for which that is new.
+
+    They are what ``linear.projection`` makes, which stays an ``nn.Linear``, and those that are ``Packs``.
+    """
+    new: list[nn.Module] = []
+    for module in model.modules():
+        if type(module) is nn.Linear and hasattr(module, "rows") and "forward" not in vars(module):
+            module.forward = PackedLinear(module)  # type: ignore[method-assign, assignment]
+            new.append(module)
+        elif isinstance(module, Packs) and module.packed is None:
+            module.packed = PackedWeight()
+            new.append(module)
+    return new
+
+
 def pieces_of(rows: int) -> list[int]:
     """Pieces of few different sizes that make up any number of rows: 437 are 256, 128, 32, 16 and 5."""
     pieces = []
@@ -79,28 +126,16 @@ def pieces_of(rows: int) -> list[int]:
     return [*pieces, rows] if rows or not pieces else pieces
 
 
-def _packing(model: nn.Module) -> list[Any]:
-    """The modules of a model that can pack their weight."""
-    return [module for module in model.modules() if hasattr(module, "packed")]
-
-
-def pack(model: nn.Module) -> None:
-    """Have a model that will only evaluate and generate multiply by packed weights."""
-    for module in _packing(model):
-        module.packed = PackedWeight()
-
-
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluate with packed weights inside the block; afterwards the model trains as before."""
-    packed = [(module, module.packed) for module in _packing(model)]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    pack(model)
+    packed = pack(model)
     try:
         yield
     finally:
         for module, training in modes:
             module.training = training
-        for module, before in packed:
-            module.packed = before
+        for module in packed:
+            vars(module).pop("packed" if isinstance(module, Packs) else "forward", None)

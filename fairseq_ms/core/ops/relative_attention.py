@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import Norm
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import drop
 
 
@@ -217,7 +219,7 @@ def segment_attention(
     x_BTD: Tensor,
     memory_BMD: Tensor,
     norm: Norm | None,
-    qkv_OD: Tensor,
+    qkv: nn.Linear,
     r_PNH: Tensor,
     u_NH: Tensor,
     v_NH: Tensor,
@@ -235,7 +237,7 @@ def segment_attention(
         x_BTD: the segment
         memory_BMD: the states before it
         norm: applied to both first, if given
-        qkv_OD: the projection to queries, keys and values, (3 * N * H, D)
+        qkv: the projection to queries, keys and values, D -> 3 * N * H without a bias
         r_PNH: projected sinusoids of the distances, farthest first, of one key more than there are
         u_NH: Transformer-XL's u, added to the queries for content
         v_NH: Transformer-XL's v, added to them for position
@@ -243,11 +245,10 @@ def segment_attention(
         recompute: False for torch's own backward, which keeps everything
     """
     heads, length = r_PNH.size(1), x_BTD.size(1)
-    if not recompute and torch.is_grad_enabled():
+    if not plain(norm, qkv) or (not recompute and torch.is_grad_enabled()):
         states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
         states_BSD = norm(states_BSD) if norm is not None else states_BSD
-        q_BNTH = queries_of(states_BSD[:, states_BSD.size(1) - length :], qkv_OD, heads)
-        return relative_attention(q_BNTH, *keys_and_values(states_BSD, qkv_OD, heads), r_PNH, u_NH, v_NH, dropout)
+        return relative_attention(*heads_of(states_BSD, length, qkv, heads), r_PNH, u_NH, v_NH, dropout)
     device = x_BTD.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
@@ -255,7 +256,7 @@ def segment_attention(
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),
-            qkv_OD.to(dtype),
+            qkv.weight.to(dtype),
             norm.weight.to(dtype) if norm is not None else None,
             norm.bias.to(dtype) if isinstance(norm, nn.LayerNorm) else None,
             heads,
@@ -287,6 +288,19 @@ def relative_attention(
     scores = scores if bias is None else scores + bias
     weights = F.dropout(hide_future(scores).softmax(-1), dropout, training=True)
     return (weights.to(v_BNSH.dtype) @ v_BNSH).transpose(1, 2).flatten(2)
+
+
+def heads_of(x_BSD: Tensor, length: int, qkv: nn.Linear, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, N, T, H) of the last T positions, keys and values (B, N, S, H) of all.
+
+    Args:
+        qkv: the projection to queries, keys and values, D -> 3 * N * H without a bias
+    """
+    if plain(qkv):
+        q = queries_of(x_BSD[:, x_BSD.size(1) - length :], qkv.weight, heads)
+        return q, *keys_and_values(x_BSD, qkv.weight, heads)
+    q, k, v = split_qkv(qkv(x_BSD), heads)
+    return q[:, :, q.size(2) - length :], k, v
 
 
 def queries_of(x_BTD: Tensor, qkv_OD: Tensor, heads: int) -> Tensor:

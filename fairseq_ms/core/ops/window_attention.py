@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.attention import ChunkedAttention, attend
-from fairseq_ms.core.ops.linear import Linear, weight_gradients
+from fairseq_ms.core.ops.linear import weight_gradients
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import DropoutMasks
 
 # Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
@@ -265,7 +266,7 @@ def window_attention_linear(
     coarse: Sequence[Tensor],
     layouts: Layouts,
     head_dim: int,
-    out: Linear,
+    out: nn.Linear,
     dropout: float,
     recompute: bool,
 ) -> Tensor:
@@ -284,10 +285,11 @@ def window_attention_linear(
         recompute: keep less for backward
     """
     attention = WindowAttention(layouts, head_dim, dropout)
-    if not (recompute and fine.device.type == "cpu"):
-        return out(attention.by_autograd(fine, *coarse))
-    if not torch.is_grad_enabled():
+    on_cpu = recompute and fine.device.type == "cpu"
+    if on_cpu and not torch.is_grad_enabled():
         return out(attention.forward(fine, *coarse))
+    if not (on_cpu and plain(out)):
+        return out(attention.by_autograd(fine, *coarse))
     return _WindowAttentionLinear.apply(attention, out.weight, out.bias, fine, *coarse)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fairseq_ms.core.layers import LayerConfig, SelfAttention
 from fairseq_ms.core.ops import attention as module
@@ -13,7 +14,6 @@ from fairseq_ms.core.ops.attention import (
     self_attention_linear,
     split_qkv,
 )
-from fairseq_ms.core.ops.linear import Linear
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
@@ -101,7 +101,7 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
 @pytest.mark.cpu
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_self_attention_keeps_its_projection_alone_and_computes_in_its_own_type(dropout: float) -> None:
-    qkv, out = torch.randn(2, 70, 45, requires_grad=True), Linear(15, 15)
+    qkv, out = torch.randn(2, 70, 45, requires_grad=True), nn.Linear(15, 15)
 
     def attended(dtype: torch.dtype) -> torch.Tensor:
         torch.manual_seed(3)

@@ -9,7 +9,6 @@ from fairseq_ms.core.ops.linear import (
     ACTIVATIONS,
     NORMS,
     FeedForward,
-    Linear,
     Norm,
     activation_linear,
     norm_linear,
@@ -38,7 +37,7 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
 ) -> None:
     monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
     x = torch.randn(3, 5, 14, dtype=torch.float64, requires_grad=True)
-    linear = Linear(ACTIVATIONS[activation](x).size(-1), 4, bias).double()
+    linear = nn.Linear(ACTIVATIONS[activation](x).size(-1), 4, bias).double()
     inputs = [x, *linear.parameters()]
     ours = activation_linear(x, activation, p, linear, recompute=True)
     hidden = ACTIVATIONS[activation](x)
@@ -49,7 +48,7 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
 @pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_norm_before_a_projection_equals_autograd(bias: bool, kind: str) -> None:
-    norm, linear = random_norm(7, kind), Linear(7, 4, bias).double()
+    norm, linear = random_norm(7, kind), nn.Linear(7, 4, bias).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
     inputs = [x, *parameters(norm, linear)]
     ours, plain = (norm_linear(x, norm, linear, recompute) for recompute in (True, False))
@@ -58,7 +57,7 @@ def test_a_norm_before_a_projection_equals_autograd(bias: bool, kind: str) -> No
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_normalised_input_that_others_use_too_passes_both_gradients_on(kind: str) -> None:
-    norm, linear = random_norm(7, kind), Linear(7, 4).double()
+    norm, linear = random_norm(7, kind), nn.Linear(7, 4).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
     ours, plain = (
         torch.cat([projected, normed.sin()], dim=-1)

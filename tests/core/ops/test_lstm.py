@@ -15,7 +15,7 @@ def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return sequence, torch.cat([torch.arange(int(length)) for length in lengths])
 
 
-@pytest.mark.parametrize("path", ["_by_hand", "_cudnn"])
+@pytest.mark.parametrize("path", ["_by_hand", "_by_cell"])
 @pytest.mark.parametrize("context_dim", [0, 5])
 def test_lstm_without_padding_equals_torch_on_padded_input(
     context_dim: int, path: str, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +70,7 @@ def test_a_fused_call_in_half_precision_gives_states_of_the_type_of_the_weights(
 
     # As autocast runs cuDNN's.
     monkeypatch.setattr(lstm.cell, "forward", halved)
-    monkeypatch.setattr(lstm, "_by_hand", lstm._cudnn)
+    monkeypatch.setattr(lstm, "_by_hand", lstm._by_cell)
     state = lstm.new_state(2, table := torch.randn(9, 4))
     hidden = lstm(table, None, RaggedSteps(step, sequence, step, torch.arange(4), 4), state)
     assert hidden.dtype == state.hidden_BU.dtype == state.cell_BU.dtype == torch.float32

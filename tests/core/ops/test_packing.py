@@ -13,31 +13,33 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear import Linear, TiedOutput
+from fairseq_ms.core.layers import TokenEmbedding
+from fairseq_ms.core.ops.linear import TiedOutput, projection
 from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
-from fairseq_ms.core.ops.packing import PackedWeight, inference, pack, pieces_of
+from fairseq_ms.core.ops.packing import PackedLinear, PackedWeight, inference, pack, pieces_of
 from tests.registry import GENERATORS, random_case
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
 PACKS = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
 
 
-def fast(linear: Linear) -> Linear:
+def fast(linear: nn.Linear) -> nn.Linear:
     """The same, packed."""
     pack(linear)
     return linear
 
 
-def is_packed(linear: Linear, x: torch.Tensor) -> bool:
+def is_packed(linear: nn.Linear, x: torch.Tensor) -> bool:
     """Whether the product is that of the packed weight."""
-    return linear.packed is not None and linear.packed.serves(x, linear.weight)
+    packed = vars(linear).get("forward")
+    return isinstance(packed, PackedLinear) and packed.packed.serves(x, linear.weight)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype, packs in PACKS.items() if packs])
 @pytest.mark.parametrize("shape", [(1, 1, 24), (8, 1, 24), (3, 17, 24), (2, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_projection_is_the_projection(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
-    linear = Linear(24, 40, bias).to(dtype)
+    linear = projection(24, 40, bias).to(dtype)
     x = torch.randn(shape, dtype=dtype)
     with torch.no_grad():
         plain = linear(x)
@@ -48,7 +50,7 @@ def test_a_packed_projection_is_the_projection(dtype: torch.dtype, shape: tuple[
 
 
 def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_type() -> None:
-    linear, x = fast(Linear(6, 4)), torch.randn(3, 6, requires_grad=True)
+    linear, x = fast(projection(6, 4)), torch.randn(3, 6, requires_grad=True)
     linear(x).sum().backward()
     torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, 6))
     assert "packed" not in "".join(linear.state_dict())
@@ -57,7 +59,7 @@ def test_a_packed_weight_is_left_alone_by_gradients_and_not_used_for_another_typ
         assert not is_packed(linear, x.double())
 
 
-CHANGES: dict[str, Callable[[Linear], object]] = {
+CHANGES: dict[str, Callable[[nn.Linear], object]] = {
     "in place": lambda linear: linear.weight.mul_(2.0),
     "fused": lambda linear: torch._foreach_add_([linear.weight], 1.0),
     "replaced": lambda linear: setattr(linear, "weight", nn.Parameter(torch.randn(6, 6))),
@@ -65,14 +67,14 @@ CHANGES: dict[str, Callable[[Linear], object]] = {
     "data transposed": lambda linear: setattr(linear.weight, "data", linear.weight.data.t()),
     "rounded": lambda linear: linear.bfloat16().float(),
     "moved": lambda linear: linear.double().float().weight.add_(1.0),
-    "loaded": lambda linear: linear.load_state_dict(Linear(6, 6).state_dict()),
+    "loaded": lambda linear: linear.load_state_dict(projection(6, 6).state_dict()),
     "trained": lambda linear: torch.optim.SGD(linear.parameters(), 0.5).step(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str) -> None:
-    linear, x = fast(Linear(6, 6)), torch.randn(3, 6)
+    linear, x = fast(projection(6, 6)), torch.randn(3, 6)
     linear(x).sum().backward()
     with torch.no_grad():
         before = linear(x)
@@ -84,7 +86,7 @@ def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str)
 
 
 def test_weights_are_packed_for_a_while_and_trained_afterwards() -> None:
-    first, last, x = Linear(6, 6), fast(Linear(6, 4)), torch.randn(3, 6)
+    first, last, x = projection(6, 6), fast(projection(6, 4)), torch.randn(3, 6)
     model = nn.Sequential(first, nn.Linear(6, 6), last)
     with torch.no_grad():
         with inference(model):
@@ -99,7 +101,7 @@ def test_weights_are_packed_for_a_while_and_trained_afterwards() -> None:
 
 @pytest.mark.parametrize("why", ["no bfloat16", "no operators", "float64"])
 def test_what_cannot_be_packed_is_left_as_it_is(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, x = fast(Linear(6, 4)), torch.randn(3, 6)
+    linear, x = fast(projection(6, 4)), torch.randn(3, 6)
     if why == "no bfloat16":
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
         assert PackedWeight.supports(linear.weight)
@@ -114,8 +116,8 @@ def test_what_cannot_be_packed_is_left_as_it_is(why: str, monkeypatch: pytest.Mo
 
 
 def test_the_tied_output_follows_its_embedding() -> None:
-    words = nn.Embedding(11, 6)
-    output = TiedOutput(words)
+    embed = TokenEmbedding(words := nn.Embedding(11, 6), None, 6)
+    output = TiedOutput(embed)
     assert not list(output.parameters())
     pack(output)
     x = torch.randn(2, 3, 6)
@@ -155,7 +157,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_is_packed_when_it_is_first_used_and_follows_its_own_weight(how: str) -> None:
-    linear, x = fast(Linear(6, 4)), torch.randn(3, 6)
+    linear, x = fast(projection(6, 4)), torch.randn(3, 6)
     with torch.no_grad():
         expected = linear(x)
         copied = COPIES[how](linear)
@@ -205,7 +207,7 @@ def resident() -> float:
 
 
 def test_inputs_of_new_lengths_do_not_cost_memory() -> None:
-    linear = fast(Linear(16, 24))
+    linear = fast(projection(16, 24))
     with torch.no_grad():
         assert linear(torch.ones(2, 0, 16)).shape == (2, 0, 24)
         linear(torch.ones(1, 512, 16))

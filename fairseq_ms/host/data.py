@@ -20,12 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import utils
 from fairseq.data import indexed_dataset
 from fairseq.data.iterators import BackgroundConsumer
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
-from torch import distributed
+from torch import Tensor, distributed
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints
@@ -52,13 +53,32 @@ def make_checked(
     original: Callable[..., Any], path: str, impl: str, fix_lua_indexing: bool = False, dictionary: Any = None
 ) -> Any:
     """``make_dataset``, which opens ``path``.bin and ``path``.idx, where these fit together and the dictionary."""
-    if impl not in ("raw", "fasta") and os.path.isfile(f"{path}.idx") and os.path.isfile(f"{path}.bin"):
-        # What begins like no index fairseq takes for one of its oldest form, whose implementation this is.
-        kind = _kind(path) if impl in ("mmap", "cached") else None
+    binarised = os.path.isfile(f"{path}.idx") and os.path.isfile(f"{path}.bin")
+    found = indexed_dataset.infer_dataset_impl(path) if binarised else None
+    if found not in (None, "raw", "cached" if impl == "lazy" else impl):
+        raise UsageError(f"--dataset-impl must be left out, or be that of DATA: {path} is {found}, got {impl}")
+    if binarised and impl not in ("raw", "fasta"):
+        # What begins like no index fairseq takes for one of its oldest form, whose implementation is "cached".
+        kind = _kind(path) if impl != "huffman" else None
         largest, checksums[os.path.abspath(path)] = _from_first_rank(path, kind)
         if kind is not None and dictionary is not None and largest >= len(dictionary):
             raise _defect(f"{path}.bin has tokens that are not among the dictionary's {len(dictionary)} symbols")
+        if kind is None and impl in ("cached", "lazy"):
+            return OlderDataset(path, fix_lua_indexing)
     return original(path, impl, fix_lua_indexing=fix_lua_indexing, dictionary=dictionary)
+
+
+class OlderDataset(indexed_dataset.IndexedDataset):
+    """fairseq's older format, each sentence read when it is asked for.
+
+    Of fairseq's own classes, "lazy" has a position in the file that worker processes share, and "cached" wants to be
+    told ahead what will be read, which fairseq does not do before the first batch.
+    """
+
+    def __getitem__(self, index: int) -> Tensor:
+        start, stop = self.data_offsets[index], self.data_offsets[index + 1]
+        kept = np.fromfile(f"{self.path}.bin", self.dtype, stop - start, offset=start * self.element_size)
+        return torch.from_numpy(kept.astype(np.int64) - self.fix_lua_indexing)
 
 
 def read_no_more(original: Callable[..., Any], path: str) -> None:

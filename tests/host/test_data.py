@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import make_builder
 
 from fairseq_ms.errors import UsageError, sentence_of
 from tests.faults.injections import strike
@@ -116,6 +117,25 @@ def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, 
     (moved / "train.bin").write_bytes(kept)
     assert run(tiny_training([moved], tmp_path / "kept", *FLAGS), tmp_path / "log") == [0]
     assert_same_weights(whole, tmp_path / "kept")
+
+
+def test_data_of_fairseqs_older_format_are_read_as_those_of_the_new_one(data: Path, tmp_path: Path) -> None:
+    """Whatever flag names it, by several processes at once, which share no place in a file."""
+    older = shutil.copytree(data, tmp_path / "older")
+    for split in ("train", "valid"):
+        builder = make_builder(str(older / f"{split}.bin"), "lazy")
+        for line in data_utils.load_indexed_dataset(str(data / split)):
+            builder.add_item(line.int())
+        builder.finalize(str(older / f"{split}.idx"))
+    runs = {"new": (data, ()), "none": (older, ()), "lazy": (older, ("lazy",)), "cached": (older, ("cached",))}
+    for name, (folder, impl) in runs.items():
+        given = [part for value in impl for part in ("--dataset-impl", value)]
+        command = tiny_training([folder], tmp_path / name, *FLAGS, "--num-workers", "2", *given)
+        assert run(command, tmp_path / "log") == [0], (tmp_path / "log").read_text()
+        assert_same_weights(tmp_path / "new", tmp_path / name)
+    dataset, expected = (data_utils.load_indexed_dataset(str(folder / "train")) for folder in (older, data))
+    assert [line.tolist() for line in dataset] == [line.tolist() for line in expected]
+    assert dataset.data_file is None
 
 
 def test_one_process_reads_the_training_data_and_all_refuse_what_has_changed(data: Path, tmp_path: Path) -> None:

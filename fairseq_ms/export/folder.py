@@ -25,14 +25,8 @@ MODELING = "modeling_fairseq_ms"
 def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace) -> None:
     """Write the folder, all of it or nothing; ``args`` are the command's, for the card.
 
-    Raises UsageError for a folder that is not empty and for a model that predicts other symbols than it reads.
+    Raises UsageError for a folder that is not empty.
     """
-    read, predicted = (len(words) for words in (checkpoint.task.source_dictionary, checkpoint.task.target_dictionary))
-    if read != predicted:
-        raise UsageError(
-            "--output-dictionary-size must be that of the input dictionary in a model that is exported: got "
-            f"{predicted} symbols for {read}"
-        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"OUT must be a folder that does not exist or is empty: got {out}")
     unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")

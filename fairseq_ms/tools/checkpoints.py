@@ -138,7 +138,7 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     """Load ``[LABEL=]FILE``, whose model is then asked about the binarised data in the folder ``data``.
 
     Raises UsageError when the file is missing or is no checkpoint of a language model, when its model does
-    not predict the next token, and when the folder holds no dictionary or another one.
+    not predict the next token, or not all symbols, and when the folder holds no dictionary or another one.
     """
     register()
     label, path = split_label(spec)
@@ -170,6 +170,11 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     # A prompt reader has no parameters, other than an encoder of translation.
     if encoder is not None and any(True for _ in encoder.parameters()):
         raise UsageError(f"CHECKPOINT must hold a language model: {path} holds {type(model).__name__}")
+    if len(task.target_dictionary) < len(task.source_dictionary):
+        raise UsageError(
+            f"CHECKPOINT must predict all symbols that it reads: {path} was trained with --output-dictionary-size "
+            f"{len(task.target_dictionary)} (fairseq-eval-lm with that flag scores all others as <unk>)"
+        )
     if torch.cuda.is_available() and not cpu:
         model.cuda()
     model.eval()

@@ -67,9 +67,11 @@ def found(folder: Path, exported: Path) -> dict:
     reference = json.loads((folder / "reference.json").read_text())
     tokens, expected = torch.tensor(reference["tokens"]), torch.tensor(reference["log_probs"])
     log_probs = model(tokens).logits.log_softmax(-1)
+    kept = torch.tensor([0, 3])
     results = {
         "nothing is missing": not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")),
         "logits": float((log_probs - expected).abs().max() / expected.abs().max()),
+        "positions that are asked for": model(tokens, logits_to_keep=kept).logits.equal(model(tokens).logits[:, kept]),
         "padded logits": padded_difference(model, tokens, log_probs),
         "cached logits": cached_difference(model, tokens, log_probs),
         "logits of turns": turns_difference(model, tokens, log_probs),

@@ -63,6 +63,14 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path) -> None:
     read.assert_called_once_with(str(path))
 
 
+def test_a_checkpoint_that_predicts_fewer_symbols_than_it_reads_is_refused(tmp_path: Path) -> None:
+    data = trained.write_corpus(tmp_path / "data", {"train": trained.random_lines(3, 20)})
+    flags = (*trained.TINY, "--output-dictionary-size", "9")
+    path = trained.write_checkpoint(tmp_path / "model.pt", data, "vanilla_lm", *flags)
+    with pytest.raises(UsageError, match=r"--output-dictionary-size 9 .*fairseq-eval-lm"):
+        checkpoints.load(str(path), cpu=True)
+
+
 def test_a_checkpoint_with_a_flag_that_is_gone_loads(tmp_path: Path) -> None:
     data = trained.write_corpus(tmp_path / "data", {"train": trained.random_lines(3, 20)})
     path = trained.write_checkpoint(tmp_path / "old" / "model.pt", data, "vanilla_lm", *trained.TINY)

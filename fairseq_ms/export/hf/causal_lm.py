@@ -169,7 +169,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: GroupedCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple:
@@ -181,7 +181,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values: what a call before returned with ``use_cache``; the tokens continue it
             labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out
             use_cache: return a cache
-            logits_to_keep: only the last so many positions; 0 for all
+            logits_to_keep: only the last so many positions, or those of a tensor of indices; 0 for all
         """
         refused = [name for name, value in others.items() if value is not None and value is not False]
         refused = [name for name in refused if name not in ("num_items_in_batch", "position_ids")]
@@ -193,7 +193,8 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             cache = GroupedCache([Group(rows_B, None)], input_ids[:, :0].bool())
         read = self._at_once if cache is None else partial(self._continued, cache)
         x_BTD = read(input_ids, attention_mask)
-        logits = self.decoder.logits(x_BTD[:, -logits_to_keep:] if logits_to_keep else x_BTD)
+        kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
+        logits = self.decoder.logits(x_BTD[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(

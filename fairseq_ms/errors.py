@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from argparse import ArgumentParser
+from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
 
@@ -25,23 +26,38 @@ _MISTAKES = (
         r"|Duplicate word found when loading Dictionary|Dataset not found: ",
         "DATA must be as fairseq-preprocess wrote it",
     ),
-    (r"^The dataset is empty\.", "DATA must have rows, and --max-tokens room for one"),
+    (r"^The dataset is empty\.", "DATA must have rows, and --max-tokens and --tokens-per-sample room for one"),
+    (r"^Must specify batch size either", "--batch-size or --max-tokens must be given"),
+    (r"^\w+ is required!$", "a flag that every training needs must be given"),
     (r"^Model file not found: ", "--path must name a checkpoint that exists, and a single one to score with"),
+    (r"^--finetune-from-model .* does not exist", "--finetune-from-model must name a checkpoint that exists"),
     (
-        r"^Cannot load model parameters from checkpoint",
-        "--restore-file must hold a model of the same --arch, --positions and sizes",
+        r"^--finetune-from-model (can not|and --restore-file)",
+        "--finetune-from-model must be given without --restore-file and the flags that begin with --reset",
     ),
     (
-        r"^Size of sample #\d+ is invalid|^Sentences lengths should not exceed max_tokens=",
-        "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample",
+        r"^Sentences lengths should not exceed max_tokens=",
+        "--max-tokens and --max-tokens-valid must leave room for the longest row, of up to --tokens-per-sample",
+    ),
+    (
+        r"^Size of sample #\d+ is invalid",
+        "--tokens-per-sample and --max-target-positions must leave room for the longest sample",
+    ),
+    (
+        r"^Unsupported language modeling target: ",
+        "--self-target and --past-target must be left out: models here predict the next token",
+    ),
+    (
+        r"^Interpolation key 'task\.\w+' not found|^Could not infer language pair",
+        "--task must be one of language modelling, such as language_modeling or streaming_language_modeling",
     ),
     (
         r"^Cannot resume training due to dataloader mismatch",
         "--restore-file must have been written in an epoch of the same batches, of the same data and flags",
     ),
     (
-        r"^(Optimizer does not match; please reset|loaded state dict .* parameter group)",
-        "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one",
+        r"^((Optimizer|Criterion) does not match; please reset|loaded state dict .* parameter group)",
+        "--restore-file must hold the state of the same --optimizer and --criterion: --reset-optimizer begins anew",
     ),
     (
         r"^Unsupported optimizer: ",
@@ -81,7 +97,13 @@ def sentence_of(error: BaseException) -> str | None:
     if kind.rpartition(".")[2] == UsageError.__name__:
         return text
     rule = next((rule for pattern, rule in _MISTAKES if re.search(pattern, text)), None)
-    return None if rule is None else f"{rule} ({text.rstrip('.')})"
+    if rule is None:
+        return None
+    # hydra trains in another folder than that in which its process ends.
+    missing = re.search(r"No such file or directory: '(.+)'|^--finetune-from-model (.+) does not exist", text)
+    if missing and Path(missing[1] or missing[2]).exists():
+        rule += ", given by an absolute path, since hydra runs in a folder of its own"
+    return f"{rule} ({text.partition(': {')[0].rstrip('.')})"
 
 
 def parser_sentence(message: str, parser: ArgumentParser) -> str:
@@ -102,7 +124,27 @@ def parser_sentence(message: str, parser: ArgumentParser) -> str:
         return f"{flag} is no flag of this model: --scale-layers says how many layers it has at each scale"
     near = difflib.get_close_matches(flag, known, 1)
     hint = f": did you mean {near[0]}?" if near else " (--help lists those it has)"
-    return f"{flag} is no flag of this command, task and model{hint}"
+    return f"{flag} is no flag of this command, task and model{_owners(flag, known) or hint}"
+
+
+def _owners(flag: str, known: Container[str]) -> str | None:
+    """Which tasks, models and the like have a flag, of those that this command has a choice of."""
+    from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+
+    ours = {name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_ms.")}
+    ours |= {name for name, task in TASK_REGISTRY.items() if issubclass(task, LanguageModelingTask)}
+    choices = {"task": TASK_DATACLASS_REGISTRY, "arch": MODEL_DATACLASS_REGISTRY}
+    choices = {kind: {name: rows[name] for name in ours & rows.keys()} for kind, rows in choices.items()}
+    choices |= {kind.replace("_", "-"): rows["dataclass_registry"] for kind, rows in REGISTRIES.items()}
+    field = flag[2:].replace("-", "_")
+    for kind, rows in choices.items():
+        names = sorted(name for name, config in rows.items() if field in config.__dataclass_fields__)
+        if names and f"--{kind}" in known:
+            return f": it is one of --{kind} {' or '.join(names)}"
+    return None
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

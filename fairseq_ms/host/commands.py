@@ -18,7 +18,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -36,7 +36,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALLED = 128
 # What launchers say to the processes they start.
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-_LEFTOVER = re.compile(r"(checkpoint|crash).*\.pt\.tmp")
+_LEFTOVER = re.compile(r"checkpoint.*\.pt\.tmp")
 
 
 def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: Any, **settings: Any) -> Any:
@@ -46,15 +46,21 @@ def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: A
     unless it is given, since fairseq's 8 leaves out the last rows.
     """
 
-    def refuse(message: str) -> None:
+    def refuse(message: str) -> NoReturn:
         parser.exit(2, f"{parser.prog}: error: {parser_sentence(message, parser)}\n")
 
-    parser.error = refuse  # type: ignore[assignment, method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     if "--tpu" in parser._option_string_actions:
         parser._handle_conflict_resolve(None, [("--tpu", parser._option_string_actions["--tpu"])])  # type: ignore
     if "--required-batch-size-multiple" in parser._option_string_actions:
         parser.set_defaults(required_batch_size_multiple=1)
-    found = original(parser, *args, **settings)
+    try:
+        found = original(parser, *args, **settings)
+    except (RuntimeError, KeyError) as error:
+        # fairseq looks up what has not been given.
+        if error.args not in ((), (None,)):
+            raise
+        refuse(f"--{'arch' if isinstance(error, RuntimeError) else 'task'} must be given")
     (found[0] if isinstance(found, tuple) else found).tpu = False
     return found
 
@@ -121,6 +127,14 @@ def refuse_to_train(cfg: Any) -> None:
     refuse(cfg)
     if cfg.common.fp16 and not torch.cuda.is_available():
         raise UsageError("--fp16 must be left out on a machine without a GPU: torch finds none")
+    row = getattr(cfg.task, "tokens_per_sample", None)
+    for flag in ("max_tokens", "max_tokens_valid"):
+        room = getattr(cfg.dataset, flag)
+        # Rows are of this length but where lines or documents end them.
+        if None not in (row, room) and room < row and str(cfg.task.sample_break_mode) in ("none", "None"):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} must be at least --tokens-per-sample {row}, so that a row fits: got {room}"
+            )
     # fairseq-hydra-train decides how many processes there are before it imports this package.
     launched = _launched()
     if launched > 1 and cfg.distributed_training.distributed_world_size == 1:

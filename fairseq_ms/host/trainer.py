@@ -25,7 +25,7 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
-from torch import distributed, save
+from torch import distributed, isfinite, save
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints, commands, data, masters
@@ -86,7 +86,14 @@ class Trainer(fairseq_trainer.Trainer):
         It comes before the training data are opened, and remembers what they have to be.
         """
         intact = checkpoints.newest_intact(self, filename)
-        state = super().load_checkpoint(intact, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
+        try:
+            state = super().load_checkpoint(
+                intact, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+            )
+        except Exception as error:
+            if (wrong := _misfit(self.cfg.checkpoint, filename, error)) is None:
+                raise
+            raise UsageError(wrong) from error
         self.expected, self.began = {}, {}
         if state is None:
             return None
@@ -161,6 +168,26 @@ class Trainer(fairseq_trainer.Trainer):
             if uneven:
                 del self.task.train_step
 
+    def clip_grad_norm(self, clip_norm: float) -> Any:
+        """As fairseq's; raises UsageError where gradients are not finite, and no smaller scale of the loss can help."""
+        amp = self.cfg.common.amp
+        # Without a GPU, --amp has a scaler that scales nothing, and whose scale fairseq cannot ask for.
+        idle = amp and not self.optimizer.scaler.is_enabled()
+        try:
+            norm = (
+                self.optimizer.fp32_optimizer.clip_grad_norm(clip_norm) if idle else super().clip_grad_norm(clip_norm)
+            )
+            if (amp and not idle) or isfinite(norm).all():
+                return norm
+        except FloatingPointError:  # the scale of the loss has been as small as it may be
+            pass
+        last = os.path.join(self.cfg.checkpoint.save_dir, "checkpoint_last.pt")
+        kept = f"the last checkpoint is {last}" if os.path.exists(last) else "there is no checkpoint from before"
+        raise UsageError(
+            "--lr must be so low, or --clip-norm so small, that gradients stay finite: those of update "
+            f"{self.get_num_updates() + 1}, at a learning rate of {self.get_lr()}, are not ({kept})"
+        )
+
     def _aggregate_logging_outputs(self, logging_outputs: Any, *stats: Any, ignore: bool = False) -> Any:
         """As fairseq's, which adds up statistics over the ranks; the signals that have arrived are among them."""
         own = [float(commands.signals.asked == signum) for signum in commands.SIGNALS]
@@ -188,7 +215,13 @@ class Trainer(fairseq_trainer.Trainer):
         return state
 
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> str | None:
-        """As fairseq's, a whole file or none, with the data's checksums and what ``--patience`` has counted."""
+        """As fairseq's, a whole file or none, with the data's checksums and what ``--patience`` has counted.
+
+        There is none of an update that fails (fairseq's crash.pt): nothing can go on from it, and where it cannot be
+        written that would be shown instead of what has failed.
+        """
+        if self._updating:
+            return None
         found = {name: checksum for name, _, checksum in data.training_data(self.cfg)}
         extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}, checkpoints.MULTIPLE: self.multiple}
         if hasattr(counts := _counts_patience(), "best"):
@@ -213,6 +246,18 @@ class Trainer(fairseq_trainer.Trainer):
         name = signal.Signals(signum).name
         logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
         raise SystemExit(code)
+
+
+def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
+    """What to say of an error in loading a checkpoint, with the flag by which it was chosen; None for others."""
+    flag = "--save-dir" if cfg.restore_file == "checkpoint_last.pt" else "--restore-file"
+    flag = "--finetune-from-model" if filename == cfg.finetune_from_model else flag
+    if str(error).startswith("Cannot load model parameters from checkpoint"):
+        why = error.__context__ if isinstance(error.__context__, UsageError) else error
+        return f"{flag} must hold a model of the same --arch, sizes and dictionary: got {filename} ({why})"
+    if str(error) == "'best'":  # what every schedule but the default keeps
+        return f"{flag} must hold the state of the same --lr-scheduler: --reset-lr-scheduler begins a new one"
+    return None
 
 
 def _ordered_batches(iterator: Any, cfg: Any, epoch: int, fixed: bool, shuffle: bool) -> Any:

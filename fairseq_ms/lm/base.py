@@ -244,6 +244,20 @@ class LanguageModel(FairseqLanguageModel):
                 raise
             first = str(error).split("\n\t")[1] if "\n\t" in str(error) else str(error)
             raise UsageError(
-                f"the checkpoint does not fit this {type(self).__name__}: its --arch, --positions or sizes differ "
+                f"the checkpoint does not fit this {type(self).__name__}: its {self._difference(state_dict)} "
                 f"({first.strip()})"
             ) from error
+
+    def _difference(self, state_dict: dict[str, Any]) -> str:
+        """In what a checkpoint differs from this model, as far as its sizes tell."""
+        sizes = self.decoder.core.config
+        symbols = {sizes.vocab_size, len(self.decoder.dictionary)}
+        # One number a symbol, or more, whose other sizes are the same.
+        own = {name: value for name, value in self.state_dict().items() if value.dim() > 1 and len(value) in symbols}
+        own = {name: value for name, value in own.items() if name in state_dict}
+        others = [(state_dict[name], value) for name, value in own.items() if len(state_dict[name]) != len(value)]
+        if not others or any(other.shape[1:] != value.shape[1:] for other, value in others):
+            return "--arch, --positions, sizes or dictionary differ"
+        (other, value), *_ = others
+        what = "dictionary" if len(others) == len(own) else "--output-dictionary-size"
+        return f"{what} is {len(other)} symbols large, and here it is {len(value)}"

@@ -271,6 +271,10 @@ def validate(cfg: Any, task: Any) -> None:
         f"{len(task.source_dictionary)} and {len(task.target_dictionary)}",
     )
     require(
+        len(task.target_dictionary) > 3,
+        f"--output-dictionary-size must be at least 4, with <unk> for all others: got {len(task.target_dictionary)}",
+    )
+    require(
         not cfg.adaptive_input or bool(cfg.adaptive_input_cutoff),
         "--adaptive-input needs --adaptive-input-cutoff: got none",
     )

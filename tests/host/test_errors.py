@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +14,21 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import ListDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
+from omegaconf.errors import InterpolationKeyError
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError, sentence_of
 from fairseq_ms.host import commands
 from fairseq_ms.tools import untrained
 from tests.helpers.cli import USER_DIR, run_cli
-from tests.helpers.forked import run
+from tests.helpers.forked import rank_log, run, train
 from tests.helpers.resumed import TINY, tiny_training, write_parts
+from tests.helpers.trained import configuration as parsed
+from tests.registry import ARCHITECTURES, by_family
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
 # What is said of --arch retina_ml.
@@ -55,12 +61,105 @@ def refused(data: Path, place: Path, *flags: str) -> str:
         ("--tokens-per-sample 0", "--tokens-per-sample must be at least 1"),
         ("--criterion adaptive_loss", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
         ("--adaptive-softmax-cutoff 5", "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff"),
+        ("--past-target --future-target", "--self-target and --past-target must be left out"),
+        ("--output-dictionary-size 3", "--output-dictionary-size must be at least 4"),
+        ("--max-tokens 4", "--max-tokens must be at least --tokens-per-sample 5"),
+        ("--max-tokens-valid 4", "--max-tokens-valid must be at least --tokens-per-sample 5"),
+        ("--dataset-impl lazy", "--dataset-impl must be left out"),
     ],
 )
 def test_a_refused_training_prints_one_sentence_and_writes_nothing(
     flags: str, sentence: str, data: Path, tmp_path: Path
 ) -> None:
     assert refused(data, tmp_path, *flags.split()).startswith(sentence)
+
+
+ENDLESS = ("--clip-norm", "0", "--optimizer", "sgd", "--lr", "1e37", "--max-update", "9")
+
+
+def on_a_cpu(rank: int) -> None:
+    """Let --fp16 train there."""
+    commands.refuse_to_train = commands.refuse
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "resumed"),
+    [
+        ("", 2, False),
+        ("--task streaming_language_modeling --arch transformer_xl", 1, True),
+        ("--amp", 1, False),
+        ("--bf16", 1, True),
+        ("--fp16 --fp16-no-flatten-grads --fp16-init-scale 1 --min-loss-scale 0.9", 1, False),
+    ],
+)
+def test_a_diverging_training_is_one_sentence_and_writes_nothing_more(
+    flags: str, ranks: int, resumed: bool, data: Path, tmp_path: Path
+) -> None:
+    """It names the last checkpoint, where there is one."""
+    save, log = tmp_path / "save", tmp_path / "log"
+    command = tiny_training([data], save, *MODEL, *ENDLESS, *flags.split())
+    if resumed:
+        assert run([*command, "--max-update", "1"], log) == [0]
+    before = sorted(tmp_path.rglob("*.pt"))
+    assert run(command, log, ranks, on_a_cpu) == [1] * ranks
+    for rank in range(ranks):
+        printed = rank_log(log, rank).read_text()
+        assert "Traceback" not in printed
+        last = printed.splitlines()[-1]
+        assert "fairseq-train: error: --lr must be so low, or --clip-norm" in last
+        assert (str(save / "checkpoint_last.pt") in last) == resumed
+    assert sorted(tmp_path.rglob("*.pt")) == before
+    assert save.exists() == resumed
+
+
+def with_a_bug(rank: int) -> None:
+    def fail(*args: Any, **settings: Any) -> None:
+        raise LookupError("a bug")
+
+    CrossEntropyCriterion.forward = fail
+
+
+def test_what_fails_within_an_update_is_shown_itself(data: Path, tmp_path: Path) -> None:
+    """fairseq writes a checkpoint before, for which a new folder is not there yet."""
+    assert run(tiny_training([data], tmp_path / "new", *MODEL), tmp_path / "log", 1, with_a_bug) == [1]
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "LookupError: a bug"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save = tmp_path_factory.mktemp("trained")
+    train(tiny_training([data], save, *MODEL), save / "log")
+    return save
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--decoder-layers 2", "--save-dir must hold a model of the same --arch, sizes and dictionary"),
+        ("--decoder-layers 2 --restore-file {last}", "--restore-file must hold a model of the same --arch"),
+        ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must hold"),
+        ("--output-dictionary-size 8 --restore-file {last}", "--restore-file must hold a model of the same --arch"),
+        ("--criterion linear_cross_entropy", "--restore-file must hold the state of the same --optimizer and"),
+        ("--lr-scheduler inverse_sqrt", "--save-dir must hold the state of the same --lr-scheduler"),
+        (
+            "--save-dir {new} --finetune-from-model none.pt",
+            "--finetune-from-model must name a checkpoint that exists (",
+        ),
+        (
+            "--finetune-from-model none.pt --restore-file {last}",
+            "--finetune-from-model must be given without --restore",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_one_sentence_with_the_flag_that_names_it(
+    flags: str, sentence: str, data: Path, trained: Path, tmp_path: Path
+) -> None:
+    given = flags.format(last=trained / "checkpoint_last.pt", new=tmp_path / "new").split()
+    assert run(tiny_training([data], trained, *MODEL, "--max-update", "2", *given), tmp_path / "log") == [1]
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith(f"fairseq-train: error: {sentence}")
 
 
 def test_a_data_folder_without_a_dictionary_gets_one_sentence(tmp_path: Path) -> None:
@@ -78,6 +177,21 @@ def test_bfloat16_trains_without_a_tpu(data: Path, tmp_path: Path) -> None:
     assert "'tpu': True" not in printed
 
 
+def elsewhere(folder: Path, rank: int) -> None:
+    os.chdir(folder)
+
+
+def test_a_relative_path_that_hydra_has_left_behind_is_told_from_a_missing_one(data: Path, tmp_path: Path) -> None:
+    given = ["fairseq-hydra-train", "task=language_modeling", "+model._name=vanilla_lm", "dataset.batch_size=2"]
+    given += [f"common.user_dir={USER_DIR}", "common.cpu=true", f"hydra.run.dir={tmp_path}/job"]
+    for folder, absolute in ((data.name, True), ("none", False)):
+        fault = functools.partial(elsewhere, data.parent)
+        assert run([*given, f"task.data={folder}"], tmp_path / "log", 1, fault) == [1]
+        last = (tmp_path / "log").read_text().splitlines()[-1]
+        assert last.startswith("fairseq-hydra-train: error: DATA must be as fairseq-preprocess wrote it")
+        assert ("absolute path" in last) == absolute
+
+
 def configuration(**changes: Any) -> SimpleNamespace:
     """What refusals read of a configuration."""
     training = {"ddp_backend": "pytorch_ddp", "distributed_init_method": None, "distributed_world_size": 1}
@@ -86,6 +200,7 @@ def configuration(**changes: Any) -> SimpleNamespace:
         distributed_training=SimpleNamespace(**training),
         checkpoint=SimpleNamespace(write_checkpoints_asynchronously=False),
         common=SimpleNamespace(fp16=changes.get("fp16", False), tpu=False),
+        dataset=SimpleNamespace(max_tokens=None, max_tokens_valid=None),
         task=SimpleNamespace(tokens_per_sample=changes.get("tokens", 8)),
         eval_lm=SimpleNamespace(context_window=changes.get("context", 0)),
     )
@@ -163,7 +278,7 @@ def spawned(text: str) -> ProcessRaisedException:
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
         (
             Exception("Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example"),
-            "--tokens-per-sample, --max-target-positions and --max-tokens must leave room for the longest sample "
+            "--tokens-per-sample and --max-target-positions must leave room for the longest sample "
             "(Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example)",
         ),
     ],
@@ -196,6 +311,23 @@ def test_data_without_rows_are_refused_in_one_sentence() -> None:
             "--arch transformer_ql --decoder-layers 2",
             "--decoder-layers is no flag of this model: --scale-layers says how many layers it has at each scale",
         ),
+        (
+            "--arch retina_lm --task translation --tokens-per-sample 8",
+            "--tokens-per-sample is no flag of this command, task and model: it is one of --task language_modeling or",
+        ),
+        (
+            "--arch vanilla_lm --reset-memory corpus",
+            "--reset-memory is no flag of this command, task and model: it is one of --task streaming_language_model",
+        ),
+        (
+            "--arch vanilla_lm --mem-len 8",
+            "--mem-len is no flag of this command, task and model: it is one of --arch compressive_transformer or",
+        ),
+        (
+            "--arch vanilla_lm --warmup-init-lr 1",
+            "--warmup-init-lr is no flag of this command, task and model: it is one of --lr-scheduler cosine or inv",
+        ),
+        ("--tokens-per-sample 8", "--arch must be given"),
         ("--arch retina_lm --lr", "argument --lr: expected one argument"),
         ("--arch retina_lm and more", "unrecognized arguments: and more"),
     ],
@@ -209,6 +341,16 @@ def test_what_the_parser_does_not_know_is_one_sentence(
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{parser.prog}: error: {sentence}")
+
+
+@pytest.mark.parametrize("arch", by_family(ARCHITECTURES))
+def test_a_forgotten_task_is_named(arch: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InterpolationKeyError) as raised:
+        parsed("translation", ["data", "--arch", arch])
+    assert str(sentence_of(raised.value)).startswith("--task must be one of language modelling")
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(options.get_validation_parser(), ["data", "--path", "none.pt"])
+    assert "error: --task must be given" in capsys.readouterr().err
 
 
 def test_commands_that_take_fairseqs_flags_say_the_same() -> None:

@@ -122,6 +122,17 @@ def test_blocks_in_which_nothing_is_counted_are_refused() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_checkpoint_of_another_model_is_told_from_one_of_another_dictionary(arch: str) -> None:
+    model = build(arch, narrow(arch), dictionary(9), positions=8)
+    found = "sizes or dictionary differ"
+    others = [(dictionary(7), 8, "its dictionary is 11 symbols large, and here it is 13"), (dictionary(9), 5, found)]
+    for words, positions, sentence in others[: 1 if arch in (*STREAMING, "hred") else 2]:
+        other = build(arch, narrow(arch, tokens_per_sample=positions), words, positions=positions)
+        with pytest.raises(UsageError, match=sentence):
+            model.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_flag_is_refused_at_its_default(arch: str) -> None:
     build(arch, {"tokens_per_sample": 16}, dictionary(9))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.cache import KeyValueCache, Reorderable, State, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
@@ -228,7 +228,7 @@ class BottomUpState(State):
         super().__init__(config, batch_size)
         self.unfinished, self.coarse, self.aggregation, self.fine = unfinished, coarse, aggregation, fine
 
-    def parts(self) -> Iterable[Reorderable]:
+    def parts(self) -> Iterable[KeyValueCache | UnfinishedBlock]:
         coarse = [cache for caches in self.coarse for cache in caches]
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 

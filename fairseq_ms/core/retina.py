@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import Reorderable, State, UnfinishedBlock
+from fairseq_ms.core.cache import State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
@@ -223,7 +223,7 @@ class WindowCache:
         """How many tokens have been read."""
         return self.windows[0].end
 
-    def parts(self) -> list[Reorderable]:
+    def parts(self) -> list[SlidingCache | UnfinishedBlock]:
         """Everything that has a row for each text."""
         return [*self.windows, *self.unfinished]
 
@@ -250,7 +250,7 @@ class RetinaState(State):
         super().__init__(config, batch_size)
         self.caches = caches
 
-    def parts(self) -> Iterable[Reorderable]:
+    def parts(self) -> Iterable[SlidingCache | UnfinishedBlock]:
         return [part for cache in self.caches for part in cache.parts()]
 
 

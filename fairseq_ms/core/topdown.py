@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.cache import KeyValueCache, Reorderable, Rows, State
+from fairseq_ms.core.cache import KeyValueCache, Rows, State
 from fairseq_ms.core.layers import Downsample, LayerConfig, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.linear import ACTIVATIONS, Norm, normalise, own_of, projection
@@ -164,7 +164,7 @@ class TopDownState(State):
             scale.factor: Rows(like.new_zeros(batch_size, 0, like.size(-1))) for scale in scales
         }
 
-    def parts(self) -> Iterable[Reorderable]:
+    def parts(self) -> Iterable[KeyValueCache | Rows]:
         yield self.before
         yield from self.newest.values()
         for caches in self.caches.values():

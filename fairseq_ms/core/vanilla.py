@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fairseq_ms.core.cache import KeyValueCache, Reorderable, State
+from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 
@@ -33,7 +33,7 @@ class VanillaState(State):
         super().__init__(config, batch_size)
         self.caches = caches
 
-    def parts(self) -> Iterable[Reorderable]:
+    def parts(self) -> Iterable[KeyValueCache]:
         return self.caches
 
     def truncate(self, length: int) -> None:

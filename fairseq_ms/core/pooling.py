@@ -7,13 +7,14 @@ block never mixes with another. What pools k positions into one is ``layers.Down
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.layers import Downsample
-from fairseq_ms.core.ops.linear import Norm, normalise, own_of, projection
+from fairseq_ms.core.layers import Downsample, LayerConfig
+from fairseq_ms.core.ops.linear import ACTIVATIONS, Norm, normalise, own_of, projection
 from fairseq_ms.core.ops.plain import ours, plain
 from fairseq_ms.core.ops.recompute import recomputed
 
@@ -94,3 +95,66 @@ def normalised(
         return normalise(norm, blocks(x), *own_D)
 
     return recomputed(pooled, x_BTD, *own_of(norm), enabled=recompute)
+
+
+@dataclass(frozen=True)
+class Coarser:
+    """What the coarser scale gives.
+
+    Attributes:
+        x_BCD: its output at some blocks
+        offset: how many finer blocks the first of them serves before the first one that is wanted, perhaps in a
+            tensor (1,)
+    """
+
+    x_BCD: Tensor
+    offset: int | Tensor = 0
+
+
+class Join(nn.Module):
+    """Pooled tokens beside the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
+
+    The two are concatenated, projected to half their width and passed through the activation (swish for "swiglu", which
+    is swish times a second projection). Both have a norm after them: pooled token embeddings are small, and what the
+    coarser scale gives would drown them.
+
+    Args:
+        config: width D and activation
+        ratio: how many positions of this scale one of the coarser scale stands for
+    """
+
+    def __init__(self, config: LayerConfig, ratio: int) -> None:
+        super().__init__()
+        self.upsample = Upsample(config.dim, ratio)
+        self.linear = projection(2 * config.dim, config.dim)
+        self.activation = ACTIVATIONS["swish" if config.activation == "swiglu" else config.activation]
+        self.recompute = config.recompute
+
+    def forward(
+        self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
+    ) -> Tensor:
+        """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
+        # What has no parameters is computed again in backward: x is kept once for all scales, and no pooled tokens.
+        pooled_again = pool.conv is None
+        if not pooled_again:
+            x_BTD = blocks(x_BTD)
+        ratio, activation, offset = self.upsample.factor, self.activation, coarse.offset
+
+        def side_by_side(pooled: Tensor, fine: Tensor) -> Tensor:
+            if isinstance(offset, Tensor):
+                fine = fine.index_select(1, offset)
+            else:
+                fine = fine[:, offset : offset + pooled.size(1)]
+            return torch.cat([pooled, fine], dim=-1)
+
+        def join(x: Tensor, coarse: Tensor, *parameters: Tensor) -> Tensor:
+            unfold, unfold_bias, mix, mix_bias, *own_D = parameters
+            pooled = normalise(norm, blocks(x) if pooled_again else x, *own_D)
+            fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
+            return activation(F.linear(side_by_side(pooled, fine), mix, mix_bias))
+
+        if not plain(pool, norm, self.upsample, self.upsample.conv, self.linear):
+            pooled = norm(blocks(x_BTD) if pooled_again else x_BTD)
+            return activation(self.linear(side_by_side(pooled, self.upsample(coarse.x_BCD))))
+        own = self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias
+        return recomputed(join, x_BTD, coarse.x_BCD, *own, *own_of(norm), enabled=self.recompute)

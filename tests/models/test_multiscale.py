@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.layers import LayerConfig
-from fairseq_ms.core.pooling import Downsample, right_aligned
-from fairseq_ms.core.topdown import Coarser, Join
+from fairseq_ms.core.pooling import Coarser, Downsample, Join, right_aligned
 from fairseq_ms.errors import UsageError
 from tests.registry import build, dictionary
 

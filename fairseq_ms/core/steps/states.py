@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpState
 from fairseq_ms.core.ops.window_attention import HeadGroup
+from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.retina import Retina, RetinaState, WindowCache
 from fairseq_ms.core.steps.buffers import BlockReads, FixedBlock, FixedCache, FixedRows, FixedState, Place, Slots
-from fairseq_ms.core.topdown import Coarser, TopDown, TopDownState
+from fairseq_ms.core.topdown import TopDown, TopDownState
 from fairseq_ms.core.vanilla import Vanilla, VanillaState
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import sources
@@ -44,18 +44,25 @@ class Pipeline:
         return ["sacremoses"] * (self.tokenise == "moses") + of_level.get(self.level, [])
 
 
-def pipeline_of(
-    data: Path, level: str | None, tokenise: str | None, language: str | None, bpe_codes: str | Path | None
-) -> Pipeline:
-    """The pipeline that the flags name, and where they do not, the ``manifest.json`` in or above the data folder.
-
-    Raises UsageError where neither says what the symbols are, on values that do not exist, and on a missing file.
-    """
-    manifest = next((file for file in (data / "manifest.json", data.parent / "manifest.json") if file.is_file()), None)
+def settings_of(data: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The ``manifest.json`` in or above a data folder, and the settings in it; UsageError for a damaged one."""
+    above = (data, data.parent, data.parent.parent) if data.parent.name == "halves" else (data, data.parent)
+    manifest = next((folder / "manifest.json" for folder in above if (folder / "manifest.json").is_file()), None)
     try:
         known = json.loads(manifest.read_text(encoding="utf-8"))["settings"] if manifest is not None else {}
     except (ValueError, LookupError, TypeError) as error:
         raise UsageError(f"--data must be as fairseq-ms prepare wrote it: {manifest} is damaged ({error})") from error
+    return manifest, known
+
+
+def pipeline_of(
+    data: Path, level: str | None, tokenise: str | None, language: str | None, bpe_codes: str | Path | None
+) -> Pipeline:
+    """The pipeline that the flags name, and where they do not, the manifest of the data folder.
+
+    Raises UsageError where neither says what the symbols are, on values that do not exist, and on a missing file.
+    """
+    manifest, known = settings_of(data)
     level = level or known.get("level")
     if level not in LEVELS:
         raise UsageError(

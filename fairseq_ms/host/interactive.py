@@ -33,8 +33,11 @@ class Numbered:
         except OSError as error:
             raise UsageError(f"--input must be a file that can be read: got {source} ({error.strerror})") from error
         with file:
-            # A byte that belongs to no character makes its word an unknown one.
-            while buffer := [line.decode(errors="replace").strip() for line in itertools.islice(file, buffer_size)]:
+            # A byte that belongs to no character makes its word an unknown one. White space counts where text is bytes.
+            while buffer := [line.decode(errors="replace") for line in itertools.islice(file, buffer_size)]:
+                if self.count == 0:
+                    buffer[0] = buffer[0].removeprefix("\ufeff")
+                buffer = [line.removesuffix("\n") for line in buffer]
                 self.count += len(buffer)
                 yield buffer
 

@@ -58,7 +58,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
 
     A function is called with the one that it replaces as its first argument.
     """
-    from fairseq_ms.host import checkpoints, commands, context_window, data, interactive, trainer
+    from fairseq_ms.host import checkpoints, commands, context_window, data, interactive, prompts, trainer
 
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
@@ -66,7 +66,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     from fairseq.data import data_utils, indexed_dataset
     from fairseq.distributed import utils as distributed_utils
     from fairseq.file_io import PathManager
-    from fairseq.models import distributed_fairseq_model
+    from fairseq.models import BaseFairseqModel, distributed_fairseq_model
     from fairseq.tasks import FairseqTask, LegacyFairseqTask
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -84,6 +84,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
         (FairseqTask, "valid_step", data.validate_any),
         (LanguageModelingTask, "eval_lm_dataloader", context_window.with_contexts),
         (LegacyFairseqTask, "build_model", trainer.build_for),
+        (BaseFairseqModel, "prepare_for_inference_", prompts.as_prepared),
     ]
     for program in _programs("fairseq_cli.train"):
         found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", trainer.stop_if_asked)]

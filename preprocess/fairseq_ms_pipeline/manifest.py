@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shlex
 from pathlib import Path
+from typing import Any
 
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.files import Json, read_json, sha256_of
@@ -47,6 +49,38 @@ def checksums(folder: Path) -> dict[str, Json]:
     return {
         file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
     }
+
+
+def encoders_of(settings: Json, folder: Path) -> dict[str, dict[str, Any]]:
+    """What fairseq has for the pipeline of a prepared folder: its tokenizer and its BPE, each with its settings.
+
+    It has nothing for characters and bytes.
+    """
+    language = settings.get("language", "en")
+    found: dict[str, dict[str, Any]] = {}
+    if settings.get("tokenise") == "moses":
+        found["tokenizer"] = {"_name": "moses", "moses_no_dash_splits": True, "moses_no_escape": True}
+        found["tokenizer"] |= {"source_lang": language, "target_lang": language}
+    if settings["level"] == "bpe":
+        # subword-nmt takes no tab for white space.
+        found.setdefault("tokenizer", {"_name": "space"})
+        found["bpe"] = {"_name": "subword_nmt", "bpe_codes": str(folder / "codes.bpe")}
+    if settings["level"] == "hf_byte_bpe":
+        files = {"bpe_vocab": str(folder / "vocab.json"), "bpe_merges": str(folder / "merges.txt")}
+        found["bpe"] = {"_name": "hf_byte_bpe", **files}
+    return found
+
+
+def about_prompts(settings: Json, folder: Path) -> str:
+    """What `prepare` says last: the flags that fairseq has for this text, if any, as a line of its own."""
+    flags = []
+    for group, chosen in encoders_of(settings, folder).items():
+        flags += [f"--{group}", chosen.pop("_name")]
+        # fairseq's default language is left out.
+        given = {f"--{name.replace('_', '-')}": value for name, value in chosen.items() if value != "en"}
+        flags += [part for flag, value in given.items() for part in (flag, value) if part is not True]
+    says = f"fairseq's commands read prompts as {NAME} says; without it they need\n  {shlex.join(flags)}\n"
+    return says if flags else ""
 
 
 def differences(dataset: Dataset, manifest: Json) -> list[str]:

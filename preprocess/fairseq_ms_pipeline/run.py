@@ -124,7 +124,7 @@ def in_work_folder(
     ready = work / "ready"
     if check_out(out, settings):
         shutil.rmtree(work, ignore_errors=True)
-        print(f"{out} is prepared already.")
+        print(f"{out} is prepared already.", manifests.about_prompts(settings, out), sep="\n", end="")
         return read_json(out / manifests.NAME)
     is_new = not out.exists()
     ready.mkdir(parents=True, exist_ok=True)
@@ -146,6 +146,7 @@ def in_work_folder(
     print(f"{dataset.title} in {out}:\n{manifests.table(manifest)}\n{progress.report()}")
     for difference in manifests.differences(dataset, manifest):
         print(f"WARNING: {difference}")
+    print(end=manifests.about_prompts(settings, out))
     return manifest
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 UNKNOWN = "<unk>"
-# What stands for a space where a model reads characters; fairseq's --post-process sentencepiece undoes it.
+# What stands for a space where a model reads characters.
 SPACE = "\u2581"
 # fairseq keeps the bracketed spellings for its own symbols (BPE can also make one the end of a longer word),
 # and a word that ends in "@@" reads as an unfinished one. A lone <unk> means what fairseq means by it.

@@ -44,8 +44,8 @@ MODELS = {
     "retina_lm": "--arch retina_lm --scale-windows 1x=0:16,4x=16:64,16x=64:256",
 }
 SAMPLING = """
-    --user-dir fairseq_ms --task language_modeling --cpu --tokenizer moses --bpe subword_nmt --sampling
-    --sampling-topk 20 --temperature 0.7 --beam 1 --max-len-a 0 --max-len-b 60 --seed 5
+    --user-dir fairseq_ms --task language_modeling --cpu --sampling --sampling-topk 20
+    --temperature 0.7 --beam 1 --max-len-a 0 --max-len-b 60 --seed 5
 """
 PROMPTS = ("Return True if", "Raise an error if", "This function", "The user", "Note that")
 
@@ -182,7 +182,7 @@ def main() -> None:
     curves = ["--gen-subset", "train", "--png", str(out / "training_curves.png")]
     run([*program("fairseq-ms"), "plot", "curves", *map(str, logs.values()), *curves], out / "curves.log")
     print("5. Samples of retina_lm\n", flush=True)
-    sampling = [str(data / "bin"), "--path", str(best), "--bpe-codes", str(data / "codes.bpe"), *SAMPLING.split()]
+    sampling = [str(data / "bin"), "--path", str(best), *SAMPLING.split()]
     rows = ["--buffer-size", str(len(PROMPTS)), "--batch-size", str(len(PROMPTS))]
     asked = "\n".join(PROMPTS) + "\n"
     printed = run([*program("fairseq-interactive"), *sampling, *rows], best.with_name("samples.log"), asked)

@@ -159,13 +159,11 @@ def updates(checkpoint: Path) -> int:
 
 def sample(checkpoint: Path, data: Path, prompt: str) -> list[str]:
     """Two texts that go on from a prompt."""
-    from fairseq_ms.models.haed import SPACE
-
     printed = command(
         *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"),
         *("--task", "language_modeling", "--sampling", "--sampling-topp", "0.9", "--beam", "2", "--nbest", "2"),
-        *("--max-len-b", "160", "--post-process", "sentencepiece", "--seed", "3", "--tokens-per-sample", "256"),
-        stdin=" ".join(prompt.replace(" ", SPACE)) + "\n",
+        *("--max-len-b", "160", "--seed", "3", "--tokens-per-sample", "256"),
+        stdin=prompt + "\n",
     )
     return re.findall(r"^D-0\t\S+\t(.*)$", printed, re.MULTILINE)
 

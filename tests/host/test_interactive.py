@@ -128,10 +128,10 @@ def none(*args: Any) -> None:
 
 def test_a_line_ends_at_a_line_feed_alone_and_may_hold_any_bytes(tmp_path: Path) -> None:
     source = tmp_path / "lines"
-    source.write_bytes("a\rb\nc\r\n\nd\x85e\u2028f\n".encode() + b"g\xff h\n\xc3\nlast")
+    source.write_bytes("\ufeffa\rb\nc\r\n\nd\x85e\u2028f\n".encode() + b"g\xff h\n\xc3\nlast")
     buffers = list(Numbered().read(none, str(source), 3))
     assert [len(buffer) for buffer in buffers] == [3, 3, 1]
-    assert list(itertools.chain(*buffers)) == ["a\rb", "c", "", "d\x85e\u2028f", "g\ufffd h", "\ufffd", "last"]
+    assert list(itertools.chain(*buffers)) == ["a\rb", "c\r", "", "d\x85e\u2028f", "g\ufffd h", "\ufffd", "last"]
     with pytest.raises(UsageError, match=r"^--input must be a file that can be read: got .*none \(No such file"):
         list(Numbered().read(none, str(tmp_path / "none"), 3))
 

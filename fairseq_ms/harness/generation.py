@@ -14,6 +14,9 @@ from fairseq_ms.tools.checkpoints import Checkpoint
 
 # What the harness generates where a task does not say how much.
 _DEFAULT_TOKENS = 256
+# What changes nothing, and some tasks say.
+_IDLE = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1, "min_p": 0}
+_IDLE |= {"no_repeat_ngram_size": 0, "typical_p": 1, "top_k": -1, "use_cache": True}
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -26,20 +29,22 @@ class Settings:
         tokens: the most tokens of a continuation
         temperature: divides the logits; below 1e-6 it is greedy search
         top_k: sampling is among as many of the most probable tokens; 0 for all
+        top_p: and among as few as have this probability together
     """
 
     until: tuple[str, ...]
     tokens: int
     temperature: float = 0.0
     top_k: int = 0
+    top_p: float = 1.0
 
 
 def settings(given: Mapping[str, Any], room: int | None) -> Settings:
     """The harness's ``generation_kwargs`` for a model that reads ``room`` tokens, or any number if None.
 
-    Raises UsageError for settings that have no effect here and for lengths that the model has no room for.
+    Raises UsageError for settings that would have no effect here and for lengths that the model has no room for.
     """
-    left = {name: value for name, value in given.items() if value is not None}
+    left = {name: value for name, value in given.items() if value is not None and _IDLE.get(name, ...) != value}
     until = left.pop("until", [])
     lengths = [int(left.pop(name)) for name in _LENGTHS if name in left]
     # Half of what the model can read is left to the prompt.
@@ -50,14 +55,17 @@ def settings(given: Mapping[str, Any], room: int | None) -> Settings:
         raise UsageError(f"max_gen_toks must be at least 1{most}: got {tokens}")
     temperature = float(left.pop("temperature", 0.0))
     sampled = bool(left.pop("do_sample", temperature > 0.0))
-    top_k = int(left.pop("top_k", 0))
+    top_k, top_p = int(left.pop("top_k", 0)), float(left.pop("top_p", 1.0))
+    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        rule = "temperature and top_k must be at least 0, and top_p above 0 and at most 1"
+        raise UsageError(f"{rule}: got {temperature}, {top_k} and {top_p}")
     if left:
-        known = "until, max_gen_toks, do_sample, temperature and top_k"
+        known = "until, max_gen_toks, do_sample, temperature, top_k and top_p"
         raise UsageError(f"generation_kwargs must be among {known}: got {min(left)}")
     stops = (until,) if isinstance(until, str) else tuple(until)
     if not sampled:
         return Settings(stops, tokens)
-    return Settings(stops, tokens, temperature or 1.0, top_k)
+    return Settings(stops, tokens, temperature or 1.0, top_k, top_p)
 
 
 def cut(text: str, until: Sequence[str]) -> str:
@@ -92,6 +100,6 @@ def continued(
                     texts[row] = shortened
         return len(texts) == len(rows)
 
-    settings = asked.tokens, asked.temperature, asked.top_k
+    settings = asked.tokens, asked.temperature, asked.top_k, asked.top_p
     core.generate(prompts_BT.to(checkpoint.device), *settings, allowed=allowed, stop=all_stop)
     return [texts[row] for row in range(len(rows))]

@@ -135,14 +135,19 @@ class FairseqMsLM(LM):
         """The log-probability of each continuation behind its context, and whether greedy search would give it.
 
         What the pipeline makes of the context alone and of both together may differ at the seam, as where a word goes
-        on; scored is everything from the first difference on.
+        on; scored is everything from the first difference on. Raises UsageError where that is nothing.
         """
         pairs = []
         for context, continuation in (request.args for request in requests):
             before, whole = self.tokens(context), self.tokens(context + continuation)
             shared = min(before.numel(), whole.numel())
             differs = (before[:shared] != whole[:shared]).nonzero()
-            pairs.append((whole, int(differs[0]) if differs.numel() else shared))
+            first = int(differs[0]) if differs.numel() else shared
+            if first == whole.numel():
+                raise UsageError(
+                    f"a continuation must have symbols of the model: got {continuation!r} after {context!r}"
+                )
+            pairs.append((whole, first))
         order = sorted(range(len(pairs)), key=lambda row: -pairs[row][0].numel())
 
         def answer(rows: Sequence[int]) -> Iterator[tuple[float, bool]]:
@@ -165,9 +170,6 @@ class FairseqMsLM(LM):
             sources.append(source[start : whole.numel()])
             targets.append(whole[start:])
             kept.append(slice(first - start, whole.numel() - start))
-        if not any(target.numel() for target in targets):
-            yield from [(0.0, True)] * len(pairs)
-            return
         source_BT, target_BT = (pad_sequence(rows, True, words.pad()) for rows in (sources, targets))
         found_BT2 = scoring.score_windows(self.checkpoint, source_BT, target_BT, measure=_nll_and_greedy).double().cpu()
         for found_T2, span in zip(found_BT2, kept, strict=True):

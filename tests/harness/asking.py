@@ -167,13 +167,18 @@ def log_likelihoods(path: Path, model: FairseqMsLM) -> dict[str, Any]:
     pairs = [(context, text) for context, choices in QUESTIONS for text in choices]
     # What greedy search writes is greedy.
     pairs += [(context, " " * (context != "") + greedy(model, context, 5)) for context, _ in QUESTIONS]
-    pairs += [("", QUESTIONS[0][0]), ("", "")]
+    pairs += [("", QUESTIONS[0][0])]
     expected = []
     for context, text in pairs:
         whole, before = model.tokens(context + text), model.tokens(context)
         shared = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
-        expected.append(score(model.checkpoint, before[:shared], whole) if whole.numel() else (0.0, True))
-    found: dict[str, Any] = {}
+        expected.append(score(model.checkpoint, before[:shared], whole))
+    # White space is a symbol of some models.
+    odd = [(context, text) for context in ("", QUESTIONS[0][0]) for text in ("", "\t", " ", "\n")]
+    empty = [model.tokens(context + text).equal(model.tokens(context)) for context, text in odd]
+    found: dict[str, Any] = {
+        "nothing is refused": [bool(refusal(model, "loglikelihood", pair)) for pair in odd] == empty and any(empty)
+    }
     for batch in BATCHES:
         alike = FairseqMsLM(str(path), device="cpu", batch_size=batch)
         given = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
@@ -182,13 +187,18 @@ def log_likelihoods(path: Path, model: FairseqMsLM) -> dict[str, Any]:
         found[f"greedy {batch}"] = [a[1] for a in answers] == [b[1] for b in expected]
     for weight in alike.checkpoint.model.parameters():
         torch.nn.init.constant_(weight, float("nan"))
-    found["finite weights"] = []
-    for kind, arguments in (("loglikelihood", pairs[0]), ("loglikelihood_rolling", (LONG,))):
-        try:
-            getattr(alike, kind)([Instance(kind, {}, arguments, 0)], disable_tqdm=True)
-        except ValueError as error:
-            found["finite weights"].append(str(error).startswith("logits must be finite"))
+    asked = (("loglikelihood", pairs[0]), ("loglikelihood_rolling", (LONG,)))
+    found["finite weights"] = [refusal(alike, *one).startswith("logits must be finite") for one in asked]
     return {**found, "some are greedy": sorted({b[1] for b in expected}) == [False, True]}
+
+
+def refusal(model: FairseqMsLM, kind: str, arguments: tuple[str, ...]) -> str:
+    """What a model says of a request that it refuses."""
+    try:
+        getattr(model, kind)([Instance(kind, {}, arguments, 0)], disable_tqdm=True)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def texts(model: FairseqMsLM) -> dict[str, Any]:
@@ -205,6 +215,7 @@ def texts(model: FairseqMsLM) -> dict[str, Any]:
         "a stop string is cut off": written(context, until=[stop], max_gen_toks=12) == whole.partition(stop)[0],
         "one string may stop": written(context, until=stop, max_gen_toks=12) == whole.partition(stop)[0],
         "samples differ from greedy": written(context, until=[], max_gen_toks=12, temperature=2.0) != whole,
+        "a nucleus of one is greedy": written(context, until=[], max_gen_toks=12, do_sample=True, top_p=1e-9) == whole,
         "the best alone is greedy": written(context, until=[], max_gen_toks=12, do_sample=True, top_k=1) == whole,
         "long contexts are cut": written(LONG, until=["\n"], max_gen_toks=9) == greedy(model, LONG, 9),
     }

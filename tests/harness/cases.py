@@ -74,4 +74,5 @@ REFUSED: list[tuple[str, list[str], str]] = [
     ("language=de", [], "--language has no effect without --tokenise moses"),
     ("", ["--batch_size", "auto"], "--batch_size must be a whole number of at least 1"),
     ("", ["--gen_kwargs", "num_beams=4"], "generation_kwargs must be among until, max_gen_toks, do_sample"),
+    ("", ["--gen_kwargs", "top_p=1.5"], "temperature and top_k must be at least 0, and top_p above 0"),
 ]

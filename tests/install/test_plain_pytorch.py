@@ -102,8 +102,13 @@ def test_wrong_settings_are_one_sentence(
 def test_bad_data_and_a_checkpoint_of_other_sizes_are_one_sentence(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refusal(capsys, str(tmp_path / "none")).strip()
-    assert said == f"DATA must be a text file or the prefix of a .bin and an .idx file: got {tmp_path / 'none'}"
+    write_corpus(tmp_path / "data", {split: random_lines(1, 3) for split in ("empty", "cut", "alone", "train")})
+    (tmp_path / "data" / "empty.bin").write_bytes(b"")
+    (tmp_path / "data" / "cut.idx").write_bytes((tmp_path / "data" / "cut.idx").read_bytes()[:17])
+    (tmp_path / "data" / "alone.bin").unlink()
+    (tmp_path / "text").write_text("")
+    for name in ("none", "text", "data/empty", "data/cut", "data/alone"):
+        assert refusal(capsys, str(tmp_path / name)).strip().startswith("DATA must "), name
     arguments = [text, *SMALL, "--length", "5", "--out", str(tmp_path / "out")]
     # A short text is trained on.
     assert list(losses(*arguments, "--steps", "2")) == [2]

@@ -31,15 +31,18 @@ DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 
 def read_tokens(data: str) -> np.ndarray:
     """The tokens of a text (bytes) or of fairseq's binarised data, memory-mapped."""
-    index = Path(f"{data}.idx")
+    index, file, dtype = Path(f"{data}.idx"), Path(data), np.uint8
     if index.is_file():
-        with index.open("rb") as header:
-            if header.read(9) != b"MMIDIDX\x00\x00":
-                raise SystemExit(f"DATA must be binarised with --dataset-impl mmap: {index} is not")
-            return np.memmap(f"{data}.bin", dtype=DTYPES[header.read(9)[8]], mode="r")
-    if not Path(data).is_file():
+        # Magic, version, and the code of the type.
+        header, file = index.open("rb").read(18), Path(f"{data}.bin")
+        if len(header) < 18 or not header.startswith(b"MMIDIDX\x00\x00") or header[17] not in DTYPES:
+            raise SystemExit(f"DATA must be binarised with --dataset-impl mmap: {index} is not")
+        dtype = DTYPES[header[17]]
+    if not file.is_file():
         raise SystemExit(f"DATA must be a text file or the prefix of a .bin and an .idx file: got {data}")
-    return np.memmap(data, dtype=np.uint8, mode="r")
+    if not file.stat().st_size:
+        raise SystemExit(f"DATA must have tokens: {file} is empty")
+    return np.memmap(file, dtype, mode="r")
 
 
 def batch_of(tokens: np.ndarray, rows: int, length: int, step: int, rank: int, ranks: int) -> list[torch.Tensor]:

@@ -7,7 +7,6 @@ keeps a state for every number of tokens that rows have had.
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +59,7 @@ class GroupedCache:
                 place_R = (counts_R == count).nonzero().squeeze(1)
                 state = group.state
                 if state is not None and place_R.numel() < counts_R.numel():
-                    state = copy.deepcopy(state)
+                    state = state.copy()
                     state.reorder(place_R)
                 groups.append(Group(group.rows_R[place_R], state))
                 counts.append(count)

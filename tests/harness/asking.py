@@ -165,8 +165,9 @@ def greedy(model: FairseqMsLM, context: str, most: int) -> str:
 def log_likelihoods(path: Path, model: FairseqMsLM) -> dict[str, Any]:
     """How far log-likelihoods are from those of single forward passes, and whether what is greedy is known."""
     pairs = [(context, text) for context, choices in QUESTIONS for text in choices]
-    # What greedy search writes is greedy.
-    pairs += [(context, " " * (context != "") + greedy(model, context, 5)) for context, _ in QUESTIONS]
+    # What greedy search writes is greedy: the end of a line, where it is nothing.
+    written = [(context, greedy(model, context, 5)) for context, _ in QUESTIONS]
+    pairs += [(context, " " * (context != "") + text if text else "\n") for context, text in written]
     pairs += [("", QUESTIONS[0][0])]
     expected = []
     for context, text in pairs:

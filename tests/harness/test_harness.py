@@ -51,12 +51,12 @@ def test_bits_per_byte_of_a_text_are_those_of_the_perplexity_command_at_any_batc
 
 
 def test_continuations_have_the_likelihood_of_one_forward_pass(answers) -> None:
+    assert any(answer["some are greedy"] for answer in answers)
     for answer in answers:
         for batch in (1, 3):
             # Sums of up to a dozen log-probabilities down to -20, of float32 in another order.
             assert answer[f"difference {batch}"] <= 1e-4, answer
             assert answer[f"greedy {batch}"], answer
-        assert answer["some are greedy"], answer
         assert answer["nothing is refused"], answer
         assert answer["finite weights"] == [True, True], answer
         assert answer["chosen"] == [1.0, 1.0], answer

@@ -31,10 +31,12 @@ DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 
 def read_tokens(data: str) -> np.ndarray:
     """The tokens of a text (bytes) or of fairseq's binarised data, memory-mapped."""
-    index, file, dtype = Path(f"{data}.idx"), Path(data), np.uint8
+    index, file = Path(f"{data}.idx"), Path(data)
+    dtype: type = np.uint8
     if index.is_file():
-        # Magic, version, and the code of the type.
-        header, file = index.open("rb").read(18), Path(f"{data}.bin")
+        file = Path(f"{data}.bin")
+        with index.open("rb") as opened:
+            header = opened.read(18)  # magic, version, and the code of the type
         if len(header) < 18 or not header.startswith(b"MMIDIDX\x00\x00") or header[17] not in DTYPES:
             raise SystemExit(f"DATA must be binarised with --dataset-impl mmap: {index} is not")
         dtype = DTYPES[header[17]]

@@ -25,16 +25,7 @@ def test_the_memory_of_every_architecture_or_preset(name: str, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "text"),
-    [
-        ("softmax", "20,10"),
-        ("softmax", "0,10"),
-        ("softmax", "10,10"),
-        ("softmax", "10,41"),
-        ("input", "10,39"),
-        ("input", "10,41"),
-        ("input", "1,20"),
-        ("input", "__import__('os')"),
-    ],
+    [("softmax", "0,10"), ("softmax", "10,10"), ("softmax", "10,41"), ("input", "1,20"), ("input", "__import__('os')")],
 )
 def test_cutoffs_that_are_no_ascending_numbers_are_refused(flag: str, text: str, capsys) -> None:
     cutoff = [f"--adaptive-{flag}-cutoff", text, *(["--adaptive-input"] if flag == "input" else [])]

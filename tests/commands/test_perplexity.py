@@ -169,12 +169,10 @@ def test_images_have_bits_per_byte_and_no_words():
         ("model", ["--context-window", "90"], "--context-window must be at least 0 and below the window of 90: got 90"),
         ("model", ["--tokens-per-sample", "91"], "must lie between 1 and the 90 positions of model: got 91"),
         ("lines", ["--context-window", "5"], "--context-window is of running text and of models without a memory"),
-        ("memory", ["--context-window", "5"], "--context-window is of running text and of models without a memory"),
         ("model", ["--manifest", "absent.json"], "--manifest must be a file: got absent.json"),
         ("model", ["--manifest", "counts.json"], "--manifest must be of the data that is scored: counts.json counts"),
         ("model", ["--json", "absent/out.json"], "--json must lie in a folder that exists"),
         ("model", ["--data", "bin"], "--data bin has another dictionary than the one"),
-        ("bos", ["--data", "bin"], "--data bin has another dictionary than the one"),
         ("model", ["--data", "long", "--sample-break-mode", "eos"], "at most the 90 positions of model, and"),
     ],
 )

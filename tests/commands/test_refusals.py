@@ -23,6 +23,7 @@ REFUSED = [
     ("context-window MODELS/vanilla/model.pt --contexts 65", "--contexts must lie between 1 and the 64 positions"),
     ("context-window MODELS/vanilla/model.pt --json no/out.json", "--json must lie in a folder that exists"),
     ("context-window MODELS/vanilla/model.pt --png out.jpg", "--png must end in .png"),
+    ("perplexity MODELS/bin/dict.txt", "must be a file that fairseq-train wrote"),
 ]
 
 

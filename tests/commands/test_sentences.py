@@ -1,14 +1,12 @@
 """What commands tell newcomers: the help of every flag, and what a path or a model should have been."""
 
 import argparse
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fairseq_ms import cli
-from tests.helpers.cli import USER_DIR
 
 
 def flags() -> Iterator[tuple[str, argparse.Action]]:
@@ -27,11 +25,6 @@ def test_every_help_says_what_a_flag_does_and_then_its_default_once() -> None:
         if help.startswith(("(default", "default")) or help.count("default") > 1 or (needed and "default" not in help):
             wrong.append(f"{name} {action.option_strings[0]}: {help}")
     assert wrong == []
-
-
-def test_nothing_points_to_scripts_that_an_installed_package_lacks() -> None:
-    files = [path for path in USER_DIR.rglob("*.py") if re.search(r"prepare\.py", path.read_text(encoding="utf-8"))]
-    assert files == []
 
 
 @pytest.mark.parametrize(

@@ -45,18 +45,14 @@ def test_completions_are_the_best_words_after_the_last_k_gram(seed: int) -> None
     torch.testing.assert_close(torch.tensor(found["probabilities"]), probabilities[best], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "scale", "positions", "expected"), [(1, 4, 64, 1), (4, 4, 64, 1), (5, 4, 64, 5), (99, 4, 64, 61)]
-)
-def test_a_context_is_cut_at_its_beginning_to_whole_k_grams(
-    tokens: int, scale: int, positions: int, expected: int
-) -> None:
-    assert readable(tokens, scale, positions) == expected
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 1), (4, 1), (5, 5), (99, 61)])
+def test_a_context_is_cut_at_its_beginning_to_whole_k_grams(tokens: int, expected: int) -> None:
+    assert readable(tokens, 4, 64) == expected
 
 
 def test_another_architecture_and_an_empty_context_get_one_sentence() -> None:
     vanilla = checkpoint_of(random_case("vanilla_lm", 0))
-    with pytest.raises(UsageError, match=r"must hold a model of --arch coarse_lm: model\.pt holds vanilla_lm"):
+    with pytest.raises(UsageError, match="--arch coarse_lm"):
         scale_of(vanilla)
     with pytest.raises(UsageError, match="--text must have at least one word: got '  '"):
         complete(checkpoint_of(random_case("coarse_lm", 0)), "  ")
@@ -77,19 +73,10 @@ def test_the_command_prints_a_table_and_writes_json(models: Path, tmp_path: Path
     assert capsys.readouterr().out.count("Context: ") == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, "{} cannot be read or written: No such file or directory"),
-        ("déjà\n".encode("latin-1"), "--input must be text in UTF-8: got {}"),
-        (b" \n\n", "--input must have at least one line that is not blank: got {}"),
-    ],
-)
-def test_contexts_that_are_not_text_get_one_sentence(
-    content: bytes | None, sentence: str, tmp_path: Path, capsys
-) -> None:
+@pytest.mark.parametrize("content", [None, "déjà\n".encode("latin-1"), b" \n\n"])
+def test_contexts_that_are_not_text_get_one_sentence(content: bytes | None, tmp_path: Path, capsys) -> None:
     path = tmp_path / "contexts.txt"
     if content is not None:
         path.write_bytes(content)
     assert main(["coarse-completions", "model.pt", "--input", str(path)]) == 2
-    assert sentence.format(path) in capsys.readouterr().err
+    assert str(path) in capsys.readouterr().err

@@ -44,10 +44,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (data / "recall.json").write_text(json.dumps(recall.description()))
         sizes = [*TINY, "--tokens-per-sample", str(WINDOW)]
         write_checkpoint(folder / f"{task}-model/model.pt", data, "vanilla_lm", *sizes)
-    sizes = [*TINY, "--decoder-embed-dim", "32", "--decoder-layers", "1", "--init-std", "0.15"]
-    sizes.append("--share-decoder-input-output-embed")
-    near = ["--tokens-per-sample", str(WINDOW), "--scale-windows", "1x=0:6"]
-    write_checkpoint(folder / "near/model.pt", folder / "announced", "vanilla_lm", *sizes, *near)
     write_stream(folder / "transformer_xl/model.pt", folder / "passkey", "transformer_xl", *STREAMING["transformer_xl"])
     return folder
 
@@ -147,46 +143,6 @@ def test_one_visible_token_of_the_future_shows_as_accuracy_beyond_the_formula(pl
     assert result.beyond.accuracy > 0.95
     assert result.recalled == pytest.approx(LONGEST, abs=1.0)
     assert result.leaks
-
-
-def train(model: nn.Module, tokens: Tensor, updates: int) -> None:
-    """Train on rows of a sequence."""
-    rows = tokens[: tokens.numel() // WINDOW * WINDOW].view(-1, WINDOW)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(1)
-    model.train()
-    for _ in range(updates):
-        batch = rows[torch.randint(rows.size(0), (24,), generator=generator)]
-        logits = model(batch[:, :-1])[0]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval()
-
-
-@pytest.mark.parametrize("leak", [False, True])
-def test_a_trained_model_recalls_what_its_window_holds_and_beyond_it_only_with_a_leak(place, leak):
-    checkpoint = checkpoints.load(str(place / "near/model.pt"))
-    embed = checkpoint.model.decoder.core.embed
-    if leak:
-
-        def plant(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            coming = inputs[0].roll(-1, dims=1)
-            coming[:, -1] = checkpoint.dictionary.pad()
-            return output + 3 * embed.words(coming)
-
-        embed.register_forward_hook(plant)
-    train(checkpoint.model, checkpoint.text("train"), updates=200)
-    asked = accuracy.load_questions(checkpoint, "test")
-    right = accuracy.right_answers(checkpoint, asked, WINDOW, WINDOW // 2, 8192)
-    context = reach(checkpoint, WINDOW, WINDOW // 2)
-    assert (context.minimum, context.maximum) == (5, 6)
-    result = accuracy.summarise("near", context, asked, right, bins=LONGEST)
-    assert np.mean([point.accuracy for point in result.bins[:5]]) > 0.8
-    assert result.beyond is not None
-    assert result.leaks == leak
-    assert result.beyond.accuracy > 0.9 if leak else result.beyond.accuracy < 0.25
 
 
 @pytest.mark.parametrize("arch", STREAMING)

@@ -72,11 +72,6 @@ def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(arch: str) -> 
     assert cfg.decoder_embed_dim == (1024 if "ccnews" in arch else 768)
 
 
-def test_the_sizes_that_text_and_figure_3_name_are_presets() -> None:
-    named = {"wt103": (12, 14, 16), "books": (2, 4, 6, 8, 10, 12, 14, 16)}
-    assert all(by_arch(f"vanilla_lm_{data}_{n}").decoder_layers == n for data, sizes in named.items() for n in sizes)
-
-
 def test_hydra_has_a_schema_for_every_model_and_none_for_a_preset() -> None:
     stored = ConfigStore.instance().repo["model"]
     assert {f"{preset.model}.yaml" for preset in PRESETS.values()} <= stored.keys()

@@ -1,6 +1,5 @@
 """Loading checkpoints and scoring tokens, against one forward pass a token."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +85,6 @@ def test_adaptive_softmax_gives_the_probabilities_of_the_whole_vocabulary(place)
     each = [scoring.score_windows(checkpoint, source, torch.full_like(source, token)) for token in range(27)]
     total = torch.stack(each).neg().exp().sum(0)
     torch.testing.assert_close(total, torch.ones(1, 20), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "data", "sentence"),
-    [
-        ("{place}/bin/dict.txt", None, "must be a file that fairseq-train wrote"),
-        ("{place}/retina/model.pt", "{place}", "--data must be a folder that fairseq-preprocess wrote"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused_in_one_sentence(place, spec, data, sentence):
-    with pytest.raises(UsageError, match=re.escape(sentence)):
-        checkpoints.load(spec.format(place=place), data and data.format(place=place))
 
 
 @pytest.mark.parametrize("flags", [["--segmentation", "words", "--separators", "w0"], ["--segmentation", "fixed"]])

@@ -87,9 +87,8 @@ class Trainer(fairseq_trainer.Trainer):
         """
         intact = checkpoints.newest_intact(self, filename)
         try:
-            state = super().load_checkpoint(
-                intact, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
-            )
+            resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+            state = super().load_checkpoint(intact, *resets)
         except Exception as error:
             if (wrong := _misfit(self.cfg.checkpoint, filename, error)) is None:
                 raise
@@ -174,9 +173,7 @@ class Trainer(fairseq_trainer.Trainer):
         # Without a GPU, --amp has a scaler that scales nothing, and whose scale fairseq cannot ask for.
         idle = amp and not self.optimizer.scaler.is_enabled()
         try:
-            norm = (
-                self.optimizer.fp32_optimizer.clip_grad_norm(clip_norm) if idle else super().clip_grad_norm(clip_norm)
-            )
+            norm = (self.optimizer.fp32_optimizer if idle else super()).clip_grad_norm(clip_norm)
             if (amp and not idle) or isfinite(norm).all():
                 return norm
         except FloatingPointError:  # the scale of the loss has been as small as it may be

@@ -1,0 +1,110 @@
+"""Trainings that fail after they have begun: what is said is what has failed, and nothing more is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+
+from fairseq_ms.host import commands
+from tests.helpers.forked import rank_log, run, train
+from tests.helpers.resumed import TINY, tiny_training, write_parts
+
+MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
+ENDLESS = ("--clip-norm", "0", "--optimizer", "sgd", "--lr", "1e37", "--max-update", "9")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_parts(tmp_path_factory.mktemp("corpus"))[0]
+
+
+def on_a_cpu(rank: int) -> None:
+    """Let --fp16 train there."""
+    commands.refuse_to_train = commands.refuse
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "resumed"),
+    [
+        ("", 2, False),
+        ("--task streaming_language_modeling --arch transformer_xl", 1, True),
+        ("--amp", 1, False),
+        ("--bf16", 1, True),
+        ("--fp16 --fp16-no-flatten-grads --fp16-init-scale 1 --min-loss-scale 0.9", 1, False),
+    ],
+)
+def test_a_diverging_training_is_one_sentence_and_writes_nothing_more(
+    flags: str, ranks: int, resumed: bool, data: Path, tmp_path: Path
+) -> None:
+    """It names the last checkpoint, where there is one."""
+    save, log = tmp_path / "save", tmp_path / "log"
+    command = tiny_training([data], save, *MODEL, *ENDLESS, *flags.split())
+    if resumed:
+        assert run([*command, "--max-update", "1"], log) == [0]
+    before = sorted(tmp_path.rglob("*.pt"))
+    assert run(command, log, ranks, on_a_cpu) == [1] * ranks
+    for rank in range(ranks):
+        printed = rank_log(log, rank).read_text()
+        assert "Traceback" not in printed
+        last = printed.splitlines()[-1]
+        assert "fairseq-train: error: --lr must be so low, or --clip-norm" in last
+        assert (str(save / "checkpoint_last.pt") in last) == resumed
+    assert sorted(tmp_path.rglob("*.pt")) == before
+    assert save.exists() == resumed
+
+
+def with_a_bug(rank: int) -> None:
+    def fail(*args: Any, **settings: Any) -> None:
+        raise LookupError("a bug")
+
+    CrossEntropyCriterion.forward = fail
+
+
+def test_what_fails_within_an_update_is_shown_itself(data: Path, tmp_path: Path) -> None:
+    """fairseq writes a checkpoint before, for which a new folder is not there yet."""
+    assert run(tiny_training([data], tmp_path / "new", *MODEL), tmp_path / "log", 1, with_a_bug) == [1]
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "LookupError: a bug"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save = tmp_path_factory.mktemp("trained")
+    train(tiny_training([data], save, *MODEL), save / "log")
+    return save
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--decoder-layers 2", "--save-dir must hold a model of the same --arch, sizes and dictionary"),
+        ("--decoder-layers 2 --restore-file {last}", "--restore-file must hold a model of the same --arch"),
+        ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must hold"),
+        (
+            "--output-dictionary-size 8 --restore-file {last}",
+            "--restore-file must .*: its --output-dictionary-size is 14",
+        ),
+        ("--criterion linear_cross_entropy", "--restore-file must hold the state of the same --optimizer and"),
+        ("--lr-scheduler inverse_sqrt", "--save-dir must hold the state of the same --lr-scheduler"),
+        (
+            "--save-dir {new} --finetune-from-model none.pt",
+            "--finetune-from-model must name a checkpoint that exists",
+        ),
+        (
+            "--finetune-from-model none.pt --restore-file {last}",
+            "--finetune-from-model must be given without --restore",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_one_sentence_with_the_flag_that_names_it(
+    flags: str, sentence: str, data: Path, trained: Path, tmp_path: Path
+) -> None:
+    given = flags.format(last=trained / "checkpoint_last.pt", new=tmp_path / "new").split()
+    assert run(tiny_training([data], trained, *MODEL, "--max-update", "2", *given), tmp_path / "log") == [1]
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert re.match(f"fairseq-train: error: {sentence}", printed.splitlines()[-1])

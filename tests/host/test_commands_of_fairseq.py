@@ -150,4 +150,5 @@ def test_validate_and_hydra_train_run(arch: str, trained, data: Path, tmp_path: 
     printed(
         tmp_path, "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "tiny", f"hydra.run.dir={tmp_path}"
     )
-    assert (tmp_path / "checkpoint_last.pt").is_file()
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    assert state["cfg"]["dataset"]["required_batch_size_multiple"] == 1

@@ -40,7 +40,11 @@ def test_shapes_alone_tell_byte_for_byte_what_a_step_keeps_of_every_part(flags: 
     cfg = copy.deepcopy(configuration(*flags))
     for name, value in setting.items():
         setattr(cfg.model, name, value)
-    measured = training_step.step_parts(untrained.build_model(cfg, 50), 3, 70)
+    model = untrained.build_model(cfg, 50)
+    measured = training_step.step_parts(model, 3, 70)
+    # What tells parts apart leaves the step as it is.
+    loss = functools.partial(training_step.training_loss, model, training_step.training_sample(model, 2, 70))
+    assert training_step.total(training_step.step_parts(model, 2, 70)) == saved_bytes(loss, model)
     with training_step.ShapesAlone():
         assert training_step.step_parts(untrained.build_model(cfg, 50), 3, 70) == measured
 

@@ -16,7 +16,7 @@ from fairseq_ms import core
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.sampling import draw
-from fairseq_ms.core.steps import Steps
+from fairseq_ms.core.steps import Steps, takes_graphs
 from fairseq_ms.core.steps.buffers import FixedState
 from fairseq_ms.core.steps.chunks import FixedChunks
 from fairseq_ms.core.steps.chunks import tensors as tensors_of
@@ -272,3 +272,16 @@ def test_steps_refuse_other_rows_than_they_have_and_a_text_for_which_there_is_no
 def test_graphs_are_refused_where_a_step_cannot_be_one(name: str, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=f"graphs must not be True {why}.*: got True"):
         build(name, **changes).generate(torch.zeros(1, 1, dtype=torch.long), 1, graphs=True)
+
+
+def test_a_model_with_hooks_takes_no_graphs_which_would_not_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairseq_ms.core.steps.replay.has_graphs", lambda device: True)
+    model, prompt, called = build("Vanilla"), torch.zeros(1, 3, dtype=torch.long), list[None]()
+    assert takes_graphs(model, None)
+    hook = model.stack.layers[0].register_forward_hook(lambda *_: called.append(None))
+    with pytest.raises(ValueError, match="graphs must not be True with hooks"):
+        model.generate(prompt, 5, graphs=True)
+    model.generate(prompt, 5, graphs=None)
+    assert len(called) == 5
+    hook.remove()
+    assert takes_graphs(model, None)

@@ -19,6 +19,7 @@ from fairseq_ms import core
 from fairseq_ms.core.adaptive import TiedLinear
 from fairseq_ms.core.ops.linear import TiedOutput
 from fairseq_ms.core.ops.packing import inference
+from fairseq_ms.core.pooling import Upsample
 from fairseq_ms.core.steps import Steps, has_steps
 from tests.core.test_model import ADAPTIVE, build
 
@@ -156,14 +157,6 @@ def test_an_adapter_around_any_part_changes_the_loss_and_is_trained(which: str) 
         torch.testing.assert_close(logits, whole, **ROUNDING)
 
 
-HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], Any]] = {
-    "forward": lambda module, note: module.register_forward_hook(note),
-    "before": lambda module, note: module.register_forward_pre_hook(note),
-    "backward": lambda module, note: module.register_full_backward_hook(note),
-    "forward of its own": lambda module, note: setattr(module, "forward", Noted(module.forward, note)),
-}
-
-
 class Noted:
     """A forward pass that is noted."""
 
@@ -175,27 +168,48 @@ class Noted:
         return self.forward(*inputs)
 
 
-@pytest.mark.parametrize("kind", HOOKS)
-@every_case
+HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], Any]] = {
+    "forward": lambda module, note: module.register_forward_hook(note),
+    "before": lambda module, note: module.register_forward_pre_hook(note),
+    "backward": lambda module, note: module.register_full_backward_hook(note),
+    "before backward": lambda module, note: module.register_full_backward_pre_hook(note),
+    "forward of its own": lambda module, note: setattr(module, "forward", Noted(module.forward, note)),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "kind"), [*((which, "forward") for which in CASES), *(("topdown", kind) for kind in HOOKS)]
+)
 def test_hooks_of_any_part_are_called_and_change_nothing_else(which: str, kind: str) -> None:
     model, called = small(which), list[str]()
     before, whole = losses(model)[0], ways(model)[0]
     expected = [name for name, _ in parts(model)]
-    # Modules of modules, but for lists of them.
-    expected += [name for name, module in model.named_modules() if name and type(module).__name__ == "Upsample"]
+    # The one module of modules whose parts are fused without it.
+    expected += [name for name, module in model.named_modules() if isinstance(module, Upsample)]
     for name in expected:
         HOOKS[kind](model.get_submodule(name), lambda *_, name=name: called.append(name))
     for loss in losses(model.train()):
         torch.testing.assert_close(loss, before, **ROUNDING)
-    # torch has no gradients of what an LSTM returns, tuples of tuples.
-    lstms = {name for name in expected if kind == "backward" and name.endswith("lstm.cell")}
-    assert {*expected} - lstms == {*called}
+    assert {*expected} == {*called}
     called.clear()
     for logits in ways(model):
         torch.testing.assert_close(logits, whole, **ROUNDING)
-    if kind != "backward":
-        trained_alone = {name for name in expected if name.startswith("adaptive_softmax")}
-        assert {*expected} - trained_alone <= {*called}
+    assert {*expected} == {*called} or "backward" in kind
+
+
+@pytest.mark.parametrize("which", ["vanilla", "haed", "transformer-xl"])
+@pytest.mark.parametrize("register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_of_all_modules_are_called_of_every_part(which: str, register: str) -> None:
+    model, called = small(which), set[nn.Module]()
+    registered = getattr(torch.nn.modules.module, f"register_module_{register}")
+    handle = registered(lambda module, *_: called.add(module))
+    try:
+        losses(model)
+    finally:
+        handle.remove()
+    # torch has no gradients of what an LSTM returns, tuples of tuples.
+    lstms = nn.LSTM if "backward" in register else ()
+    assert {part for _, part in parts(model) if not isinstance(part, lstms)} <= called
 
 
 class Twice(nn.Module):
@@ -252,13 +266,3 @@ def test_dynamic_quantisation_has_its_effect(which: str) -> None:
     # Of a call, all inputs share a scale of eight bits.
     for logits in (quantised(TOKENS)[0], *others):
         torch.testing.assert_close(logits, whole, rtol=0.0, atol=0.2 * float(whole.abs().max()))
-
-
-def test_hooks_of_all_modules_are_called_by_fused_parts_too() -> None:
-    model, called = small("vanilla"), set[nn.Module]()
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: called.add(module))
-    try:
-        losses(model)
-    finally:
-        handle.remove()
-    assert {part for _, part in parts(model)} <= called

@@ -9,6 +9,7 @@ import logging
 import pickle
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -24,6 +25,8 @@ sys.meta_path.insert(0, NoFairseq())
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
+# The environment's does not load beside its torch, and peft has transformers look for it.
+sys.modules["torchaudio"] = None
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # noqa: E402
 
@@ -76,6 +79,7 @@ def found(folder: Path, exported: Path) -> dict:
         "cached logits": cached_difference(model, tokens, log_probs),
         "logits of turns": turns_difference(model, tokens, log_probs),
         **second_turn(model, tokens),
+        **(adapted(exported, tokens) if find_spec("peft") else {}),
     }
     prompts = reference["prompts"]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
@@ -111,6 +115,33 @@ def found(folder: Path, exported: Path) -> dict:
     ten = model.generate(**tokenizer(["w1 w2 w3"] * 10, return_tensors="pt"), do_sample=False, **settings)
     results["ten equal prompts are continued equally"] = bool((ten == ten[0]).all())
     return results
+
+
+@torch.enable_grad()
+def adapted(exported: Path, tokens) -> dict:
+    """Adapters of peft's in all linear layers, of which every one counts and is trained."""
+    from peft import LoraConfig, get_peft_model
+
+    model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True)
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    adapters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer, losses = torch.optim.Adam(adapters.values(), 0.01), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    # What compresses memories is trained on a loss of its own.
+    idle = [name for name, p in adapters.items() if ".compress." not in name and (p.grad is None or not p.grad.any())]
+    with torch.no_grad():
+        log_probs = model(input_ids=tokens).logits.log_softmax(-1)
+        return {
+            "adapted cached logits": cached_difference(model, tokens, log_probs) / float(log_probs.abs().max()),
+            "adapters are in every layer": len(adapters) >= 4 and not idle,
+            "adapters are trained": losses[-1] < losses[0] - 0.05,
+        }
 
 
 def padded_difference(model, tokens, log_probs) -> float:

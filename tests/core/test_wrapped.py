@@ -198,7 +198,9 @@ def test_hooks_of_any_part_are_called_and_change_nothing_else(which: str, kind: 
 
 
 @pytest.mark.parametrize("which", ["vanilla", "haed", "transformer-xl"])
-@pytest.mark.parametrize("register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+@pytest.mark.parametrize(
+    "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
 def test_hooks_of_all_modules_are_called_of_every_part(which: str, register: str) -> None:
     model, called = small(which), set[nn.Module]()
     registered = getattr(torch.nn.modules.module, f"register_module_{register}")

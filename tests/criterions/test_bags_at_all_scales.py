@@ -9,6 +9,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.models import BaseFairseqModel
 
 from fairseq_ms.criterions.bag_of_words import BagOfWordsCriterion
+from tests.core.test_wrapped import Adapter
 from tests.registry import build, dictionary, random_case
 
 SYMBOLS = 7
@@ -62,10 +63,12 @@ def by_loops(model: Any, given: dict[str, Any], weight: float) -> torch.Tensor:
     return total
 
 
-# 13 tokens divide neither scale: the last bags are smaller.
-@pytest.mark.parametrize("length", [4, 6, 13])
-def test_the_loss_and_its_gradients_equal_loops_over_scales_blocks_and_targets(length: int) -> None:
+# 13 tokens divide neither scale: the last bags are smaller. What wraps the output is called.
+@pytest.mark.parametrize(("length", "wrapped"), [(4, False), (6, False), (13, False), (13, True)])
+def test_the_loss_and_its_gradients_equal_loops_over_scales_blocks_and_targets(length: int, wrapped: bool) -> None:
     model, given = topdown(0.3), sample(2, length)
+    if wrapped:
+        model.decoder.core.project = Adapter(model.decoder.core.project)
     loss, size, logged = criterion_of(dictionary(SYMBOLS))(model.train(), given)
     expected = by_loops(model, given, 0.3)
     torch.testing.assert_close(loss.double(), expected, rtol=0, atol=SINGLE)

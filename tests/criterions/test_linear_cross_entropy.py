@@ -20,6 +20,7 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.host.trainer import check_criterion
 from fairseq_ms.lm.output_matrix import output_matrix
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from tests.core.test_wrapped import Adapter
 from tests.helpers import trained
 from tests.helpers.trained import random_lines, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary, random_case
@@ -112,6 +113,21 @@ def test_loss_and_gradients_are_those_of_cross_entropy(arch: str, tied: bool) ->
         expected = step(model, criterion(CrossEntropyCriterion, sentence_avg), *samples)
         assert_same(found, expected)
         assert found[0][0][1] == (3 if sentence_avg else samples[0]["ntokens"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("arch", ["vanilla_lm", "transformer_xl", "transformer_lm"])
+def test_what_wraps_the_output_is_called_and_trained(arch: str, tied: bool) -> None:
+    model, sample = small(arch, tied), batch()
+    kinds = LinearCrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion
+    flags = {"label_smoothing": 0.1, "report_accuracy": True}
+    plain = float(step(model, criterion(kinds[0], **flags), sample)[0][0][0])
+    owner, name = (model.decoder, "output_projection") if arch == "transformer_lm" else (model.decoder.core, "project")
+    setattr(owner, name, adapter := Adapter(getattr(owner, name)))
+    found, expected = (step(model, criterion(kind, **flags), sample) for kind in kinds)
+    assert_same(found, expected)
+    assert abs(float(found[0][0][0]) - plain) > 1e-3
+    assert adapter.gain.grad
 
 
 @pytest.mark.parametrize("flags", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.3, "ignore_prefix_size": 5}])

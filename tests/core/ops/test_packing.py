@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from fairseq_ms.core.layers import TokenEmbedding
 from fairseq_ms.core.ops.linear import TiedOutput, projection
@@ -83,6 +84,23 @@ def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str)
         # 6 products in another order.
         torch.testing.assert_close(after, F.linear(x, linear.weight, linear.bias), rtol=1e-6, atol=1e-6)
     assert (after - before).abs().max() > 1e-4
+
+
+class Times(nn.Module):
+    factor = 1.0
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.factor * weight
+
+
+def test_a_weight_that_is_computed_anew_where_another_one_lay_is_not_taken_for_that() -> None:
+    linear, x, times = fast(projection(64, 64)), torch.randn(3, 64), Times()
+    parametrize.register_parametrization(linear, "weight", times)
+    with torch.no_grad():
+        once = linear(x) - linear.bias
+        for times.factor in range(9):
+            # 64 products in another order.
+            torch.testing.assert_close(linear(x), times.factor * once + linear.bias, rtol=1e-5, atol=1e-4)
 
 
 def test_weights_are_packed_for_a_while_and_trained_afterwards() -> None:

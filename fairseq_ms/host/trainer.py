@@ -173,7 +173,8 @@ class Trainer(fairseq_trainer.Trainer):
         # Without a GPU, --amp has a scaler that scales nothing, and whose scale fairseq cannot ask for.
         idle = amp and not self.optimizer.scaler.is_enabled()
         try:
-            norm = (self.optimizer.fp32_optimizer if idle else super()).clip_grad_norm(clip_norm)
+            clip = self.optimizer.fp32_optimizer.clip_grad_norm if idle else super().clip_grad_norm
+            norm = clip(clip_norm)
             if (amp and not idle) or isfinite(norm).all():
                 return norm
         except FloatingPointError:  # the scale of the loss has been as small as it may be

@@ -276,7 +276,8 @@ def test_graphs_are_refused_where_a_step_cannot_be_one(name: str, changes: dict[
 
 def test_a_model_with_hooks_takes_no_graphs_which_would_not_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairseq_ms.core.steps.replay.has_graphs", lambda device: True)
-    model, prompt, called = build("Vanilla"), torch.zeros(1, 3, dtype=torch.long), list[None]()
+    prompt, called = torch.zeros(1, 3, dtype=torch.long), list[None]()
+    model: Any = build("Vanilla")
     assert takes_graphs(model, None)
     hook = model.stack.layers[0].register_forward_hook(lambda *_: called.append(None))
     with pytest.raises(ValueError, match="graphs must not be True with hooks"):

@@ -118,9 +118,10 @@ def test_loss_and_gradients_are_those_of_cross_entropy(arch: str, tied: bool) ->
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("arch", ["vanilla_lm", "transformer_xl", "transformer_lm"])
 def test_what_wraps_the_output_is_called_and_trained(arch: str, tied: bool) -> None:
-    model, sample = small(arch, tied), batch()
+    sample = batch()
+    model: Any = small(arch, tied)
     kinds = LinearCrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion
-    flags = {"label_smoothing": 0.1, "report_accuracy": True}
+    flags: dict[str, Any] = {"label_smoothing": 0.1, "report_accuracy": True}
     plain = float(step(model, criterion(kinds[0], **flags), sample)[0][0][0])
     owner, name = (model.decoder, "output_projection") if arch == "transformer_lm" else (model.decoder.core, "project")
     setattr(owner, name, adapter := Adapter(getattr(owner, name)))

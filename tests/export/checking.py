@@ -26,7 +26,7 @@ warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
 # The environment's does not load beside its torch, and peft has transformers look for it.
-sys.modules["torchaudio"] = None
+sys.modules["torchaudio"] = None  # type: ignore[assignment]
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # noqa: E402
 

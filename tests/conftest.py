@@ -60,18 +60,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """The same random numbers in every test, whatever ran before it, and everything registered.
+@pytest.fixture(scope="session", autouse=True)
+def _registered() -> None:
+    """Everything is registered, before any fixture makes a model.
 
-    The imports take seconds, which the process that only hands tests to others need not spend.
+    The import takes seconds, which the process that only hands tests to others need not spend.
     """
-    import numpy as np
-    import torch
-
     import fairseq_ms
 
     fairseq_ms.register()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same random numbers in every test, whatever ran before it."""
+    import numpy as np
+    import torch
+
     torch.set_num_threads(1)
     random.seed(SEED)
     torch.manual_seed(SEED)

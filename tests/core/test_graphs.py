@@ -279,7 +279,7 @@ def test_a_model_with_hooks_takes_no_graphs_which_would_not_call_them(monkeypatc
     prompt, called = torch.zeros(1, 3, dtype=torch.long), list[None]()
     model: Any = build("Vanilla")
     assert takes_graphs(model, None)
-    hook = model.stack.layers[0].register_forward_hook(lambda *_: called.append(None))
+    hook = model.get_submodule("stack.layers.0.ffn.up").register_forward_hook(lambda *_: called.append(None))
     with pytest.raises(ValueError, match="graphs must not be True with hooks"):
         model.generate(prompt, 5, graphs=True)
     model.generate(prompt, 5, graphs=None)

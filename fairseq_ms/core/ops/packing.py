@@ -47,11 +47,11 @@ class PackedWeight:
 
     def serves(self, x: Tensor, weight_OI: Tensor) -> bool:
         """Whether x is multiplied by the packed weight: not where gradients are enabled, nor in another type."""
+        # What is no parameter may be computed anew for every call, and lie where another one lay.
+        if torch.is_grad_enabled() or x.dtype != weight_OI.dtype or type(weight_OI) is not nn.Parameter:
+            return False
         if x.device.type != "cpu":
             self.packed = self.packed_from = None
-        # What is no parameter may be computed anew for every call, and lie where another one lay.
-        packable = x.device.type == "cpu" and x.dtype == weight_OI.dtype and type(weight_OI) is nn.Parameter
-        if torch.is_grad_enabled() or not packable:
             return False
         version = None if weight_OI.is_inference() else weight_OI._version
         found = weight_OI.data_ptr(), version, weight_OI.dtype, weight_OI.shape, weight_OI.stride()

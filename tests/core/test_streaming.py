@@ -176,13 +176,6 @@ def test_a_plain_loop_over_segments_learns_what_only_the_memory_can_tell(name: s
     assert state.length == 640
 
 
-def test_a_memory_of_an_older_checkpoint_has_its_compressed_part_beside_it() -> None:
-    states = {"layer0": torch.full((1, 3, 2), 1.0), "compressed0": torch.full((1, 2, 2), 2.0)}
-    memory = core.Memory.from_state_dict({"states": states, "pending": torch.zeros(1, 0, dtype=torch.long)})
-    assert list(memory.states) == ["layer0"]
-    assert memory.states["layer0"][0, :, 0].tolist() == [2.0, 2.0, 1.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_what_does_not_fit_is_refused_in_one_sentence(name: str) -> None:
     model = model_of(name, 0)

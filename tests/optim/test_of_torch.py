@@ -216,8 +216,9 @@ def test_a_checkpoint_of_another_optimizer_is_one_sentence(
     other = trainer_of(data, *VANILLA, *others, **precision)
     with pytest.raises((AssertionError, ValueError)) as raised:
         other.load_checkpoint(str(tmp_path / "last.pt"))
-    rule = "--restore-file must hold the state of the same --optimizer: --reset-optimizer begins with a new one ("
-    assert str(sentence_of(raised.value)).startswith(rule)
+    sentence = str(sentence_of(raised.value))
+    assert sentence.startswith("--restore-file must hold the state of the same --optimizer")
+    assert "--reset-optimizer" in sentence
     other.load_checkpoint(str(tmp_path / "last.pt"), reset_optimizer=True)
 
 

@@ -30,6 +30,8 @@ class PackedWeight:
     def __init__(self) -> None:
         self.packed: Tensor | None = None
         self.packed_from: tuple | None = None
+        # Keeps the memory of what was packed, so that no other weight comes to lie there and is taken for it.
+        self.held: Tensor | None = None
 
     def __reduce__(self) -> tuple:
         return PackedWeight, ()
@@ -51,12 +53,12 @@ class PackedWeight:
         if torch.is_grad_enabled() or x.dtype != weight_OI.dtype or type(weight_OI) is not nn.Parameter:
             return False
         if x.device.type != "cpu":
-            self.packed = self.packed_from = None
+            self.packed = self.packed_from = self.held = None
             return False
         version = None if weight_OI.is_inference() else weight_OI._version
         found = weight_OI.data_ptr(), version, weight_OI.dtype, weight_OI.shape, weight_OI.stride()
         if found != self.packed_from:
-            self.packed_from, self.packed = found, None
+            self.packed_from, self.packed, self.held = found, None, weight_OI.detach()
             if self.supports(weight_OI):
                 self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_ROWS)
         return self.packed is not None

@@ -73,6 +73,16 @@ CHANGES: dict[str, Callable[[nn.Linear], object]] = {
 }
 
 
+def test_no_other_weight_comes_to_lie_where_a_packed_one_lay() -> None:
+    linear, x = fast(projection(64, 64)), torch.randn(3, 64)
+    with torch.no_grad():
+        for value in range(9):
+            # So the memory of the weight before is free to be taken again.
+            linear.weight.data = torch.empty(0)
+            linear.weight.data = torch.full((64, 64), float(value))
+            torch.testing.assert_close(linear(x), F.linear(x, linear.weight, linear.bias), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_weight_is_never_answered_with_the_packed_old_one(change: str) -> None:
     linear, x = fast(projection(6, 6)), torch.randn(3, 6)

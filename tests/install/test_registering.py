@@ -67,7 +67,8 @@ def registered() -> list[Any]:
         depth, found = 0, getattr(owner, name)
         while hasattr(found, "__wrapped__"):
             depth, found = depth + 1, found.__wrapped__
-        if getattr(owner, "__name__", "") != "fairseq_cli.interactive":
+        # Other programs may have been loaded by then or later.
+        if not getattr(owner, "__name__", "").startswith("fairseq_cli.") or "train" in owner.__name__:
             replaced.append([name, depth, found is around])
     loaded = [name for name in sys.modules if name.endswith(".host.compat")]
     return [own, replaced, loaded, getattr(sys.excepthook, "__module__", ""), os.environ.get("HYDRA_FULL_ERROR")]

@@ -186,7 +186,7 @@ def _fit(args: argparse.Namespace, asked: _Asked) -> None:
     from fairseq_ms.lm.scales import layer_scales
 
     text = getattr(asked.cfg.model, "scale_layers", None)
-    scales = [scale.factor for scale in layer_scales(text, need_finest=False)] if text else [1]
+    scales = [scale.factor for scale in layer_scales(text)] if text else [1]
     found = fit(partial(_step_bytes, asked), scales, args.fit * 2**30, args.most_layers, args.top)
     print(f"{asked}: allocations in {args.fit:g} GiB, best first")
     rows = [[rank, _written(layers), size / 2**30] for rank, (layers, size) in enumerate(found, 1)]

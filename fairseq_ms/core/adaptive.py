@@ -29,18 +29,22 @@ class Bands:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
-        if self.factor <= 0.0:
-            raise ValueError(f"factor must be above 0: got {self.factor}")
-        if not self.cutoffs or any(later <= earlier for earlier, later in pairwise((0, *self.cutoffs))):
-            raise ValueError(f"cutoffs must ascend from at least 1: got {self.cutoffs}")
 
-    def check(self, vocab_size: int, dim: int) -> None:
-        """Raise ValueError for bands beyond V, and for one without width."""
-        if self.cutoffs[-1] > vocab_size:
-            raise ValueError(f"cutoffs must be at most vocab_size {vocab_size}: got {self.cutoffs[-1]}")
+    def check(self, name: str, vocab_size: int, dim: int, padding_idx: int | None = None) -> None:
+        """Raise ValueError, with the field's name, for bands that do not ascend to V, and for one without width.
+
+        A padding symbol is one of the first band.
+        """
+        if self.factor <= 0.0:
+            raise ValueError(f"{name}.factor must be above 0: got {self.factor}")
+        first = padding_idx + 1 if padding_idx is not None else 1
+        known = (first - 1, *self.cutoffs, vocab_size + 1)
+        if not self.cutoffs or any(later <= earlier for earlier, later in pairwise(known)):
+            rule = f"{name}.cutoffs must ascend from at least {first} to at most vocab_size {vocab_size}"
+            raise ValueError(f"{rule}: got {','.join(map(str, self.cutoffs))}")
         bands = len(self.cutoffs) + (self.cutoffs[-1] < vocab_size)
         if int(dim // self.factor ** (bands - 1)) < 1:
-            raise ValueError(f"factor {self.factor} leaves the last of {bands} bands no width of dim {dim}")
+            raise ValueError(f"{name}.factor {self.factor} leaves the last of {bands} bands no width of dim {dim}")
 
 
 class AdaptiveInput(nn.Module):

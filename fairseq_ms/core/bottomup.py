@@ -107,9 +107,6 @@ class AggregationAttention(nn.Module):
     def __init__(self, config: BottomUpConfig, heads: dict[int, int]) -> None:
         super().__init__()
         dim, total = config.dim, sum(heads.values())
-        if min(heads.values()) < 1 or dim % total:
-            found = ", ".join(str(count) for count in heads.values())
-            raise ValueError(f"heads of the coarse scales must be positive and together divide dim {dim}: got {found}")
         self.config = config
         self.heads = dict(heads)
         self.head_dim = dim // total
@@ -240,7 +237,7 @@ class BottomUp(LanguageModel):
         super().__init__(config)
         check_scales(config.scales)
         if len(config.scales) < 2:
-            raise ValueError(f"scales must have one beside 1x: got {len(config.scales)}")
+            raise ValueError(f"scales must have one beside 1x: got {config.scales[0]}")
         finest, *coarse = config.scales
         self.coarse = TypedList(
             BottomUpScale(scale.factor, scale.factor // finer.factor, scale.layers, config, config.downsampler)

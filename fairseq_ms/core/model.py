@@ -62,9 +62,10 @@ class ModelConfig(LayerConfig):
         predicted = self.output_vocab_size or self.vocab_size
         if predicted > self.vocab_size:
             raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")
-        for bands, symbols in ((self.adaptive_input, self.vocab_size), (self.adaptive_softmax, predicted)):
-            if bands is not None:
-                bands.check(symbols, self.dim)
+        if self.adaptive_input is not None:
+            self.adaptive_input.check("adaptive_input", self.vocab_size, self.dim, self.padding_idx)
+        if self.adaptive_softmax is not None:
+            self.adaptive_softmax.check("adaptive_softmax", predicted, self.dim)
         if self.tie_embeddings and self.adaptive_softmax is None:
             if self.adaptive_input is not None:
                 raise ValueError("tie_embeddings must be False with an adaptive_input that is no adaptive_softmax's")
@@ -74,7 +75,9 @@ class ModelConfig(LayerConfig):
         alike = [(bands.cutoffs, bands.factor) for bands in (self.adaptive_input, self.adaptive_softmax) if bands]
         for name in ("tie_adaptive_weights", "tie_adaptive_projections"):
             if getattr(self, name) and (len(alike) < 2 or alike[0] != alike[1]):
-                raise ValueError(f"{name} needs adaptive_input and adaptive_softmax of the same cutoffs and factor")
+                found = " and ".join(map(str, alike)) or "none"
+                rule = f"{name} needs adaptive_input and adaptive_softmax of the same cutoffs and factor"
+                raise ValueError(f"{rule}: got {found}")
 
     @property
     def word_std(self) -> float:

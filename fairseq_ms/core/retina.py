@@ -263,15 +263,13 @@ class Retina(LanguageModel):
         if config.head_dim is not None:
             raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
         scales = share_heads(config.scales, config.heads)
-        if sum(scale.heads for scale in scales) != config.heads:
-            found = ", ".join(str(scale.heads) for scale in scales)
-            raise ValueError(f"the heads of all scales must add up to heads {config.heads}: got {found}")
         for scale in scales:
-            if scale.near >= scale.far:
-                raise ValueError(f"near must be below far at {scale}: got {scale.near} and {scale.far}")
-            # The newest block may be unfinished.
-            if scale.near < scale.factor - 1:
-                raise ValueError(f"near must be at least {scale.factor - 1} at {scale}: got {scale.near}")
+            window, k = f"{scale}={scale.near}:{scale.far}", scale.factor
+            if scale.far - scale.near < k:
+                raise ValueError(f"scales must have a window near:far of at least {k} tokens at {scale}: got {window}")
+            if scale.near < k - 1:
+                rule = f"scales must begin {scale} at {k - 1} or farther, since the newest block may be unfinished"
+                raise ValueError(f"{rule}: got {window}")
         self.groups, self.head_dim = head_groups(scales), config.dim // config.heads
         self.layers = TypedList(RetinaLayer(config, self.groups) for _ in range(config.layers))
         self.norm = config.last_norm()

@@ -40,14 +40,21 @@ def check_scales(scales: Sequence[Scale], finest: bool = True) -> None:
 
 
 def share_heads(scales: Sequence[Scale], heads: int) -> list[Scale]:
-    """The scales, each with as many of the ``heads`` as the others unless they name their own; ValueError if uneven."""
-    if any(scale.heads for scale in scales):
+    """The scales, each with as many of the ``heads`` as the others unless they name their own.
+
+    Raises ValueError for heads that cannot be shared evenly, and for own ones that do not add up.
+    """
+    own = [scale.heads for scale in scales]
+    if any(own):
+        if min(own) < 1 or sum(own) != heads:
+            found = ", ".join(map(str, own))
+            raise ValueError(f"Scale.heads must be at least 1 each and add up to heads {heads}: got {found}")
         return list(scales)
     each, more = divmod(heads, len(scales))
     if not each:
         raise ValueError(f"heads must be at least {len(scales)}, one for each scale that shares them: got {heads}")
     if more:
         split = ",".join(f"{scale}={each + (place < more)}" for place, scale in enumerate(scales))
-        shared = f"a multiple of the {len(scales)} scales that share them"
-        raise ValueError(f"heads must be {shared}, unless they are split as in {split}: got {heads}")
+        rule = f"heads must be a multiple of {len(scales)}, one for each scale, unless they are split as in {split}"
+        raise ValueError(f"{rule}: got {heads}")
     return [replace(scale, heads=each) for scale in scales]

@@ -13,7 +13,7 @@ from omegaconf import II
 from fairseq_ms.core.model import Bands
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart, option, probability
-from fairseq_ms.lm.vocabulary import parse_cutoffs, validate_cutoffs
+from fairseq_ms.lm.vocabulary import parse_cutoffs
 
 
 @dataclass
@@ -186,10 +186,21 @@ def refuse_given(flags: Flags, cfg: Any, names: Iterable[str], why: str) -> None
 # What the core calls the sizes of these flags.
 _OF_CORE = {
     "dim": "decoder_embed_dim",
+    "ffn_dim": "decoder_ffn_embed_dim",
     "heads": "decoder_attention_heads",
+    "layers": "decoder_layers",
     "segment_len": "tokens_per_sample",
     "position_dim": "position_embed_dim",
     "local_heads": "local_attention_heads",
+    "Scale.heads": "scale_heads",
+    "output_vocab_size": "output_dictionary_size",
+    "tie_embeddings": "share_decoder_input_output_embed",
+    "tie_adaptive_projections": "tie_adaptive_proj",
+    "adaptive_softmax": "adaptive_softmax_cutoff",
+    "adaptive_input.cutoffs": "adaptive_input_cutoff",
+    "adaptive_input.factor": "adaptive_input_factor",
+    "adaptive_softmax.cutoffs": "adaptive_softmax_cutoff",
+    "adaptive_softmax.factor": "adaptive_softmax_factor",
 }
 
 
@@ -197,13 +208,15 @@ _OF_CORE = {
 def naming_flags(flags: Flags) -> Iterator[None]:
     """Within, where the core refuses sizes that do not fit together, a ``UsageError`` says the same of their flags."""
     names = {**{name: name for name in flags}, **_OF_CORE}
+    names["scales"] = "scale_windows" if "scale_windows" in flags else "scale_layers"
+    spelled = {**{name: flag(own) for name, own in names.items()}, "vocab_size": "the dictionary's size"}
     try:
         yield
     except UsageError:
         raise
     except ValueError as error:
-        words = re.split(r"(\w+)", str(error))
-        raise UsageError("".join(flag(names[word]) if word in names else word for word in words)) from error
+        words = re.split(r"(\w+(?:\.\w+)*)", str(error))
+        raise UsageError("".join(spelled.get(word, word) for word in words)) from error
 
 
 def layer_settings(cfg: Any) -> dict[str, Any]:
@@ -249,41 +262,20 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
 
 
 def _bands(cfg: LanguageModelConfig, name: str) -> Bands:
-    cutoffs = tuple(parse_cutoffs(f"{name}_cutoff", getattr(cfg, f"{name}_cutoff")))
+    cutoffs = parse_cutoffs(flag(f"{name}_cutoff"), getattr(cfg, f"{name}_cutoff"))
     return Bands(cutoffs, getattr(cfg, f"{name}_factor"), getattr(cfg, f"{name}_dropout", 0.0))
 
 
 def validate(cfg: Any, task: Any) -> None:
-    """Raise ``UsageError`` on flags of ``LanguageModelConfig`` that do not fit together or to the task."""
+    """Raise ``UsageError`` on flags of ``LanguageModelConfig`` of whose contradictions the core does not know."""
     validate_positions(cfg)
-    require(
-        not (cfg.adaptive_input and cfg.share_decoder_input_output_embed),
-        "--share-decoder-input-output-embed cannot be used with --adaptive-input: use --tie-adaptive-weights",
-    )
-    require(
-        not (cfg.adaptive_softmax_cutoff and cfg.share_decoder_input_output_embed),
-        "--share-decoder-input-output-embed cannot be used with --adaptive-softmax-cutoff "
-        f"{cfg.adaptive_softmax_cutoff}: use --adaptive-input and --tie-adaptive-weights",
-    )
-    require(
-        not cfg.share_decoder_input_output_embed or len(task.source_dictionary) == len(task.target_dictionary),
-        "--share-decoder-input-output-embed needs source and target dictionaries of one size: got "
-        f"{len(task.source_dictionary)} and {len(task.target_dictionary)}",
-    )
+    for adaptive in ("adaptive_input", "adaptive_softmax_cutoff"):
+        require(
+            not (cfg.share_decoder_input_output_embed and getattr(cfg, adaptive)),
+            f"--share-decoder-input-output-embed must not be given with {flag(adaptive)} {getattr(cfg, adaptive)}: "
+            "use --tie-adaptive-weights, with --adaptive-input and --adaptive-softmax-cutoff",
+        )
     require(
         len(task.target_dictionary) > 3,
         f"--output-dictionary-size must be at least 4, with <unk> for all others: got {len(task.target_dictionary)}",
     )
-    require(
-        not cfg.adaptive_input or bool(cfg.adaptive_input_cutoff),
-        "--adaptive-input needs --adaptive-input-cutoff: got none",
-    )
-    validate_cutoffs(cfg, min(len(task.source_dictionary), len(task.target_dictionary)))
-    for tie in ("tie_adaptive_weights", "tie_adaptive_proj"):
-        for what in ("cutoff", "factor"):
-            one, other = getattr(cfg, f"adaptive_input_{what}"), getattr(cfg, f"adaptive_softmax_{what}")
-            require(
-                not getattr(cfg, tie) or (cfg.adaptive_input and one == other),
-                f"{flag(tie)} needs --adaptive-input and --adaptive-input-{what} equal to --adaptive-softmax-{what}: "
-                f"got {one} and {other}",
-            )

@@ -9,7 +9,7 @@ from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
 from fairseq_ms.lm.config import PositionedConfig, model_settings
-from fairseq_ms.lm.scales import aggregated_scales
+from fairseq_ms.lm.scales import layer_scales, with_heads
 
 
 @dataclass
@@ -35,6 +35,7 @@ class BottomUpLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
-        scales = aggregated_scales(cfg.scale_layers, cfg.scale_heads, cfg.decoder_attention_heads)
+        finest, *coarse = layer_scales(cfg.scale_layers)
+        scales = finest, *with_heads(coarse, cfg.scale_heads)
         own = {"downsampler": str(cfg.downsampler), "aggregation_gate": cfg.aggregation_gate}
         return core.BottomUp(core.BottomUpConfig(scales=scales, **own, **settings))

@@ -10,8 +10,8 @@ from fairseq_ms import core
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
-from fairseq_ms.lm.config import PositionedConfig, model_settings
-from fairseq_ms.lm.scales import single_scale
+from fairseq_ms.lm.config import PositionedConfig, model_settings, require
+from fairseq_ms.lm.scales import layer_scales
 
 
 @dataclass
@@ -29,7 +29,9 @@ class CoarseLanguageModel(LanguageModel):
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)
-        scale = single_scale(cfg.scale_layers)
+        scale, *others = layer_scales(cfg.scale_layers)
+        rule = "--scale-layers of coarse_lm must have a single scale such as 4x=12"
+        require(not others, f"{rule}: got {cfg.scale_layers!r}")
         return core.CoarseLM(core.CoarseLMConfig(scale=scale, downsampler=str(cfg.downsampler), **settings))
 
     def forward_blocks(

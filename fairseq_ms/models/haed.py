@@ -182,9 +182,9 @@ class HAED(LanguageModel):
             in_groups(whole.decoder.core)
             return whole
         positions = cls.check(cfg, task)
-        config = core_config(cfg, task.source_dictionary, cls.config_class)
-        longest = positions if config.longest_text is not None else NO_LIMIT
         with naming_flags(cls.flags()):
+            config = core_config(cfg, task.source_dictionary, cls.config_class)
+            longest = positions if config.longest_text is not None else NO_LIMIT
             model = ImplicitEmbeddingModel(config, str(cfg.query) == "linear", longest)
         in_groups(model)
         return model

@@ -9,7 +9,7 @@ from fairseq_ms import core
 from fairseq_ms.lm.base import LanguageModel
 from fairseq_ms.lm.choices import Downsampler, WindowOverlap, option
 from fairseq_ms.lm.config import PositionedConfig, model_settings
-from fairseq_ms.lm.scales import Scales, retina_scales
+from fairseq_ms.lm.scales import Scales, window_scales, with_heads
 
 
 @dataclass
@@ -30,7 +30,7 @@ class RetinaConfig(PositionedConfig):
 def scales_of(cfg: Any) -> Scales:
     """The windows and heads of every scale; raises UsageError when they break a rule."""
     overlap = str(getattr(cfg, "window_overlap", "forbid")) == "allow"
-    return retina_scales(cfg.scale_windows, getattr(cfg, "scale_heads", None), cfg.decoder_attention_heads, overlap)
+    return with_heads(window_scales(cfg.scale_windows, overlap), getattr(cfg, "scale_heads", None))
 
 
 @register_model("retina_lm", dataclass=RetinaConfig)

@@ -84,7 +84,7 @@ def layers_of(cfg: FairseqDataclass) -> str:
     text = getattr(cfg, "scale_layers", None)
     if text is None:
         return str(getattr(cfg, "decoder_layers", ""))
-    return ",".join(str(scale.layers) for scale in layer_scales(text, need_finest=False)[::-1])
+    return ",".join(str(scale.layers) for scale in layer_scales(text)[::-1])
 
 
 def measure(checkpoint: Checkpoint, split: str, limit: int | None, batch: int, max_tokens: int) -> Run:

@@ -19,7 +19,7 @@ from torch import nn
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.streaming import StreamingLanguageModel
-from fairseq_ms.lm.vocabulary import validate_cutoffs
+from fairseq_ms.lm.vocabulary import enough_symbols
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:
@@ -63,7 +63,8 @@ def build_model(
 ) -> FairseqLanguageModel:
     """The model of a configuration over a dictionary of so many symbols."""
     task = TASK_REGISTRY[cfg.task._name](cfg.task, dictionary_of(vocabulary))
-    validate_cutoffs(cfg.model, vocabulary)
+    if vocabulary < (needed := enough_symbols(cfg.model, 0, beyond=0)):
+        raise UsageError(f"--vocabulary must be at least {needed}, the last of the adaptive cutoffs: got {vocabulary}")
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

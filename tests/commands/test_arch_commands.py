@@ -25,10 +25,16 @@ def test_the_memory_of_every_architecture_or_preset(name: str, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "text"),
-    [("softmax", "0,10"), ("softmax", "10,10"), ("softmax", "10,41"), ("input", "1,20"), ("input", "__import__('os')")],
+    [
+        ("softmax", "20,10"),
+        ("softmax", "0,10"),
+        ("softmax", "10,10"),
+        ("input", "1,20"),
+        ("input", "__import__('os')"),
+    ],
 )
 def test_cutoffs_that_are_no_ascending_numbers_are_refused(flag: str, text: str, capsys) -> None:
     cutoff = [f"--adaptive-{flag}-cutoff", text, *(["--adaptive-input"] if flag == "input" else [])]
     command = ["memory", "--arch", "vanilla_lm", *SMALL, "--tokens-per-sample", "8", "--vocabulary", "40", *cutoff]
     assert main(command) == 2
-    assert f"--adaptive-{flag}-cutoff must be ascending" in capsys.readouterr().err
+    assert f"--adaptive-{flag}-cutoff must" in capsys.readouterr().err

@@ -13,7 +13,7 @@ REFUSED = [
     ("memory --arch no_such_arch", "--arch must be a name that fairseq knows"),
     ("memory --arch vanilla_lm --decoder-attention-heads 7", "--decoder-attention-heads must divide"),
     ("memory --arch vanilla_lm --vocabulary 3", "--vocabulary must be more than"),
-    ("memory --arch transformer_ql_wt103 --vocabulary 1000", "up to the dictionary's 1000: got '20000,40000"),
+    ("memory --arch transformer_ql_wt103 --vocabulary 1000", "--vocabulary must be at least"),
     ("memory --arch vanilla_lm --fit 0.01", "--fit must leave room for one layer a scale"),
     ("memory --arch vanilla_lm --fit 1 --sweep 64", "--fit and --sweep must not be given together"),
     ("memory --arch vanilla_lm --fit 1 --png out.png", "--fit and --png must not be given together"),

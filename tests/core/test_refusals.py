@@ -49,7 +49,11 @@ TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(1))
             {"tie_embeddings": False, "adaptive_input": Bands((10, 20, 30))},
             "factor 4.0 leaves the last of 4 bands no width of dim 32",
         ),
-        ({"adaptive_softmax": Bands((10, 60))}, "cutoffs must be at most vocab_size 50: got 60"),
+        ({"adaptive_softmax": Bands((10, 60))}, "to at most vocab_size 50: got 10,60"),
+        (
+            {"adaptive_input": Bands((4, 9)), "padding_idx": 4, "tie_embeddings": False},
+            "adaptive_input.cutoffs must ascend from at least 5 to at most vocab_size 50: got 4,9",
+        ),
         (
             {"adaptive_input": Bands((9,)), "adaptive_softmax": Bands((10,)), "tie_adaptive_weights": True},
             "tie_adaptive_weights needs adaptive_input and adaptive_softmax of the same cutoffs and factor",
@@ -78,13 +82,12 @@ def test_scales_share_the_heads_evenly_where_none_names_its_own(name: str, heads
         (
             "Retina",
             4,
-            "heads must be a multiple of the 3 scales that share them, unless they are split as in "
-            "1x=2,4x=1,16x=1: got 4",
+            "heads must be a multiple of 3, one for each scale, unless they are split as in 1x=2,4x=1,16x=1: got 4",
         ),
         (
             "BottomUp",
             3,
-            "heads must be a multiple of the 2 scales that share them, unless they are split as in 4x=2,16x=1: got 3",
+            "heads must be a multiple of 2, one for each scale, unless they are split as in 4x=2,16x=1: got 3",
         ),
         ("Retina", 2, "heads must be at least 3, one for each scale that shares them: got 2"),
     ],
@@ -96,10 +99,10 @@ def test_heads_that_scales_cannot_share_are_refused(name: str, heads: int, sente
 
 @pytest.mark.parametrize("cutoffs", [(), (0, 10), (30, 10), (10, 10)])
 def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="cutoffs must ascend from at least 1: got "):
-        Bands(cutoffs)
+    with pytest.raises(ValueError, match="cutoffs must ascend from at least 1 to at most vocab_size 50: got "):
+        Vanilla(replace(VANILLA, adaptive_softmax=Bands(cutoffs)))
     with pytest.raises(ValueError, match=r"factor must be above 0: got 0\.0"):
-        Bands((10,), 0.0)
+        Vanilla(replace(VANILLA, adaptive_softmax=Bands((10,), 0.0)))
 
 
 @pytest.mark.parametrize(

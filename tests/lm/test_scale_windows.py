@@ -7,11 +7,14 @@ import torch
 
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.scales import parse_windows
+from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.models.retina import RetinaConfig
 from fairseq_ms.presets.registry import PRESETS
+from tests.registry import build, dictionary
 
-FLAG = "--scale-windows"
+
+def spans(text: str, overlap: bool) -> dict[int, tuple[int, int]]:
+    return {scale.factor: (scale.near, scale.far) for scale in window_scales(text, overlap)}
 
 
 def unseen(windows: dict[int, tuple[int, int]]) -> int:
@@ -44,11 +47,11 @@ def test_every_token_up_to_the_last_window_is_seen_through_accepted_windows(seed
     windows = random_windows(random.Random(seed), overlap)
     text = ",".join(f"{factor}x={near}:{far}" for factor, (near, far) in windows.items())
     if all(near >= factor - 1 for factor, (near, _) in windows.items()):
-        assert parse_windows(FLAG, text, overlap) == windows
+        assert spans(text, overlap) == windows
         assert unseen(windows) == 0
         return
     with pytest.raises(UsageError, match="unfinished"):
-        parse_windows(FLAG, text, overlap)
+        build("retina_lm", {"scale_windows": text, "window_overlap": "allow" if overlap else "forbid"}, dictionary(5))
     # Where windows do not overlap, nothing is refused that has no hole.
     assert overlap or unseen(windows)
 
@@ -57,4 +60,4 @@ def test_the_windows_of_every_preset_are_accepted_and_leave_no_hole() -> None:
     presets = {arch: preset.values for arch, preset in PRESETS.items() if preset.values.get("scale_windows")}
     for arch, values in {**presets, "retina_lm": {"scale_windows": RetinaConfig.scale_windows}}.items():
         overlap = values.get("window_overlap") == "allow"
-        assert unseen(parse_windows(FLAG, str(values["scale_windows"]), overlap)) == 0, arch
+        assert unseen(spans(str(values["scale_windows"]), overlap)) == 0, arch

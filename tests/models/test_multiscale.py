@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.layers import LayerConfig
 from fairseq_ms.core.pooling import Coarser, Downsample, Join, right_aligned
-from fairseq_ms.errors import UsageError
 from tests.registry import build, dictionary
 
 
@@ -51,26 +50,6 @@ def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arc
         for end in range(1, 33):
             decoder(tokens[:, :end], incremental_state=state)
     assert runs == [4, 8, 32]
-
-
-@pytest.mark.parametrize(
-    ("arch", "flags", "sentence"),
-    [
-        ("multiscale_topdown", {"scale_layers": "4x=8,6x=2,1x=1"}, "--scale-layers must name scales that divide"),
-        ("multiscale_topdown", {"scale_layers": "4x=8"}, "--scale-layers must have an entry for the scale 1x"),
-        ("multiscale_topdown", {"scale_layers": "4x=0,1x=1"}, "a whole number of at least 1 for 4x: got '0'"),
-        ("multiscale_topdown", {"scale_layers": "7,7,8,8"}, "must be a comma separated list of SCALEx=VALUE"),
-        ("multiscale_topdown", {"scale_layers": "4x=1,4x=2,1x=1"}, "must name each scale once: got 4x twice"),
-        ("multiscale_bottomup", {"scale_layers": "1x=3"}, "must have a scale beside 1x: got '1x=3'"),
-        ("multiscale_bottomup", {"scale_layers": "16x=1,8x=1,4x=1,2x=1,32x=1,1x=1"}, "must be a multiple of the 5"),
-        ("multiscale_bottomup", {"scale_heads": "4x=12,16x=12"}, "--scale-heads must add up to .*heads 12"),
-        ("multiscale_bottomup", {"scale_heads": "4x=6,1x=6"}, "--scale-heads must name the coarse scales"),
-        ("coarse_lm", {"scale_layers": "4x=6,1x=6"}, "must have a single scale such as 4x=12: got '4x=6,1x=6'"),
-    ],
-)
-def test_flags_that_break_a_rule_get_one_sentence(arch: str, flags: dict, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        build(arch, flags, dictionary(5))
 
 
 def test_an_order_of_scales_does_not_matter() -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from fairseq_ms.core.checks import checked_targets, checked_tokens
 from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
 from fairseq_ms.core.ops.linear import TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
-from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.sampling import check_finite, check_sampling, draw
+
+Prompts = TypeVar("Prompts", Tensor, list[Tensor])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class CausalModel(nn.Module, ABC):
     @torch.no_grad()
     def generate(
         self,
-        prompt: Tensor,
+        prompt: Prompts,
         n: int,
         temperature: float = 1.0,
         top_k: int = 0,
@@ -187,63 +188,76 @@ class CausalModel(nn.Module, ABC):
         eos_idx: int | None = None,
         allowed: Tensor | None = None,
         stop: Callable[[Tensor], bool] | None = None,
-    ) -> Tensor:
-        """The prompt (B, P) or (P,) and n tokens after it, (B, P + n) or (P + n,).
+    ) -> Prompts:
+        """The prompt (B, P) or (P,) and n tokens after it, (B, P + n) or (P + n,); of a list of (P,), such a list.
+
+        Prompts of a list may have different lengths. The model reads what all of them have at once, and then the
+        rest of the longer ones in the steps in which the shorter ones go on, so that no text waits or is padded.
 
         Args:
-            prompt: at least one token a row
+            prompt: at least one token a row, or a list of rows
             n: how many tokens to draw
             temperature: logits are divided by it; below 1e-6 the most probable token is taken
             top_k: draw from that many of the most probable tokens; 0 for all
             top_p: draw from the most probable tokens that together have this probability
-            state: what comes before the prompt; it moves on to the last token but one
+            state: what comes before a prompt that is no list; it moves on to the last token but one
             generator: where random numbers come from
             graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None for where it can be
             eos_idx: a symbol that ends a text and fills the rest of its row; generation ends with the longest text
             allowed: (V,), True for the symbols that may be drawn; all unless given
-            stop: called with every column of tokens (B, 1) when it is drawn; True ends generation
+            stop: called with every column of tokens (B, 1) after the shortest prompt; True ends generation
 
         Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
         be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
         """
+        from fairseq_ms.core.steps import begin_steps_of, inference  # which know the models, and no model knows them
+
         check_sampling(prompt, n, temperature, top_k, top_p)
+        if state is not None and isinstance(prompt, list):
+            raise ValueError("state must be left out with a list of prompts, which begin texts: got both")
+        rows = prompt if isinstance(prompt, list) else [prompt] if prompt.dim() == 1 else list(prompt)
+        counts = [row.numel() for row in rows]
+        prompts_BP = self.checked_tokens(nn.utils.rnn.pad_sequence(rows, batch_first=True))
+        own_B1 = torch.tensor(counts, device=prompts_BP.device).unsqueeze(1)
         if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
             raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
-        texts = [self.checked_tokens(prompt.unsqueeze(0) if prompt.dim() == 1 else prompt)]
-        length = texts[0].size(1) + n
+        shortest, length = min(counts), max(counts) + n
+        texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(own_B1, dtype=torch.bool)
         self.check_length(length - 1 + (state.length if state is not None else 0))
         finite: Tensor | bool = True
-        begin_steps, steps, own = None, None, state is None
-        if graphs is not False:
-            from fairseq_ms.core.steps import begin_steps_of  # which know the models, and no model knows them
-
-            begin_steps = begin_steps_of(self, graphs)
+        steps, own = None, state is None
+        begin_steps = begin_steps_of(self, graphs) if graphs is not False else None
         if state is not None:
             self.check_state(state, texts[0])
         with inference(self):
             state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
             read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
-            for _ in range(n):
+            for place in range(shortest, length):
                 logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
                 finite = logits_BV.isfinite().all() & finite
                 if allowed is not None:
                     logits_BV = logits_BV.masked_fill(~allowed, -torch.inf)
                 next_B1 = draw(logits_BV, temperature, top_k, top_p, generator)
-                if eos_idx is not None and len(texts) > 1:
-                    next_B1 = next_B1.masked_fill(texts[-1] == eos_idx, eos_idx)
+                if eos_idx is not None:
+                    next_B1 = next_B1.masked_fill(ended_B1, eos_idx)
+                    ended_B1 = (next_B1 == eos_idx) & (place >= own_B1)
+                if place < max(counts):
+                    next_B1 = next_B1.where(place >= own_B1, prompts_BP[:, place, None])
                 texts.append(next_B1)
-                if eos_idx is not None and bool((next_B1 == eos_idx).all()):
+                if eos_idx is not None and bool(ended_B1.all()):
                     break
                 if stop is not None and stop(next_B1):
                     break
-                if begin_steps is not None and steps is None and len(texts) <= n:
-                    read = steps = begin_steps(state, state.length + n)
+                if begin_steps is not None and steps is None and place < length - 1:
+                    read = steps = begin_steps(state, state.length + length - shortest)
             self.steps = steps or self.steps
             if steps is not None and not own:
                 self.features(torch.cat(texts[1:-1], dim=1), state)
         check_finite(finite)
         whole = torch.cat(texts, dim=1)
+        if isinstance(prompt, list):
+            return [row[: own + n] for row, own in zip(whole, counts)]
         return whole[0] if prompt.dim() == 1 else whole
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:

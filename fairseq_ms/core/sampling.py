@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,13 @@ from torch import Tensor
 _GREEDY = 1e-6
 
 
-def check_sampling(prompt: Tensor, n: int, temperature: float, top_k: int, top_p: float) -> None:
-    """Raise ValueError for a prompt without tokens and for numbers outside their ranges."""
-    if prompt.dim() not in (1, 2) or not prompt.numel():
-        raise ValueError(f"prompt must be (T,) or (B, T) with at least one token: got shape {tuple(prompt.shape)}")
+def check_sampling(prompt: Tensor | list[Tensor], n: int, temperature: float, top_k: int, top_p: float) -> None:
+    """Raise ValueError for a prompt without tokens, a list of none, and for numbers outside their ranges."""
+    shapes = [tuple(row.shape) for row in prompt] if isinstance(prompt, list) else [tuple(prompt.shape)]
+    known = (1,) if isinstance(prompt, list) else (1, 2)
+    if not shapes or not all(len(shape) in known and math.prod(shape) for shape in shapes):
+        wanted = "prompt must be (T,) or (B, T), or a list of (T,), with at least one token"
+        raise ValueError(f"{wanted}: got {'a list of ' if known == (1,) else ''}shape {', '.join(map(str, shapes))}")
     for name, count, least in (("n", n, 1), ("top_k", top_k, 0)):
         if count < least or count % 1:
             raise ValueError(f"{name} must be a whole number of at least {least}: got {count}")

@@ -8,7 +8,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms import core
-from fairseq_ms.core.ops.packing import pack
+from fairseq_ms.core.steps.packing import pack
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm import older_names

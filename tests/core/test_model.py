@@ -104,6 +104,20 @@ def test_generation_at_temperature_zero_takes_the_most_probable_token(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_each_prompt_of_a_list_has_the_text_that_it_has_alone(name: str) -> None:
+    model, prompts = build(name).double(), [torch.randint(11, (count,)) for count in (17, 1, 5, 17)]
+    texts = model.generate(prompts, 14, temperature=0.0)
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text.equal(model.generate(prompt, 14, temperature=0.0))
+    # What ends a text ends none that has it in its prompt.
+    ends = model.generate(prompts, 14, temperature=0.0, eos_idx=(end := int(texts[0][-1])))
+    for prompt, text in zip(prompts, ends, strict=True):
+        alone = model.generate(prompt, 14, temperature=0.0, eos_idx=end)
+        assert text[: len(alone)].equal(alone)
+        assert (text[len(alone) :] == end).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_that_are_not_finite_draw_no_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = build(name), torch.randint(11, (2, 5))
     logits = model.logits
@@ -233,7 +247,7 @@ def test_texts_without_tokens_are_refused(name: str, shape: tuple[int, int]) -> 
     for call in (model, lambda t: model(t, model.new_state(2)), lambda t: model.loss(t, t)):
         with pytest.raises(ValueError, match=rf"tokens must be \(B, T\){refused}"):
             call(tokens)
-    with pytest.raises(ValueError, match=rf"prompt must be \(T,\) or \(B, T\){refused}"):
+    with pytest.raises(ValueError, match=rf"prompt must be .*{refused}"):
         model.generate(tokens, 3)
 
 
@@ -280,6 +294,9 @@ def test_a_configuration_survives_json(name: str) -> None:
         (lambda m: m(torch.zeros(1, 65, dtype=torch.long)), "at most max_positions 64 tokens: got 65"),
         (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 60), "at most max_positions 64 tokens: got 68"),
         (lambda m: m.generate(torch.zeros(2, 0, dtype=torch.long), 3), "prompt must be"),
+        (lambda m: m.generate([], 3), "prompt must be"),
+        (lambda m: m.generate([torch.zeros(1, 2, dtype=torch.long)], 3), "prompt must be"),
+        (lambda m: m.generate([torch.zeros(2, dtype=torch.long)], 3, state=m.new_state(1)), "state must be left out"),
         (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 0), "n must be a whole number of at least 1: got 0"),
         (lambda m: m.generate(torch.zeros(3, dtype=torch.long), 1, temperature=-1.0), "temperature must be at least 0"),
         (

@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import PackedSequence
 from fairseq_ms import core
 from fairseq_ms.core.adaptive import TiedLinear
 from fairseq_ms.core.ops.linear import TiedOutput
-from fairseq_ms.core.ops.packing import inference
 from fairseq_ms.core.pooling import Upsample
 from fairseq_ms.core.steps import Steps, has_steps
+from fairseq_ms.core.steps.packing import inference
 from tests.core.test_model import ADAPTIVE, build
 
 # float64: sums in another order, and what is far from such.

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.packing import Packs
 from fairseq_ms.core.ops.plain import ours, plain, table
 from fairseq_ms.core.ops.recompute import drop, recomputed
 
@@ -71,12 +70,14 @@ def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ..
 
 
 @ours
-class TiedOutput(Packs):
+class TiedOutput(nn.Module):
     """Logits by the transposed word embedding; owns no parameter.
 
     Args:
         embed: whose ``words`` is the embedding, or what stands in its place
     """
+
+    product = staticmethod(F.linear)  # which generation on a CPU replaces
 
     def __init__(self, embed: nn.Module) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class TiedOutput(Packs):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
-        return self.times(x_BTD, self.weight)
+        return self.product(x_BTD, self.weight)
 
 
 class FeedForward(nn.Module):

@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.core.ops.packing import Packs
 from fairseq_ms.core.ops.plain import ours, plain
 
 _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
@@ -152,7 +151,7 @@ class CappedLSTM(nn.LSTM):
         return PackedSequence(hidden_QU, x.batch_sizes), (hidden_QU[last_W].unsqueeze(0), cell_QU[last_W].unsqueeze(0))
 
 
-class LSTM(Packs):
+class LSTM(nn.Module):
     """One LSTM layer whose input is a row of a table next to a vector that stays the same for a whole sequence.
 
     The input of step s of sequence w is ``[table[symbol(w, s)], context[w]]``: a decoder's characters beside what the
@@ -166,6 +165,8 @@ class LSTM(Packs):
         units: hidden units U.
         capped: have the cell of a ``CappedLSTM``.
     """
+
+    product = staticmethod(F.linear)  # which generation on a CPU replaces
 
     def __init__(self, table_dim: int, context_dim: int, units: int, capped: bool = False) -> None:
         super().__init__()
@@ -234,7 +235,7 @@ class LSTM(Packs):
         x_QG = table_RG.index_select(0, steps.symbol_Q)
         if plain(self.cell):
             gates_QG = x_QG if some.context_BG is None else x_QG + some.context_BG
-            gates_QG = gates_QG + self.times(some.hidden_BU, self.weights()[1])
+            gates_QG = gates_QG + self.product(some.hidden_BU, self.weights()[1])
             hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)
             out_QU = hidden_QU
         else:

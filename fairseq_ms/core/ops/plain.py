@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from fairseq_ms.core.ops.packing import PackedLinear
-
 M = TypeVar("M", bound=type[nn.Module])
 
 # Exact types: ``torch.nn.utils.parametrize`` and ``fully_shard`` make subclasses of them.
 _OURS: set[type[nn.Module]] = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.LSTM}
+
+
+class SameProduct:
+    """A ``forward`` that gives what the module's own gives: to whoever reads weights it is no hook."""
 
 
 def ours(kind: M) -> M:
@@ -36,7 +38,7 @@ def hooked(module: nn.Module) -> bool:
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     # Libraries that place weights set a ``forward`` of the instance's own, as generation does here.
     own = module.__dict__.get("forward")
-    return bool(hooks) or (own is not None and type(own) is not PackedLinear)
+    return bool(hooks) or (own is not None and not isinstance(own, SameProduct))
 
 
 def all_hooked() -> bool:

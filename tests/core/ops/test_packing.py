@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from fairseq_ms.core.layers import TokenEmbedding
 from fairseq_ms.core.ops.linear import TiedOutput, projection
 from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
-from fairseq_ms.core.ops.packing import PackedLinear, PackedWeight, inference, pack, pieces_of
+from fairseq_ms.core.steps.packing import PackedLinear, PackedWeight, inference, pack, pieces_of
 from tests.registry import GENERATORS, random_case
 
 # What oneDNN packs on this machine; bfloat16 takes instructions that not every CPU has.
@@ -171,7 +171,7 @@ def test_an_lstm_follows_its_recurrent_weight() -> None:
         second_step(lstm)
         lstm.weights()[1].mul_(3.0)
         found = [second_step(lstm), second_step(copy.deepcopy(lstm))]
-        lstm.packed = None
+        del lstm.product
         for step in found:
             # 4 products in another order.
             torch.testing.assert_close(step, second_step(lstm), rtol=0.0, atol=1e-6)

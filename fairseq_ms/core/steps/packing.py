@@ -1,4 +1,4 @@
-"""Weights packed for inference on a CPU."""
+"""Weights packed for generation on a CPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fairseq_ms.core.ops.plain import SameProduct
 
 # Rows of input the packed layout is tuned for: beams and batches of generation are about this many.
 _PACKED_ROWS = 8
@@ -75,7 +77,7 @@ class PackedWeight:
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(*x.shape[:-1], weight_OI.size(0))
 
 
-class PackedLinear:
+class PackedLinear(SameProduct):
     """The forward pass of an ``nn.Linear`` by its packed weight."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -86,36 +88,20 @@ class PackedLinear:
         return self.packed.linear(x, self.linear.weight, self.linear.bias)
 
 
-class Packs(nn.Module):
-    """A module of ours that packs one weight of another's, where ``pack`` says so.
+def pack(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Have the weights of a model that only generates packed; of each module for which that is new, what it now has.
 
-    What is packed is not part of the state dict, and is dropped when the module moves to another device or type.
+    That is a ``forward`` of its own for what ``linear.projection`` makes, which stays an ``nn.Linear``, and a
+    ``product`` for a module that multiplies by another one's weight.
     """
-
-    packed: PackedWeight | None = None
-
-    def times(self, x: Tensor, weight_OI: Tensor) -> Tensor:
-        """``F.linear`` by the weight, packed or not; x (..., I) -> (..., O)."""
-        return (F.linear if self.packed is None else self.packed.linear)(x, weight_OI)
-
-    def _apply(self, fn, recurse: bool = True):
-        self.packed = None
-        return super()._apply(fn, recurse)
-
-
-def pack(model: nn.Module) -> list[nn.Module]:
-    """Have the weights of a model that only generates packed: the modules for which that is new.
-
-    They are what ``linear.projection`` makes, which stays an ``nn.Linear``, and those that are ``Packs``.
-    """
-    new: list[nn.Module] = []
+    new: list[tuple[nn.Module, str]] = []
     for module in model.modules():
         if type(module) is nn.Linear and hasattr(module, "rows") and "forward" not in vars(module):
+            new.append((module, "forward"))
             module.forward = PackedLinear(module)  # type: ignore[method-assign, assignment]
-            new.append(module)
-        elif isinstance(module, Packs) and module.packed is None:
-            module.packed = PackedWeight()
-            new.append(module)
+        elif getattr(type(module), "product", None) is F.linear and "product" not in vars(module):
+            new.append((module, "product"))
+            module.product = PackedWeight().linear  # type: ignore[assignment]
     return new
 
 
@@ -139,5 +125,5 @@ def inference(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-        for module in packed:
-            vars(module).pop("packed" if isinstance(module, Packs) else "forward", None)
+        for module, name in packed:
+            vars(module).pop(name, None)

@@ -14,7 +14,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 
 POSITIONS = 64
 
@@ -27,7 +27,7 @@ def seeds(first: int, count: int) -> list[Any]:
 ARCHITECTURES = sorted(
     name
     for name, model in MODEL_REGISTRY.items()
-    if issubclass(model, LanguageModel) and model.__module__.startswith("fairseq_ms.")
+    if issubclass(model, BaseLanguageModel) and model.__module__.startswith("fairseq_ms.")
 )
 
 
@@ -64,7 +64,7 @@ class Case:
 
     arch: str
     flags: dict[str, Any]
-    model: LanguageModel
+    model: BaseLanguageModel
     dictionary: Dictionary
     rng: random.Random
 
@@ -90,7 +90,7 @@ class Case:
 
 def build(
     arch: str, flags: dict[str, Any], words: Dictionary, positions: int = POSITIONS, from_checkpoint: bool = False
-) -> LanguageModel:
+) -> BaseLanguageModel:
     """A model of these flags, through fairseq's own ``build_model`` of the registered class."""
     cfg = MODEL_DATACLASS_REGISTRY[arch]()
     known = {"tokens_per_sample": positions, "max_target_positions": None, "add_bos_token": False, **flags}

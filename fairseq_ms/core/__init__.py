@@ -23,11 +23,11 @@ from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
 from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
-from fairseq_ms.core.memory import Memory
 from fairseq_ms.core.model import Bands, CausalModel, LanguageModel, ModelConfig
 from fairseq_ms.core.optimizers import MuonAndAdamW, matrices_and_others, muon_and_adamw
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
+from fairseq_ms.core.stream_state import Memory
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
 from fairseq_ms.core.transformer_ql import TransformerQL, TransformerQLConfig
 from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.checks import checked_targets, checked_tokens
 from fairseq_ms.core.layers import ResidualLayer
-from fairseq_ms.core.memory import Memory, Mems, SegmentCache, StreamState, join
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph
 from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
+from fairseq_ms.core.stream_state import Memory, Mems, SegmentCache, StreamState, join
 
 
 class RelativeAttention(nn.Module):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.checks import check_probability
 from fairseq_ms.core.layers import TypedList
-from fairseq_ms.core.memory import Mems
 from fairseq_ms.core.ops.recompute import draw_uniform
 from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.stream_state import Mems
 from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel, TransformerXLLayer
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fairseq_ms.core.layers import TypedList
-from fairseq_ms.core.memory import Mems
+from fairseq_ms.core.stream_state import Mems
 from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel
 
 

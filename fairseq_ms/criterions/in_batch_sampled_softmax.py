@@ -30,7 +30,7 @@ _NEGATIVES, _COUNTING = 1, 2
 
 
 @dataclass
-class InBatchSampledSoftmaxConfig(FairseqDataclass):
+class InBatchSampledSoftmaxFlags(FairseqDataclass):
     """Flags of ``--criterion in_batch_sampled_softmax``."""
 
     negative_batches: int = option(3, "random batches whose chunks are candidates too; they are only encoded")
@@ -43,7 +43,7 @@ class InBatchSampledSoftmaxConfig(FairseqDataclass):
     train_subset: str = II("dataset.train_subset")
 
 
-@register_criterion("in_batch_sampled_softmax", dataclass=InBatchSampledSoftmaxConfig)
+@register_criterion("in_batch_sampled_softmax", dataclass=InBatchSampledSoftmaxFlags)
 class InBatchSampledSoftmax(FairseqCriterion):
     """Softmax over chunks in the space of the encoder (HAED, Section 3.2 and Appendix B).
 
@@ -73,7 +73,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
             raise UsageError(f"--log-q-blocks must be at least 1: got {log_q_blocks}")
         # A checkpoint that was trained so may still be evaluated.
         idle = str(log_q_correction) == "none" and not getattr(task, "from_checkpoint", False)
-        if idle and log_q_blocks != InBatchSampledSoftmaxConfig.log_q_blocks:
+        if idle and log_q_blocks != InBatchSampledSoftmaxFlags.log_q_blocks:
             raise UsageError(f"--log-q-blocks has no effect with --log-q-correction none: got {log_q_blocks}")
         self.negative_batches = negative_batches
         self.corrected = str(log_q_correction) == "unigram"

@@ -18,14 +18,14 @@ from fairseq_ms.lm.output_matrix import output_matrix, without_output_matrix
 
 
 @dataclass
-class LinearCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
+class LinearCrossEntropyFlags(LabelSmoothedCrossEntropyCriterionConfig):
     """Flags of ``linear_cross_entropy``: those of ``label_smoothed_cross_entropy``."""
 
     find_unused_parameters: bool = II("distributed_training.find_unused_parameters")
     ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")
 
 
-@register_criterion("linear_cross_entropy", dataclass=LinearCrossEntropyConfig)
+@register_criterion("linear_cross_entropy", dataclass=LinearCrossEntropyFlags)
 class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     """fairseq's ``label_smoothed_cross_entropy``, whose smoothing is 0 by default, from features and output matrix.
 

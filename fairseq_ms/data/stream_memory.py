@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from fairseq_ms.core.memory import Memory
+from fairseq_ms.core.stream_state import Memory
 from fairseq_ms.data.streams import StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm import older_names

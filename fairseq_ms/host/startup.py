@@ -58,7 +58,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
 
     A function is called with the one that it replaces as its first argument.
     """
-    from fairseq_ms.host import checkpoints, commands, context_window, data, interactive, prompts, trainer
+    from fairseq_ms.host import checkpoints, context_window, data, interactive, launch, prompts, trainer
 
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
@@ -71,10 +71,10 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
     found: list[tuple[Any, str, Callable[..., Any]]] = [
-        (options, "parse_args_and_arch", commands.parse_plainly),
-        (distributed_utils, "call_main", commands.run_together),
-        (distributed_fairseq_model, "DistributedDataParallel", commands.on_its_own_device),
-        (checkpoint_utils, "verify_checkpoint_directory", commands.try_without_trace),
+        (options, "parse_args_and_arch", launch.parse_plainly),
+        (distributed_utils, "call_main", launch.run_together),
+        (distributed_fairseq_model, "DistributedDataParallel", launch.on_its_own_device),
+        (checkpoint_utils, "verify_checkpoint_directory", launch.try_without_trace),
         (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checked),
         (distributed_utils, "_broadcast_object_slow", checkpoints.broadcast_any),
         (PathManager, "copy", checkpoints.copy_whole),
@@ -88,7 +88,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     ]
     for program in _programs("fairseq_cli.train"):
         found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", trainer.stop_if_asked)]
-    found += [(program, "main", commands.refuse_rows) for program in _programs("fairseq_cli.generate")]
+    found += [(program, "main", launch.refuse_rows) for program in _programs("fairseq_cli.generate")]
     for program in _programs("fairseq_cli.interactive"):
         numbered = interactive.Numbered()
         found += [(program, "buffered_read", numbered.read), (program, "make_batches", numbered.batch)]

@@ -28,7 +28,7 @@ from fairseq.logging import meters, metrics
 from torch import distributed, isfinite, save
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import checkpoints, commands, data, masters
+from fairseq_ms.host import checkpoints, data, launch, masters
 from fairseq_ms.optim import of_torch
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Trainer(fairseq_trainer.Trainer):
     """
 
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
-        commands.refuse_to_train(cfg)
+        launch.refuse_to_train(cfg)
         data.read_every_row(cfg)
         check_criterion(criterion, model, cfg)
         forget_best()
@@ -70,8 +70,8 @@ class Trainer(fairseq_trainer.Trainer):
         self.leaving: int | None = None
         self._updating = False
         # Processes that read data start later: they inherit that a signal is noted, and die of SIGTERM by torch.
-        commands.held_log.show()
-        commands.signals.listen()
+        launch.held_log.show()
+        launch.signals.listen()
 
     def load_checkpoint(
         self,
@@ -188,9 +188,9 @@ class Trainer(fairseq_trainer.Trainer):
 
     def _aggregate_logging_outputs(self, logging_outputs: Any, *stats: Any, ignore: bool = False) -> Any:
         """As fairseq's, which adds up statistics over the ranks; the signals that have arrived are among them."""
-        own = [float(commands.signals.asked == signum) for signum in commands.SIGNALS]
+        own = [float(launch.signals.asked == signum) for signum in launch.SIGNALS]
         outputs, sums = super()._aggregate_logging_outputs(logging_outputs, *stats, *own, ignore=ignore)
-        asked = [signum for signum, ranks in zip(commands.SIGNALS, sums[len(stats) :]) if ranks > 0]
+        asked = [signum for signum, ranks in zip(launch.SIGNALS, sums[len(stats) :]) if ranks > 0]
         self.agreed = asked[0] if asked else None
         return outputs, sums[: len(stats)]
 
@@ -239,7 +239,7 @@ class Trainer(fairseq_trainer.Trainer):
         if distributed.is_initialized():
             # A launcher ends all ranks when one has ended.
             distributed.barrier(distributed_utils.get_global_group())
-        cfg, code = self.cfg.checkpoint, commands.SIGNALLED + signum
+        cfg, code = self.cfg.checkpoint, launch.SIGNALLED + signum
         saved = "not saved, since --no-save is given" if cfg.no_save else f"saved in {cfg.save_dir}"
         name = signal.Signals(signum).name
         logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
@@ -276,7 +276,7 @@ def stop_if_asked(
 ) -> Any:
     """``validate_and_save``, which comes after every update."""
     losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
-    signum = trainer.agreed if trainer.data_parallel_world_size > 1 else commands.signals.asked
+    signum = trainer.agreed if trainer.data_parallel_world_size > 1 else launch.signals.asked
     finished = should_stop or (end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))
     if signum is None or finished:
         return losses, should_stop

@@ -133,10 +133,10 @@ class Decoder(FairseqIncrementalDecoder):
         self.reorder_incremental_state_scripting(incremental_state, new_order)
 
 
-class LanguageModel(FairseqLanguageModel):
+class BaseLanguageModel(FairseqLanguageModel):
     """A language model in fairseq's sense: ``model(src_tokens, src_lengths, memory) -> (logits, extra)``.
 
-    A subclass turns its flags into a model of the core and checks them; it is registered with its config dataclass.
+    A subclass checks its flags and turns them into a model of the core; it is registered with their dataclass.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -208,7 +208,7 @@ class LanguageModel(FairseqLanguageModel):
         check_needs(cls.flags(), cfg)
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> "LanguageModel":
+    def build_model(cls, cfg: Any, task: Any) -> "BaseLanguageModel":
         """fairseq's entry point; raises ``UsageError`` on flags that do not fit together."""
         positions = cls.check(cfg, task)
         with naming_flags(cls.flags()):

@@ -48,7 +48,7 @@ class TransformerFlags(FairseqDataclass):
 
 
 @dataclass
-class LanguageModelConfig(TransformerFlags):
+class LanguageModelFlags(TransformerFlags):
     """Flags of every model but the hierarchical ones."""
 
     dropout: float = probability(0.1, "dropout probability")
@@ -103,7 +103,7 @@ class PositionFlags(TransformerFlags):
 
 
 @dataclass
-class PositionedConfig(LanguageModelConfig, PositionFlags):
+class MemorylessFlags(LanguageModelFlags, PositionFlags):
     """Flags of models without a memory but the hierarchical ones."""
 
     scale_embedding: bool = option(False, "multiply embedded words by the square root of --decoder-embed-dim")
@@ -242,7 +242,7 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
     }
 
 
-def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
+def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
     """What the flags that all models share are called in a ``core.model.ModelConfig``."""
     return {
         **layer_settings(cfg),
@@ -261,13 +261,13 @@ def model_settings(cfg: LanguageModelConfig, source_dictionary: Any, target_dict
     }
 
 
-def _bands(cfg: LanguageModelConfig, name: str) -> Bands:
+def _bands(cfg: LanguageModelFlags, name: str) -> Bands:
     cutoffs = parse_cutoffs(flag(f"{name}_cutoff"), getattr(cfg, f"{name}_cutoff"))
     return Bands(cutoffs, getattr(cfg, f"{name}_factor"), getattr(cfg, f"{name}_dropout", 0.0))
 
 
 def validate(cfg: Any, task: Any) -> None:
-    """Raise ``UsageError`` on flags of ``LanguageModelConfig`` of whose contradictions the core does not know."""
+    """Raise ``UsageError`` on flags of ``LanguageModelFlags`` of whose contradictions the core does not know."""
     validate_positions(cfg)
     for adaptive in ("adaptive_input", "adaptive_softmax_cutoff"):
         require(

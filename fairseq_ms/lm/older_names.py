@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fairseq_ms import core
-from fairseq_ms.core.memory import SavedMemory
+from fairseq_ms.core.stream_state import SavedMemory
 
 # In the order of history: of which models, what a name matches, and what stands there today; None for a tensor that
 # has no successor.

@@ -7,13 +7,13 @@ from fairseq.models import MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Activation, option
-from fairseq_ms.lm.config import LanguageModelConfig, model_settings, require
+from fairseq_ms.lm.config import LanguageModelFlags, model_settings, require
 
 
 @dataclass
-class StreamingConfig(LanguageModelConfig):
+class StreamingFlags(LanguageModelFlags):
     """Flags of every streaming model."""
 
     activation_fn: Activation = option("relu", "activation function of the feed-forward blocks")
@@ -30,7 +30,7 @@ class StreamingConfig(LanguageModelConfig):
     )
 
 
-def streaming_settings(cfg: StreamingConfig, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
+def streaming_settings(cfg: StreamingFlags, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
     """What the flags that all streaming models share are called in a ``core.streaming.StreamingConfig``."""
     return {
         **model_settings(cfg, source_dictionary, target_dictionary),
@@ -47,7 +47,7 @@ def with_a_memory() -> list[str]:
     return sorted(name for name, model in MODEL_REGISTRY.items() if issubclass(model, StreamingLanguageModel))
 
 
-class StreamingLanguageModel(LanguageModel):
+class StreamingLanguageModel(BaseLanguageModel):
     """A language model with a memory; ``extra["memory"]`` of a call continues the stream in the next."""
 
     def memory_flags(self) -> dict[str, int | str]:
@@ -55,7 +55,7 @@ class StreamingLanguageModel(LanguageModel):
         return {"--mem-len": self.decoder.core.mem_len}
 
     @classmethod
-    def build_model(cls, cfg: StreamingConfig, task: object) -> LanguageModel:
+    def build_model(cls, cfg: StreamingFlags, task: object) -> BaseLanguageModel:
         """As the base's; the task's ``--tokens-per-sample`` is the segment length, or else the trained one.
 
         Raises UsageError under a task that would begin every block without a memory.

@@ -6,14 +6,14 @@ from typing import Any, Optional
 from fairseq.models import register_model
 
 from fairseq_ms import core
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
-from fairseq_ms.lm.config import PositionedConfig, model_settings
+from fairseq_ms.lm.config import MemorylessFlags, model_settings
 from fairseq_ms.lm.scales import layer_scales, with_heads
 
 
 @dataclass
-class BottomUpConfig(PositionedConfig):
+class BottomUpFlags(MemorylessFlags):
     """Flags of ``multiscale_bottomup``."""
 
     scale_layers: str = option(
@@ -28,8 +28,8 @@ class BottomUpConfig(PositionedConfig):
     )
 
 
-@register_model("multiscale_bottomup", dataclass=BottomUpConfig)
-class BottomUpLanguageModel(LanguageModel):
+@register_model("multiscale_bottomup", dataclass=BottomUpFlags)
+class BottomUpLanguageModel(BaseLanguageModel):
     """Fine to coarse, then one aggregation layer (Multi-scale Transformer LMs, Section 3.3)."""
 
     @classmethod

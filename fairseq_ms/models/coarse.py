@@ -8,22 +8,22 @@ from torch import Tensor
 
 from fairseq_ms import core
 from fairseq_ms.core.ops.recompute import keep_in_graph
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
-from fairseq_ms.lm.config import PositionedConfig, model_settings, require
+from fairseq_ms.lm.config import MemorylessFlags, model_settings, require
 from fairseq_ms.lm.scales import layer_scales
 
 
 @dataclass
-class CoarseConfig(PositionedConfig):
+class CoarseFlags(MemorylessFlags):
     """Flags of ``coarse_lm``."""
 
     scale_layers: str = option("4x=12", "the scale and its number of layers as SCALEx=LAYERS, such as 4x=12")
     downsampler: Downsampler = option("avg", "how tokens are pooled into blocks")
 
 
-@register_model("coarse_lm", dataclass=CoarseConfig)
-class CoarseLanguageModel(LanguageModel):
+@register_model("coarse_lm", dataclass=CoarseFlags)
+class CoarseLanguageModel(BaseLanguageModel):
     """Predicts the next k-gram's bag of words (Multi-scale Transformer LMs, Section 6.2)."""
 
     @classmethod

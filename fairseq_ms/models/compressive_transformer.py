@@ -8,11 +8,11 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.streaming import streaming_settings
-from fairseq_ms.models.transformer_xl import TransformerXLConfig, TransformerXLLanguageModel
+from fairseq_ms.models.transformer_xl import TransformerXLFlags, TransformerXLLanguageModel
 
 
 @dataclass
-class CompressiveTransformerConfig(TransformerXLConfig):
+class CompressiveTransformerFlags(TransformerXLFlags):
     """Flags of ``compressive_transformer``."""
 
     mem_len: int = option(12, "number of states before the segment that every layer remembers", least=0)
@@ -23,7 +23,7 @@ class CompressiveTransformerConfig(TransformerXLConfig):
     )
 
 
-@register_model("compressive_transformer", dataclass=CompressiveTransformerConfig)
+@register_model("compressive_transformer", dataclass=CompressiveTransformerFlags)
 class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
     """Compressive Transformer: Transformer-XL plus a compressed memory."""
 

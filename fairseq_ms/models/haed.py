@@ -16,7 +16,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from fairseq_ms import core
-from fairseq_ms.lm.base import NO_LIMIT, LanguageModel
+from fairseq_ms.lm.base import NO_LIMIT, BaseLanguageModel
 from fairseq_ms.lm.choices import ChunkEncoder, Part, Query, Segmentation, option, probability
 from fairseq_ms.lm.config import (
     PositionFlags,
@@ -60,7 +60,7 @@ _of_decoder = partial(option, None, least=1, needs=["decoder transformer"])
 
 
 @dataclass
-class HAEDConfig(PositionFlags):
+class HAEDFlags(PositionFlags):
     """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
 
     segmentation: Segmentation = option(
@@ -115,14 +115,14 @@ class HAEDConfig(PositionFlags):
 
 
 @dataclass
-class HREDConfig(HAEDConfig):
+class HREDFlags(HAEDFlags):
     """Flags of the hierarchical recurrent encoder-decoder: ``haed`` with LSTMs for encoder and main."""
 
     encoder: ChunkEncoder = option("lstm", "how a chunk is encoded")
     main: Part = option("lstm", "the model over chunks")
 
 
-def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
+def core_config(cfg: HAEDFlags, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
     """The sizes that flags describe."""
     sizes = {**layer_settings(cfg), **{name: getattr(cfg, own) for own, name in _SIZES.items()}}
     settings: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
@@ -138,7 +138,7 @@ def core_config(cfg: HAEDConfig, dictionary: Dictionary, kind: type[core.HAEDCon
     )
 
 
-def separators(cfg: HAEDConfig, dictionary: Dictionary) -> tuple[int, ...]:
+def separators(cfg: HAEDFlags, dictionary: Dictionary) -> tuple[int, ...]:
     """Indices of the symbols that end a word, none with ``--segmentation fixed``."""
     if str(cfg.segmentation) == "fixed":
         return ()
@@ -155,13 +155,13 @@ def separators(cfg: HAEDConfig, dictionary: Dictionary) -> tuple[int, ...]:
     return tuple(dictionary.index(symbol) for symbol in symbols)
 
 
-def is_first_phase(cfg: HAEDConfig) -> bool:
+def is_first_phase(cfg: HAEDFlags) -> bool:
     """Whether the criterion trains the implicit embedding matrix, without a decoder."""
     return criterion_of(cfg) == IEM_CRITERION
 
 
-@register_model("haed", dataclass=HAEDConfig)
-class HAED(LanguageModel):
+@register_model("haed", dataclass=HAEDFlags)
+class HAEDLanguageModel(BaseLanguageModel):
     """Hierarchical attention encoder-decoder: MLP encoder, transformer main model, LSTM decoder, unless told otherwise.
 
     With ``--finetune-from-model``, a checkpoint of the first phase gives it its encoder and main model.
@@ -171,7 +171,7 @@ class HAED(LanguageModel):
     config_class: ClassVar[type[core.HAEDConfig]] = core.HAEDConfig
 
     @classmethod
-    def build_model(cls, cfg: HAEDConfig, task: FairseqTask) -> BaseFairseqModel:
+    def build_model(cls, cfg: HAEDFlags, task: FairseqTask) -> BaseFairseqModel:
         """The model of the phase that the criterion trains; raises ``UsageError`` on flags that do not fit together.
 
         That is this class, with an encoder, a main model and a decoder, unless the criterion is that of the implicit
@@ -190,11 +190,11 @@ class HAED(LanguageModel):
         return model
 
     @classmethod
-    def core_model(cls, cfg: HAEDConfig, source_dictionary: Dictionary, target_dictionary: Dictionary) -> core.HAED:
+    def core_model(cls, cfg: HAEDFlags, source_dictionary: Dictionary, target_dictionary: Dictionary) -> core.HAED:
         return cls.core_class(core_config(cfg, source_dictionary, cls.config_class))
 
     @classmethod
-    def validate(cls, cfg: HAEDConfig, task: FairseqTask) -> None:
+    def validate(cls, cfg: HAEDFlags, task: FairseqTask) -> None:
         validate_positions(cfg)
         require(
             len(task.source_dictionary) == len(task.target_dictionary),
@@ -203,7 +203,7 @@ class HAED(LanguageModel):
         )
 
     @classmethod
-    def refuse_idle(cls, cfg: HAEDConfig) -> None:
+    def refuse_idle(cls, cfg: HAEDFlags) -> None:
         super().refuse_idle(cfg)
         if {str(cfg.main), str(cfg.decoder)} == {"lstm"}:
             why = "without a transformer, with --main lstm and --decoder lstm"
@@ -229,8 +229,8 @@ class HAED(LanguageModel):
         )
 
 
-@register_model("hred", dataclass=HREDConfig)
-class HRED(HAED):
+@register_model("hred", dataclass=HREDFlags)
+class HREDLanguageModel(HAEDLanguageModel):
     """Hierarchical recurrent encoder-decoder: LSTMs for encoder, main model and decoder, unless told otherwise."""
 
     core_class = core.HRED

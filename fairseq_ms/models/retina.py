@@ -6,14 +6,14 @@ from typing import Any, Optional
 from fairseq.models import register_model
 
 from fairseq_ms import core
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Downsampler, WindowOverlap, option
-from fairseq_ms.lm.config import PositionedConfig, model_settings
+from fairseq_ms.lm.config import MemorylessFlags, model_settings
 from fairseq_ms.lm.scales import Scales, window_scales, with_heads
 
 
 @dataclass
-class RetinaConfig(PositionedConfig):
+class RetinaFlags(MemorylessFlags):
     """Flags of ``retina_lm``."""
 
     decoder_layers: int = option(12, "number of layers", least=1)
@@ -33,8 +33,8 @@ def scales_of(cfg: Any) -> Scales:
     return with_heads(window_scales(cfg.scale_windows, overlap), getattr(cfg, "scale_heads", None))
 
 
-@register_model("retina_lm", dataclass=RetinaConfig)
-class RetinaLanguageModel(LanguageModel):
+@register_model("retina_lm", dataclass=RetinaFlags)
+class RetinaLanguageModel(BaseLanguageModel):
     """Near tokens fine and far tokens coarse, by heads (Multi-scale Transformer LMs, Section 3.4)."""
 
     @classmethod

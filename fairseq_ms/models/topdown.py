@@ -8,14 +8,14 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_ms import core
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Downsampler, option
-from fairseq_ms.lm.config import PositionedConfig, criterion_of, model_settings, require
+from fairseq_ms.lm.config import MemorylessFlags, criterion_of, model_settings, require
 from fairseq_ms.lm.scales import layer_scales
 
 
 @dataclass
-class TopDownConfig(PositionedConfig):
+class TopDownFlags(MemorylessFlags):
     """Flags of ``multiscale_topdown``."""
 
     scale_layers: str = option("64x=7,16x=7,4x=8,1x=8", "number of layers at each scale as SCALEx=LAYERS")
@@ -26,8 +26,8 @@ class TopDownConfig(PositionedConfig):
     criterion: Any = II("criterion._name")
 
 
-@register_model("multiscale_topdown", dataclass=TopDownConfig)
-class TopDownLanguageModel(LanguageModel):
+@register_model("multiscale_topdown", dataclass=TopDownFlags)
+class TopDownLanguageModel(BaseLanguageModel):
     """Coarse to fine (Multi-scale Transformer LMs, Section 3.2)."""
 
     bag_of_words_weight = 0.0
@@ -39,7 +39,7 @@ class TopDownLanguageModel(LanguageModel):
         return core.TopDown(core.TopDownConfig(scales=scales, downsampler=str(cfg.downsampler), **settings))
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> LanguageModel:
+    def build_model(cls, cfg: Any, task: Any) -> BaseLanguageModel:
         model = super().build_model(cfg, task)
         model.bag_of_words_weight = float(cfg.bag_of_words_weight)
         return model

@@ -10,13 +10,13 @@ from fairseq_ms import core
 from fairseq_ms.lm.choices import Compression, option, probability
 from fairseq_ms.lm.config import refuse_given
 from fairseq_ms.lm.scales import layer_scales
-from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
+from fairseq_ms.lm.streaming import StreamingFlags, StreamingLanguageModel, streaming_settings
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TransformerQLConfig(StreamingConfig):
+class TransformerQLFlags(StreamingFlags):
     """Flags of ``transformer_ql``; with ``--mem-len 0`` it is the paper's Multi-scale Transformer."""
 
     scale_layers: str = option("1x=3,2x=3", "number of layers at each scale as SCALEx=LAYERS")
@@ -25,7 +25,7 @@ class TransformerQLConfig(StreamingConfig):
     compression: Compression = option("max", "how states are pooled into those of the next scale")
 
 
-@register_model("transformer_ql", dataclass=TransformerQLConfig)
+@register_model("transformer_ql", dataclass=TransformerQLFlags)
 class TransformerQLLanguageModel(StreamingLanguageModel):
     """Transformer-QL: a memory at several scales (Transformer-QL, Section 2.3)."""
 
@@ -47,7 +47,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
         return core.TransformerQL(config)
 
     @classmethod
-    def validate(cls, cfg: TransformerQLConfig, task: object) -> None:
+    def validate(cls, cfg: TransformerQLFlags, task: object) -> None:
         super().validate(cfg, task)
         if not cfg.decoder_normalize_before:
             logger.warning(
@@ -56,7 +56,7 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
             )
 
     @classmethod
-    def refuse_idle(cls, cfg: TransformerQLConfig) -> None:
+    def refuse_idle(cls, cfg: TransformerQLFlags) -> None:
         super().refuse_idle(cfg)
         if len(layer_scales(cfg.scale_layers)) == 1:
             why = f"with the single scale of --scale-layers {cfg.scale_layers}"

@@ -7,17 +7,17 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.streaming import StreamingConfig, StreamingLanguageModel, streaming_settings
+from fairseq_ms.lm.streaming import StreamingFlags, StreamingLanguageModel, streaming_settings
 
 
 @dataclass
-class TransformerXLConfig(StreamingConfig):
+class TransformerXLFlags(StreamingFlags):
     """Flags of ``transformer_xl``."""
 
     decoder_layers: int = option(8, "number of layers", least=1)
 
 
-@register_model("transformer_xl", dataclass=TransformerXLConfig)
+@register_model("transformer_xl", dataclass=TransformerXLFlags)
 class TransformerXLLanguageModel(StreamingLanguageModel):
     """Transformer-XL: segment recurrence and relative positions."""
 

@@ -6,14 +6,14 @@ from typing import Any, Optional
 from fairseq.models import register_model
 
 from fairseq_ms import core
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.config import PositionedConfig, model_settings, require
+from fairseq_ms.lm.config import MemorylessFlags, model_settings, require
 from fairseq_ms.models.retina import scales_of
 
 
 @dataclass
-class VanillaConfig(PositionedConfig):
+class VanillaFlags(MemorylessFlags):
     """Flags of ``vanilla_lm``."""
 
     decoder_layers: int = option(12, "number of layers", least=1)
@@ -22,8 +22,8 @@ class VanillaConfig(PositionedConfig):
     )
 
 
-@register_model("vanilla_lm", dataclass=VanillaConfig)
-class VanillaLanguageModel(LanguageModel):
+@register_model("vanilla_lm", dataclass=VanillaFlags)
+class VanillaLanguageModel(BaseLanguageModel):
     """Single-scale pre-LN transformer language model, the papers' baseline.
 
     Multi-scale Transformer LMs, Section 4.2.

@@ -21,7 +21,7 @@ from fairseq_ms.lm.choices import option
 
 
 @dataclass
-class AdamWConfig(FairseqDataclass):
+class AdamWFlags(FairseqDataclass):
     """Flags of `--optimizer adamw`; they are those of fairseq's adam."""
 
     adam_betas: Any = option((0.9, 0.999), "betas of AdamW")
@@ -31,7 +31,7 @@ class AdamWConfig(FairseqDataclass):
 
 
 @dataclass
-class MuonConfig(AdamWConfig):
+class MuonFlags(AdamWFlags):
     """Flags of `--optimizer muon`."""
 
     adam_lr: Optional[float] = option(
@@ -48,7 +48,7 @@ class MuonConfig(AdamWConfig):
     )
 
 
-def _settings(cfg: AdamWConfig) -> dict[str, Any]:
+def _settings(cfg: AdamWFlags) -> dict[str, Any]:
     return {"betas": _betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
 
 
@@ -63,16 +63,16 @@ def _betas(given: Any) -> tuple[float, float]:
     return first, second
 
 
-def _rate(cfg: AdamWConfig) -> float:
+def _rate(cfg: AdamWFlags) -> float:
     """The first of the rates that `--lr` gives."""
     return float(cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr)
 
 
-@register_optimizer("adamw", dataclass=AdamWConfig)
+@register_optimizer("adamw", dataclass=AdamWFlags)
 class FairseqAdamW(FairseqOptimizer):
     """torch's AdamW, or NVIDIA Apex's where that is installed and there is a GPU."""
 
-    def __init__(self, cfg: AdamWConfig, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, cfg: AdamWFlags, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
         params = list(params)
         apex = get_fused_adam_class() if torch.cuda.is_available() else None
@@ -85,11 +85,11 @@ class FairseqAdamW(FairseqOptimizer):
         return True
 
 
-@register_optimizer("muon", dataclass=MuonConfig)
+@register_optimizer("muon", dataclass=MuonFlags)
 class FairseqMuon(FairseqOptimizer):
     """torch's Muon for the matrices that ``prepare_muon`` has noted, and AdamW for all other parameters."""
 
-    def __init__(self, cfg: MuonConfig, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, cfg: MuonFlags, params: Iterable[nn.Parameter]) -> None:
         super().__init__(cfg)
         rows = {parameter: getattr(parameter, "param_group", None) for parameter in params}
         matrices = {parameter: given for parameter, given in rows.items() if isinstance(given, tuple)}

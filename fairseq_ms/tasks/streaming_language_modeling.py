@@ -30,7 +30,7 @@ _ROW_TOKENS = 512
 
 
 @dataclass
-class StreamingLanguageModelingConfig(FairseqDataclass):
+class StreamingLanguageModelingFlags(FairseqDataclass):
     """Flags of the task."""
 
     data: Optional[str] = option(None, "path to data directory")
@@ -52,7 +52,7 @@ class StreamingLanguageModelingConfig(FairseqDataclass):
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]
 
 
-@register_task("streaming_language_modeling", dataclass=StreamingLanguageModelingConfig)
+@register_task("streaming_language_modeling", dataclass=StreamingLanguageModelingFlags)
 class StreamingLanguageModelingTask(LanguageModelingTask):
     """Train and evaluate a streaming model on a corpus of parallel streams.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_ms import core
-from fairseq_ms.core.memory import Mems
+from fairseq_ms.core.stream_state import Mems
 from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingModel
 
 VOCABULARY = 13

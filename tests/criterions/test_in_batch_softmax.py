@@ -3,13 +3,13 @@
 import torch
 from fairseq.logging import metrics
 
-from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax, InBatchSampledSoftmaxConfig
+from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax, InBatchSampledSoftmaxFlags
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
 from tests.models.test_iem import batch, criterion, first_phase, small_task
 
 
 def test_by_default_three_further_batches_of_one_process_are_candidates_without_a_correction() -> None:
-    defaults = InBatchSampledSoftmaxConfig()
+    defaults = InBatchSampledSoftmaxFlags()
     assert (defaults.negative_batches, defaults.gather_negatives) == (3, False)
     assert (str(defaults.log_q_correction), defaults.log_q_blocks) == ("none", 1000)
 

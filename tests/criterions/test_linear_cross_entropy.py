@@ -196,7 +196,7 @@ NEEDS = "--criterion linear_cross_entropy needs a model whose logits are its fea
     [
         ("vanilla_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5,9: got linear_cross_.*"),
         ("transformer_lm", CUTOFF, NEEDS + "TransformerLanguageModel with .*, which --criterion adaptive_loss trains"),
-        ("haed", (), NEEDS + "HAED"),
+        ("haed", (), NEEDS + "HAEDLanguageModel"),
         ("fconv_lm", ("--max-target-positions", "99"), NEEDS + "FConvLanguageModel"),
         ("lightconv_lm", (), NEEDS + "LightConvLanguageModel"),
         (

@@ -21,7 +21,7 @@ from omegaconf.errors import InterpolationKeyError
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError, sentence_of
-from fairseq_ms.host import commands
+from fairseq_ms.host import launch
 from fairseq_ms.tools import untrained
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import run
@@ -119,12 +119,12 @@ def configuration(**changes: Any) -> SimpleNamespace:
 
 def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in (1, None):
-        commands.refuse_to_train(configuration(tokens=tokens))
+        launch.refuse_to_train(configuration(tokens=tokens))
     with pytest.raises(UsageError, match="must be 1 more than --context-window 8: got 8"):
-        commands.refuse(configuration(context=8))
+        launch.refuse(configuration(context=8))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="--fp16 must be left out on a machine without a GPU: torch finds none"):
-        commands.refuse_to_train(configuration(fp16=True))
+        launch.refuse_to_train(configuration(fp16=True))
 
 
 @pytest.mark.parametrize(

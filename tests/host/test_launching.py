@@ -11,7 +11,7 @@ import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import commands
+from fairseq_ms.host import launch
 from tests.helpers.cli import run_cli
 from tests.helpers.forked import curve, run
 from tests.helpers.launched import Nodes
@@ -139,7 +139,7 @@ def test_a_launcher_is_believed_unless_the_user_says_otherwise(
     cfg = configuration()
     cfg.distributed_training = DistributedTrainingConfig(tpu=False, **given)
     # ``main`` starts no processes by itself.
-    commands.run_together(lambda cfg, main: None, cfg, lambda cfg: None)
+    launch.run_together(lambda cfg, main: None, cfg, lambda cfg: None)
     found = cfg.distributed_training
     assert (found.distributed_init_method, found.distributed_world_size) == expected[:2]
     assert (found.distributed_rank, found.device_id, found.distributed_no_spawn) == expected[2:]
@@ -152,4 +152,4 @@ def test_hydra_under_a_launcher_is_told_how_many_processes_there_are(monkeypatch
     with pytest.raises(
         UsageError, match=r"^distributed_training.distributed_world_size=4 must be given to fairseq-hyd"
     ):
-        commands.refuse_to_train(configuration())
+        launch.refuse_to_train(configuration())

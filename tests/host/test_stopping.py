@@ -18,7 +18,7 @@ from fairseq.trainer import Trainer
 from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import commands
+from fairseq_ms.host import launch
 from tests.faults import injections
 from tests.faults.injections import strike
 from tests.helpers.cli import environment
@@ -173,10 +173,10 @@ def test_signals_are_the_users_again_when_training_is_over(folders: list[Path], 
     assert "as before" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("signum", commands.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", launch.SIGNALS, ids=lambda signum: signum.name)
 def test_a_parent_ends_as_its_ranks_do_if_one_of_them_alone_was_asked(signum: int) -> None:
     with pytest.raises(SystemExit) as ended:
-        commands.end_as(ProcessExitedException("", error_index=0, error_pid=1, exit_code=128 + signum))
+        launch.end_as(ProcessExitedException("", error_index=0, error_pid=1, exit_code=128 + signum))
     assert ended.value.code == 128 + signum
     with pytest.raises(UsageError, match=f"process 1 of this run has ended with exit code -{int(signum)}, which"):
-        commands.end_as(ProcessExitedException("", error_index=1, error_pid=1, exit_code=-signum))
+        launch.end_as(ProcessExitedException("", error_index=1, error_pid=1, exit_code=-signum))

@@ -10,7 +10,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.core.steps import has_steps
 from fairseq_ms.lm import incremental
-from fairseq_ms.lm.base import LanguageModel
+from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.incremental import Decoding
 from tests.registry import GENERATORS, Case, exact_case, random_case, seeds, setting
 
@@ -34,7 +34,7 @@ class _NaiveDecoder(FairseqDecoder):
         return self.model.get_normalized_probs(output, log_probs, sample)
 
 
-def naive_twin(model: LanguageModel) -> FairseqLanguageModel:
+def naive_twin(model: BaseLanguageModel) -> FairseqLanguageModel:
     return FairseqLanguageModel(_NaiveDecoder(model))
 
 

@@ -141,7 +141,7 @@ def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, mo
     data = write_corpus(tmp_path / "data", {split: random_lines(3, 20) for split in ("train", "test")})
     # As a release before the rule wrote it.
     written = pytest.MonkeyPatch()
-    written.setattr("fairseq_ms.lm.base.LanguageModel.refuse_idle", lambda cfg: None, raising=False)
+    written.setattr("fairseq_ms.lm.base.BaseLanguageModel.refuse_idle", lambda cfg: None, raising=False)
     path = write_checkpoint(tmp_path / "old.pt", data, "vanilla_lm", *TINY, "--adaptive-softmax-factor", "2")
     written.undo()
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])

@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from fairseq_ms.core.memory import SavedMemory
+from fairseq_ms.core.stream_state import SavedMemory
 from fairseq_ms.lm.older_names import TABLE, memory_of_today
 from tests.registry import ARCHITECTURES, build, dictionary, random_case
 

@@ -8,7 +8,7 @@ import torch
 from fairseq_ms.core.ops.window_attention import HeadGroup
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.scales import window_scales
-from fairseq_ms.models.retina import RetinaConfig
+from fairseq_ms.models.retina import RetinaFlags
 from fairseq_ms.presets.registry import PRESETS
 from tests.registry import build, dictionary
 
@@ -58,6 +58,6 @@ def test_every_token_up_to_the_last_window_is_seen_through_accepted_windows(seed
 
 def test_the_windows_of_every_preset_are_accepted_and_leave_no_hole() -> None:
     presets = {arch: preset.values for arch, preset in PRESETS.items() if preset.values.get("scale_windows")}
-    for arch, values in {**presets, "retina_lm": {"scale_windows": RetinaConfig.scale_windows}}.items():
+    for arch, values in {**presets, "retina_lm": {"scale_windows": RetinaFlags.scale_windows}}.items():
         overlap = values.get("window_overlap") == "allow"
         assert unseen(spans(str(values["scale_windows"]), overlap)) == 0, arch

@@ -8,7 +8,7 @@ import torch
 
 from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
 from fairseq_ms.errors import UsageError
-from fairseq_ms.models.haed import HAED
+from fairseq_ms.models.haed import HAEDLanguageModel
 from tests.configs import haed as configs
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.references import hierarchical as references
@@ -18,7 +18,7 @@ from tests.registry import build, dictionary
 PARTS = list(itertools.product(["mlp", "lstm"], ["transformer", "lstm"], ["lstm", "transformer"], ["words", "fixed"]))
 
 
-def small_model(seed: int, **wanted: str) -> tuple[HAED, dict, random.Random]:
+def small_model(seed: int, **wanted: str) -> tuple[HAEDLanguageModel, dict, random.Random]:
     """A random model in float64 with the parts that are wanted, and its flags."""
     rng = random.Random(seed)
     while True:
@@ -27,7 +27,7 @@ def small_model(seed: int, **wanted: str) -> tuple[HAED, dict, random.Random]:
             break
     torch.manual_seed(seed)
     model = build("haed", {**flags, "init_std": 0.5}, dictionary(7)).double()
-    assert isinstance(model, HAED)
+    assert isinstance(model, HAEDLanguageModel)
     return model, flags, rng
 
 

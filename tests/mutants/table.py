@@ -50,7 +50,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "fairseq_ms/core/streaming.py": _STREAMING,
     "fairseq_ms/core/steps/states.py": (_GRAPHS,),
     "fairseq_ms/core/steps/streams.py": (_GRAPHS,),
-    "fairseq_ms/core/memory.py": _STREAMING,
+    "fairseq_ms/core/stream_state.py": _STREAMING,
     "fairseq_ms/core/transformer_ql.py": (
         "tests/core/test_transformer_ql.py",
         *_STREAMING,

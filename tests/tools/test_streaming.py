@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.core.memory import Memory
+from fairseq_ms.core.stream_state import Memory
 from fairseq_ms.tools import scoring, training_step
 from tests.helpers.asked import STREAMING
 from tests.helpers.trained import load

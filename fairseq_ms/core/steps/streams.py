@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import Reorderable, State
-from fairseq_ms.core.memory import SegmentCache, StreamState
 from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots
+from fairseq_ms.core.stream_state import SegmentCache, StreamState
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.core.transformer_ql import TransformerQL
 

@@ -142,7 +142,7 @@ def _generation(options: Options) -> Table:
         return f"cached logits are those of the whole text, within {worst:.1e}"
 
     about = (
-        f"One row: characters behind a prompt of {prompt:,}, models as above and a `vanilla_lm` of 8 layers of 384; "
+        f"One row: characters after a prompt of {prompt:,}, models as above and a `vanilla_lm` of 8 layers of 384; "
         f"{MEGABYTE} reads the whole row again for every character."
     )
     ratios = {"to vanilla_lm": lambda settings: to(settings, model="vanilla_lm")}

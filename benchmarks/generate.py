@@ -81,7 +81,7 @@ def random_prefix(shape: Shape, rows: int) -> Tensor:
 
 
 def work(name: str, through: str, shape: Shape, rows: int, precision: str, new_tokens: int, options: Options) -> Work:
-    """Sampling behind prefixes of so many rows; time and memory of a batch of sequences."""
+    """Sampling after prefixes of so many rows; time and memory of a batch of sequences."""
     model: Any = build_model(name, shape) if name == GPT2 else sampled_model(name, shape)
     model = model.to(options.device, DTYPES[precision]).eval()
     prefix = random_prefix(shape, rows).to(options.device)

@@ -23,7 +23,7 @@ TINY = Shape(dim=24, ffn_dim=48, heads=12, vocabulary=101, layers=4)
 LOCAL, WINDOWS = "1x=0:64", "1x=0:64,16x=64:1024,64x=1024:8192"
 # These read a long text in segments.
 STREAMS, SEGMENT = ("transformer_xl", "compressive_transformer", "transformer_ql"), 512
-# Tokens generated behind a text of the length.
+# Tokens generated after a text of the length.
 NEW = 16
 LOSS = "linear_cross_entropy"
 PLAIN = f"{FAIRSEQ}, cross_entropy"
@@ -67,7 +67,7 @@ def tables(options: Options) -> list[Table]:
         f"`cross_entropy`; {what} "
         f"Streaming models read segments of {SEGMENT} with as much memory, one of which is measured."
     )
-    then = f"{NEW} tokens by the core's `generate` behind a text of T - {NEW}, the text's pass left out; {what}"
+    then = f"{NEW} tokens by the core's `generate` after a text of T - {NEW}, the text's pass left out; {what}"
     ratios = {
         "to fairseq's": lambda settings: to(settings, model=FAIRSEQ),
         "to vanilla's": lambda settings: to(settings, model=VANILLA),
@@ -87,7 +87,7 @@ def tables(options: Options) -> list[Table]:
 
 
 def step_work(name: str, shape: Shape, precision: str, options: Options) -> Work:
-    """A training step over a sequence, or over a segment behind a full memory."""
+    """A training step over a sequence, or over a segment after a full memory."""
     loss = LOSSES["cross_entropy" if name in (PLAIN, GPT2) else LOSS]
     model = _model(name, shape).to(options.device, DTYPES[precision]).train()
     if name == GPT2:
@@ -98,7 +98,7 @@ def step_work(name: str, shape: Shape, precision: str, options: Options) -> Work
 
 
 def generation_work(name: str, shape: Shape, precision: str, options: Options) -> Work:
-    """Tokens behind a text that was read before, each time from where it ended."""
+    """Tokens after a text that was read before, each time from where it ended."""
     model = _model(name, shape).to(options.device, DTYPES[precision]).eval()
     core = model.decoder.core
     text = torch.randint(4, shape.vocabulary, (1, shape.length - NEW), generator=torch.Generator().manual_seed(0))
@@ -118,8 +118,8 @@ def generation_work(name: str, shape: Shape, precision: str, options: Options) -
     def before() -> None:
         ready[:] = [copied()]
 
-    def generate(behind: Any) -> None:
-        core.generate(text[:, -1:], NEW, 0.7, 10, state=behind)
+    def generate(state: Any) -> None:
+        core.generate(text[:, -1:], NEW, 0.7, 10, state=state)
 
     def others() -> Mapping[str, Cell]:
         return {"peak": peak(lambda: generate(copied()), options) / GB}

@@ -71,7 +71,7 @@ class Inputs:
 
 
 class _Windows(torch.autograd.Function):
-    """``WindowAttention`` without the projection behind it."""
+    """``WindowAttention`` without the projection after it."""
 
     @staticmethod
     def forward(ctx: Any, windows: WindowAttention, *inputs: Tensor) -> Tensor:

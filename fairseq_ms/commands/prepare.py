@@ -37,7 +37,7 @@ def require_packages() -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the data set with the flags behind its name."""
+    """Prepare the data set with the flags after its name."""
     if not {"-h", "--help"}.intersection(args.flags):
         require_packages()
     module = importlib.import_module(f"fairseq_ms_pipeline.datasets.{args.dataset}")

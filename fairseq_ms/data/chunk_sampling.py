@@ -15,7 +15,7 @@ from fairseq_ms.core.hierarchical.chunks import Segmentation
 def random_blocks(dataset: MonolingualDataset, count: int, keys: Sequence[Sequence[int]], pad: int) -> Tensor:
     """``count`` blocks of a fairseq ``MonolingualDataset`` for each key, drawn with replacement: padded tokens.
 
-    (keys * count, T + 1), each a block's source with its last target behind it. The same key gives the same blocks.
+    (keys * count, T + 1), each a block's source with its last target after it. The same key gives the same blocks.
     """
     indices = [index for key in keys for index in np.random.default_rng(list(key)).integers(len(dataset), size=count)]
     items = [dataset[int(index)] for index in indices]
@@ -24,7 +24,7 @@ def random_blocks(dataset: MonolingualDataset, count: int, keys: Sequence[Sequen
 
 
 def extended(src_tokens_BT: Tensor, target_BT: Tensor, pad: int) -> Tensor:
-    """The source tokens of each row and, behind its last one, its last target: (B, T + 1)."""
+    """The source tokens of each row and, after its last one, its last target: (B, T + 1)."""
     tokens_BT = torch.cat([src_tokens_BT, torch.full_like(src_tokens_BT[:, :1], pad)], dim=1)
     lengths_B1 = (src_tokens_BT != pad).sum(dim=1, keepdim=True)
     last_B1 = target_BT.gather(1, (lengths_B1 - 1).clamp(min=0))

@@ -11,7 +11,7 @@ from fairseq.data.token_block_utils_fast import _get_block_to_dataset_index_fast
 
 
 class OffsetBlocks(TokenBlockDataset):
-    """fairseq's blocks of equally many tokens, behind a first one that may have fewer.
+    """fairseq's blocks of equally many tokens, after a first one that may have fewer.
 
     Args:
         blocks: fairseq's own, of the same sentences.

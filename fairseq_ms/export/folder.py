@@ -69,7 +69,7 @@ def class_name(core: type[nn.Module]) -> str:
 
 
 def modeling(core: type[nn.Module], config: type) -> tuple[list[tuple[str, str]], str]:
-    """The Python file of a model of the core with this configuration: imports, and the text behind them.
+    """The Python file of a model of the core with this configuration: imports, and the text after them.
 
     The configuration names the model: ``transformers`` tells classes apart by the text of their files, and takes one
     configuration's model to be that of every folder with the same.

@@ -132,7 +132,7 @@ class FairseqMsLM(LM):
         return [scoring.score_documents(self.checkpoint, [tokens], *asked) for tokens in sequences]
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation behind its context, and whether greedy search would give it.
+        """The log-probability of each continuation after its context, and whether greedy search would give it.
 
         What the pipeline makes of the context alone and of both together may differ at the seam, as where a word goes
         on; scored is everything from the first difference on. Raises UsageError where that is nothing.
@@ -177,7 +177,7 @@ class FairseqMsLM(LM):
             yield -float(found_T2[span, 0].sum()), bool(found_T2[span, 1].all())
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes behind each context, up to a stop string or so many tokens; a long context loses its
+        """What the model writes after each context, up to a stop string or so many tokens; a long context loses its
         beginning.
         """
         longest, words = self.checkpoint.longest, self.checkpoint.dictionary

@@ -1,6 +1,6 @@
 """A checkpoint is complete or absent, is recognised when it is damaged, and runs no code.
 
-fairseq renames what may not have reached the disk yet, and after a failed attempt goes on behind the half of a file
+fairseq renames what may not have reached the disk yet, and after a failed attempt appends to the half of a file
 that the attempt has left. torch reads an archive without its checksums, so that a flipped bit would become a weight.
 """
 

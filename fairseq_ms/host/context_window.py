@@ -29,7 +29,7 @@ class ContextWindowDataset(LMContextWindowDataset):
         return {**self.dataset[index], "context": self._context(int(index))}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """fairseq's batch of the blocks, with source and target (B, longest window) moved behind their contexts."""
+        """fairseq's batch of the blocks, with source and target (B, longest window) moved after their contexts."""
         batch = self.dataset.collater(samples)
         if not samples:
             return batch

@@ -97,7 +97,7 @@ class PositionFlags(TransformerFlags):
         needs=["positions rotary"],
     )
     decoder_normalize_after: bool = option(
-        False, "norms behind the residual connections (post-LN) instead of in front of each decoder block"
+        False, "norms after the residual connections (post-LN) instead of in front of each decoder block"
     )
     qk_norm: bool = option(False, "RMS norm of every head's queries and keys, before --positions rotary")
 

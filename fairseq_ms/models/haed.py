@@ -64,7 +64,7 @@ class HAEDFlags(PositionFlags):
     """Flags of the hierarchical encoder-decoder; the spelling is fairseq's where fairseq has one."""
 
     segmentation: Segmentation = option(
-        "words", "where a chunk ends: behind a separator or at --max-segment-len, or only at that length"
+        "words", "where a chunk ends: after a separator or at --max-segment-len, or only at that length"
     )
     max_segment_len: int = option(12, "greatest number of tokens in a chunk", least=1)
     separators: Optional[str] = option(
@@ -99,7 +99,7 @@ class HAEDFlags(PositionFlags):
     query: Query = option(
         "none",
         "first phase only: multiply the main model's output with chunk encodings as it is, as far as these "
-        "are wide (none), or behind a learned projection that the second phase drops (linear)",
+        "are wide (none), or after a learned projection that the second phase drops (linear)",
         needs=[f"criterion {IEM_CRITERION}"],
     )
     dropout: float = probability(0.0, "dropout probability")

@@ -108,7 +108,7 @@ def perturb(windows_RT: Tensor, length: int, how: str, generator: np.random.Gene
 def increase_in_nll(
     checkpoint: Checkpoint, windows_RT: Tensor, length: int, how: str, seed: int, max_tokens: int = 8192
 ) -> tuple[np.ndarray, np.ndarray]:
-    """NLL of the tokens behind the context with it intact (R, T - length), and by how much damage raises it.
+    """NLL of the tokens after the context with it intact (R, T - length), and by how much damage raises it.
 
     With "drop" the model reads the end-of-sentence symbol and then only what follows the context. Every
     checkpoint is shown the same damage for one seed.

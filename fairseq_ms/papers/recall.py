@@ -143,19 +143,19 @@ def _find(
     symbols = set(choices.tolist())
     passages: dict[tuple[int, ...], int] = {}
     found: list[tuple[int, int]] = []
-    behind = 0
+    done = 0
     for position, token in enumerate(text):
         sudden = ask is None and token in symbols
-        if position < behind or not (sudden or token in (set_, ask)):
+        if position < done or not (sudden or token in (set_, ask)):
             continue
         first = position if sudden else position + 1 + key_length
         # The end of the sequence may cut a question short.
-        behind = min(first + passage_length, len(text))
+        done = min(first + passage_length, len(text))
         key = () if sudden else tuple(text[position + 1 : first])
         if token == set_:
             passages[key] = first
         elif key in passages:
-            found += zip(range(first, behind), itertools.count(passages[key]))
+            found += zip(range(first, done), itertools.count(passages[key]))
     return found
 
 
@@ -249,12 +249,12 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
 
 
 def at_lines(tokens: Tensor, eos: int, count: int) -> list[Tensor]:
-    """The sequence in up to ``count`` pieces of about equal length, cut behind ends of lines."""
+    """The sequence in up to ``count`` pieces of about equal length, cut after ends of lines."""
     import torch
 
     ends = torch.nonzero(tokens == eos).flatten() + 1
     wanted = torch.arange(1, count) * tokens.numel() // count
-    # The first end behind each place that is wanted; an end behind the last token would leave an empty piece.
+    # The first end after each place that is wanted; an end after the last token would leave an empty piece.
     cuts = ends[torch.searchsorted(ends, wanted).clamp(max=ends.numel() - 1)] if ends.numel() else ends
     return [piece for piece in tokens.tensor_split(cuts.unique()) if piece.numel()]
 

@@ -58,7 +58,7 @@ _HALF = {"iem": "first", "finetune": "second"}
 _LARGE = {"decoder_attention_heads": 12, "decoder_units": 2000}
 _BASELINE = "the baseline, which is trained end to end throughout"
 
-# Model, name behind that of the data, where the paper reports it, and what differs from the model's defaults. Figures 2
+# Model, name after that of the data, where the paper reports it, and what differs from the model's defaults. Figures 2
 # and 3 are drawn without a table of their sizes; these are the powers of two they span.
 _ROWS: list[tuple[str, str, str, Values]] = [
     ("hred", "", "Table 1", {}),

@@ -4,7 +4,7 @@ from fairseq_ms.presets.registry import Preset, Recipe, Values, register_presets
 
 
 def _recipe(criterion: str) -> Recipe:
-    """A batch is 256 rows of 512 tokens; the rate falls over a million updates *behind* the 40,000 of warm-up."""
+    """A batch is 256 rows of 512 tokens; the rate falls over a million updates *after* the 40,000 of warm-up."""
     return Recipe(
         'Section 4.2 of "Multi-scale Transformer Language Models"',
         {

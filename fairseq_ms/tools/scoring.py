@@ -50,7 +50,7 @@ def _score(
     memory: object = None,
     measure: Measure = nll,
 ) -> tuple[Tensor, object]:
-    """The measure of the targets after the first ``skip`` ones, and the memory behind the last."""
+    """The measure of the targets after the first ``skip`` ones, and the memory after the last."""
     model = checkpoint.model
     arguments = {"memory": memory} if checkpoint.streaming else {}
     features, extra = model.decoder(source_BT, features_only=True, **arguments)
@@ -74,11 +74,11 @@ def score_documents(
     max_tokens: int = 8192,
     measure: Measure = nll,
 ) -> np.ndarray:
-    """NLL of every token of sequences (n,), or another measure, one sequence behind the other.
+    """NLL of every token of sequences (n,), or another measure, one sequence after the other.
 
     Every token is scored once, and each sequence is read on its own. The windows are those of
     ``fairseq-eval-lm --tokens-per-sample WINDOW --context-window CONTEXT``: each has ``window - context`` new tokens
-    behind up to ``context`` already scored ones, and a sequence's first begins with the end-of-sentence symbol. The
+    after up to ``context`` already scored ones, and a sequence's first begins with the end-of-sentence symbol. The
     default is half a training sample of context. A streaming model has no window: it reads a sequence once, and its
     memory is the context.
     """
@@ -109,7 +109,7 @@ def score_streams(checkpoint: Checkpoint, sequences: Sequence[Tensor], measure: 
     A sequence begins with the end-of-sentence symbol and an empty memory.
     """
     eos, pad = checkpoint.dictionary.eos(), checkpoint.dictionary.pad()
-    # What pads the shorter ones stands behind them, where no score of theirs can depend on it.
+    # What pads the shorter ones stands after them, where no score of theirs can depend on it.
     target = pad_sequence(list(sequences), batch_first=True, padding_value=pad).to(checkpoint.device)
     source = torch.cat([target.new_full((len(sequences), 1), eos), target[:, :-1]], dim=1)
     memory, parts = None, []
@@ -137,7 +137,7 @@ def check_window(checkpoint: Checkpoint, window: int | None, context: int | None
 
 
 def windows_of(lengths: Sequence[int], window: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """(first token read, first token scored, end) of all windows of sequences that lie one behind the other."""
+    """(first token read, first token scored, end) of all windows of sequences that lie one after the other."""
     start = 0
     for length in lengths:
         for scored in range(0, length, window - context):

@@ -114,15 +114,15 @@ def merge(prefixes: list[Path], out: Path) -> None:
     data, index = (out.with_name(out.name + end) for end in (".bin", ".idx"))
     shards = [read_index(prefix.with_name(prefix.name + ".idx")) for prefix in prefixes]
     (code,) = {code for code, _, _ in shards}
-    behind = [0]
+    ends = [0]
     with complete(data) as part, open(part, "wb") as file:
         for prefix in prefixes:
             with open(f"{prefix}.bin", "rb") as shard:
                 shutil.copyfileobj(shard, file, COPY_BYTES)
-            behind.append(file.tell())
+            ends.append(file.tell())
     with complete(index) as part, open(part, "wb") as file:
         file.write(HEADER.pack(Index._HDR_MAGIC, 1, code, sum(len(lengths) for _, lengths, _ in shards)))
         for _, lengths, _ in shards:
             lengths.tofile(file)
-        for (_, _, starts), before in zip(shards, behind):
+        for (_, _, starts), before in zip(shards, ends):
             (starts + before).tofile(file)

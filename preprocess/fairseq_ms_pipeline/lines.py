@@ -1,6 +1,6 @@
 """Text as a model's symbols and back, line by line, as its data was prepared.
 
-Every line of a text but the last ends in the dictionary's symbol for that, as in the data; text behind the last line
+Every line of a text but the last ends in the dictionary's symbol for that, as in the data; text after the last line
 end, if any, is a line without an end.
 """
 
@@ -45,7 +45,7 @@ class Lines:
         symbols = self.segmented(self.tokenised(first)).split()
         for line in lines:
             symbols += [END_OF_LINE, *self.segmented(self.tokenised(line)).split()]
-        # Where a space is a symbol, that behind the last word counts too.
+        # Where a space is a symbol, that after the last word counts too.
         ends_in_space = self.level in ("char", "byte") and text.strip() and text.endswith(" ")
         return [*symbols, SPACE] if ends_in_space else symbols
 

@@ -32,7 +32,7 @@ def tokenised(line: str, how: str, language: str, level: str = "bpe") -> str:
 
 
 class Moses(Lines):
-    """Moses in front of a level, and undone behind it."""
+    """Moses in front of a level, and undone after it."""
 
     def tokenised(self, line: str) -> str:
         return tokenised(line, "moses", self.language, self.level)

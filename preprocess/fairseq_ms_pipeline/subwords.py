@@ -23,7 +23,7 @@ class Segmenter:
         self._pieces = {UNKNOWN: UNKNOWN}
 
     def line(self, line: str) -> str:
-        """The subwords of a tokenised line, `@@` behind all but a word's last."""
+        """The subwords of a tokenised line, `@@` after all but a word's last."""
         pieces = self._pieces
         out = []
         for word in line.split():

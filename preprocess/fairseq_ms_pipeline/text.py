@@ -24,7 +24,7 @@ def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
         try:
             line = raw.decode("utf-8-sig" if line_number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            # utf-8-sig counts from behind the mark.
+            # utf-8-sig counts from the end of the mark.
             at = offset + error.start + (3 if line_number == 1 and raw.startswith(b"\xef\xbb\xbf") else 0)
             raise ValueError(
                 f"{name}, line {line_number}, byte offset {at}: byte 0x{raw[at - offset]:02x} is not UTF-8; "

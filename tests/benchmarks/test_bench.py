@@ -291,7 +291,7 @@ def test_an_interruption_leaves_a_report_and_no_process(one_table, tmp_path: Pat
     started = tmp_path / "pid"
 
     def hanging() -> Work:
-        # Not before the parent is behind its fork, whose hooks swallow an interruption.
+        # Not before the parent has passed its fork, whose hooks swallow an interruption.
         time.sleep(1)
         started.write_text(str(os.getpid()))
         time.sleep(100)

@@ -50,7 +50,7 @@ def test_shapes_alone_tell_byte_for_byte_what_a_step_keeps_of_every_part(flags: 
 
 
 def test_a_layer_keeps_what_ops_readme_says_of_it():
-    # For every position: the layer's input, queries, keys and values; the state behind attention and the input of GELU.
+    # For every position: the layer's input, queries, keys and values; the state after attention and the input of GELU.
     model = untrained.build_model(configuration("vanilla_lm", "--decoder-layers", "3"), 50)
     parts = training_step.step_parts(model, 2, 70)
     unit = 4 * 2 * 70

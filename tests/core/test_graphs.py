@@ -68,7 +68,7 @@ def no_default_device() -> Iterator[torch.device]:
 
 
 def begun(model: CausalModel, tokens: Tensor) -> tuple[State, Steps]:
-    """A state behind the prompts in front of the tokens, and steps that continue it."""
+    """A state after the prompts in front of the tokens, and steps that continue it."""
     state = model.new_state(tokens.size(0))
     model.features(tokens[:, :PROMPT], state)
     return state, Steps(model, tokens.size(0), CAPACITY).begin(state)
@@ -200,7 +200,7 @@ def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
     model, prompt = build(name, max_positions=128, **units).double(), torch.randint(11, (2, 5))
     for n, rows, eos_idx in ((1, 2, None), (2, 2, None), (60, 2, None), (30, 1, None), (40, 2, 2)):
         seeds = [torch.Generator(prompt.device).manual_seed(3) for _ in range(2)]
-        # More text than the first had, of weights that have moved, behind a state of the caller's.
+        # More text than the first had, of weights that have moved, after a state of the caller's.
         states = [model.new_state(rows), model.new_state(rows)]
         texts = [
             model.generate(prompt[:rows], n, 3.0, state=state, generator=seed, graphs=with_graphs, eos_idx=eos_idx)

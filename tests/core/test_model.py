@@ -166,7 +166,7 @@ def test_a_text_ends_with_the_symbol_that_ends_texts_and_generation_with_its_lon
     ends = []
     for row, other in zip(text.tolist(), free.tolist()):
         end = row.index(2, 5)
-        # What a text draws does not depend on its end; behind it, there is nothing else.
+        # What a text draws does not depend on its end; after it, there is nothing else.
         assert row[: end + 1] == other[: end + 1]
         assert row[end:] == [2] * (length - end)
         ends.append(end)

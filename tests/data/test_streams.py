@@ -52,7 +52,7 @@ def test_any_range_of_a_corpus_is_what_its_lines_say(seed: int) -> None:
 
 @pytest.mark.parametrize("by_document", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_token_is_a_target_exactly_once_and_in_order_behind_the_one_before(seed: int, by_document: bool) -> None:
+def test_every_token_is_a_target_exactly_once_and_in_order_after_the_one_before(seed: int, by_document: bool) -> None:
     rng = random.Random(seed)
     corpus = random_corpus(rng, by_document)
     together = 1 if by_document else rng.randint(1, 3)
@@ -62,7 +62,7 @@ def test_every_token_is_a_target_exactly_once_and_in_order_behind_the_one_before
     assert targets[targets != PAD].tolist() == all_tokens(corpus).tolist()
     counted = sum(batches[item]["ntokens"] for item in range(len(batches)))
     assert counted == len(corpus)
-    # Each is read behind the token before it.
+    # Each is read after the token before it.
     sources = rows_of(batches, "src_tokens")
     read = torch.cat([torch.cat(sources[stream]) for stream in sorted(sources)])
     assert read[targets != PAD].tolist() == [EOS, *all_tokens(corpus).tolist()[:-1]]

@@ -145,7 +145,7 @@ def adapted(exported: Path, tokens) -> dict:
 
 
 def padded_difference(model, tokens, log_probs) -> float:
-    """Rows with padding before, behind, and on both sides."""
+    """Rows with padding before, after, and on both sides."""
     rows, length = tokens.shape
     padded = torch.full((rows, length + 4), model.config.pad_token_id)
     mask = torch.zeros_like(padded)
@@ -158,7 +158,7 @@ def padded_difference(model, tokens, log_probs) -> float:
 
 
 def cached_difference(model, tokens, log_probs) -> float:
-    """A prompt of nine tokens, two at once behind it, and the others one by one."""
+    """A prompt of nine tokens, two at once after it, and the others one by one."""
     parts, cache = [], None
     for piece in tokens.split([9, 2, *[1] * (tokens.size(1) - 11)], dim=1):
         out = model(piece, past_key_values=cache, use_cache=True)
@@ -168,7 +168,7 @@ def cached_difference(model, tokens, log_probs) -> float:
 
 
 def turns_difference(model, tokens, log_probs) -> float:
-    """Rows whose turns have different numbers of tokens, or none, with padding before them or behind."""
+    """Rows whose turns have different numbers of tokens, or none, with padding before them or after."""
     found, cache, mask, done = [], None, torch.zeros(3, 0, dtype=torch.long), [0, 0, 0]
     for number, counts in enumerate([(4, 4, 0), (2, 7, 3), (0, 3, 5), (4, 4, 4), (1, 1, 1), (0, 1, 3)]):
         piece, own = torch.full((2, 3, max(counts)), model.config.pad_token_id)
@@ -190,7 +190,7 @@ def turns_difference(model, tokens, log_probs) -> float:
 
 
 def second_turn(model, tokens) -> dict:
-    """``generate`` behind a turn that a cache has read, and masks that cannot be."""
+    """``generate`` after a turn that a cache has read, and masks that cannot be."""
     lengths, pad = [(9, 2), (4, 5)], model.config.pad_token_id
     columns, mask = torch.full((2, 14), pad), torch.zeros(2, 14, dtype=torch.long)
     for row, (first, second) in enumerate(lengths):

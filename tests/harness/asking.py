@@ -130,7 +130,7 @@ def write_questions(tasks: Path, model: FairseqMsLM) -> None:
 
 @torch.no_grad()
 def score(checkpoint: Checkpoint, context: torch.Tensor, whole: torch.Tensor) -> tuple[float, bool]:
-    """The log-probability of tokens behind a context by one forward pass, and whether each is the most probable."""
+    """The log-probability of tokens after a context by one forward pass, and whether each is the most probable."""
     words, model, own = checkpoint.dictionary, checkpoint.model, whole[context.numel() :]
     first = [words.bos()] if checkpoint.adds_bos else []
     source = torch.cat([torch.tensor([*first, words.eos()]), whole])

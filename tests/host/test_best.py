@@ -37,7 +37,7 @@ def test_patience_ends_a_run_that_is_interrupted_when_it_ends_the_uninterrupted_
     per_epoch = int(expected[0])
     found = []
     for epoch in range(2, 9):
-        # Behind the second update of each epoch but the first; every process counts its own.
+        # After the second update of each epoch but the first; every process counts its own.
         count = per_epoch if epoch > 2 else per_epoch + 2
         fault = functools.partial(strike, "update", count, signal.SIGTERM, (0,), None)
         log = tmp_path / f"{epoch}.log"

@@ -60,7 +60,7 @@ def warmup(updates: int, *groups: str) -> list[str]:
 
 
 def cosine(done: float, highest: float, lowest: float) -> float:
-    """The rate when this share of the updates behind the warm-up is done; the paper's ends at 0.05 of the highest."""
+    """The rate when this share of the updates after the warm-up is done; the paper's ends at 0.05 of the highest."""
     assert lowest == pytest.approx(0.05 * highest)
     return lowest + (highest - lowest) * (1 + math.cos(math.pi * done)) / 2
 

@@ -104,7 +104,7 @@ def test_every_line_with_room_is_answered_in_order_and_memory_is_flat(arch: str,
     assert process.wait() == 0, log.read_text()[-3000:]
     room = [number for number, line in enumerate(lines) if arch == "transformer_ql" or tokens_of(line) <= POSITIONS]
     assert answered("".join(printed)) == room
-    # Behind the first third, what grows is what torch's kernels keep of each new shape: less than 0.05 MB a line.
+    # After the first third, what grows is what torch's kernels keep of each new shape: less than 0.05 MB a line.
     third = len(sizes) // 3
     assert max(sizes[third:]) - max(sizes[:third]) < 50e3 * LINES
 

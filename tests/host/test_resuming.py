@@ -77,7 +77,7 @@ class Run(Trainer):
         return self
 
     def batches(self, state: dict[str, Any] | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
-        """What fairseq-train does with its iterators: epoch, batch and what a checkpoint behind it would hold."""
+        """What fairseq-train does with its iterators: epoch, batch and what a checkpoint after it would hold."""
         sharded = {"disable_iterator_cache": self.task.has_sharded_data("train")}
         epoch = state["epoch"] if state else 1
         iterator = self.get_train_iterator(epoch=epoch, load_dataset=True, **sharded)
@@ -102,7 +102,7 @@ class Run(Trainer):
 def assert_resumes_anywhere(
     folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1, rebuild: bool = False
 ) -> list:
-    """Compare a run with one that is resumed behind the second batch of every epoch and behind its last.
+    """Compare a run with one that is resumed after the second batch of every epoch and after its last.
 
     Returns (epoch, batch) of the whole run.
     """
@@ -115,7 +115,7 @@ def assert_resumes_anywhere(
         expected = whole[place + 1 :]
         assert [epoch for epoch, _, _ in rest] == [epoch for epoch, _, _ in expected]
         wrong = [at for at, (one, other) in enumerate(zip(rest, expected)) if not equal(one[1], other[1])]
-        assert not wrong, f"resumed behind batch {place + 1}, these of {len(rest)} batches are others: {wrong}"
+        assert not wrong, f"resumed after batch {place + 1}, these of {len(rest)} batches are others: {wrong}"
     return [(epoch, batch) for epoch, batch, _ in whole]
 
 

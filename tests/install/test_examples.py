@@ -86,7 +86,7 @@ def job(*command: str) -> DictConfig:
     with tempfile.TemporaryDirectory() as place:
         train([*command, "--cfg", "job"], Path(place) / "log")
         printed = (Path(place) / "log").read_text()
-    # Behind what hydra warns of.
+    # After what hydra warns of.
     (configuration,) = re.findall(r"^(?:_name|common):.*", printed, re.MULTILINE | re.DOTALL)
     return OmegaConf.create(configuration)
 

@@ -88,7 +88,7 @@ FIRST_PHASE = ("--criterion", "in_batch_sampled_softmax", "--segmentation", "fix
 @pytest.mark.parametrize(
     ("arch", "flags"), [*((arch, ()) for arch in PLAIN), ("haed", FIRST_PHASE), ("hred", FIRST_PHASE)]
 )
-def test_full_rows_behind_bos_train(arch: str, flags: tuple[str, ...], data: Path) -> None:
+def test_full_rows_after_bos_train(arch: str, flags: tuple[str, ...], data: Path) -> None:
     task, model, criterion = setup(arch, data, *flags)
     task.load_dataset("train")
     batch = next(task.get_batch_iterator(task.dataset("train"), max_sentences=3).next_epoch_itr(shuffle=False))
@@ -102,7 +102,7 @@ def test_full_rows_behind_bos_train(arch: str, flags: tuple[str, ...], data: Pat
 
 @pytest.mark.parametrize("context", [0, 5])
 @pytest.mark.parametrize("arch", PLAIN)
-def test_evaluation_behind_bos_is_that_of_single_rows(arch: str, context: int, data: Path) -> None:
+def test_evaluation_after_bos_is_that_of_single_rows(arch: str, context: int, data: Path) -> None:
     task, model, _ = setup(arch, data)
     stride = WINDOW - context
     task.args.tokens_per_sample = stride
@@ -123,7 +123,7 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained.write_checkpoint(path, data, "vanilla_lm", *trained.TINY, *flags)
 
 
-def test_a_prompt_and_its_samples_fill_the_positions_behind_bos(checkpoint: Path) -> None:
+def test_a_prompt_and_its_samples_fill_the_positions_after_bos(checkpoint: Path) -> None:
     loaded = checkpoints.load(str(checkpoint), cpu=True)
     samples.check_lengths(loaded, 4, WINDOW - 5)
     drawn = samples.sample(loaded, torch.full((2, 4), 5), WINDOW - 5, 3, 1.0, 2, seed=1)
@@ -139,7 +139,7 @@ def test_the_memory_command_counts_the_symbol_before_a_row(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_completions_are_read_behind_bos(seed: int) -> None:
+def test_completions_are_read_after_bos(seed: int) -> None:
     flags = {**random_flags("coarse_lm", seed), "init_std": 0.4}
     words = dictionary(9)
     model = build("coarse_lm", {**flags, "add_bos_token": True}, words, 16).eval()
@@ -176,7 +176,7 @@ def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("arch", [arch for arch in GENERATORS if arch in PLAIN])
-def test_generation_behind_bos_goes_to_the_last_position(arch: str, beam: int) -> None:
+def test_generation_after_bos_goes_to_the_last_position(arch: str, beam: int) -> None:
     words = dictionary(9)
     model = build(arch, {**learned(arch), "init_std": 0.4, "add_bos_token": True}, words, 16).eval()
     generator = SequenceGenerator([model], words, beam_size=beam, max_len_b=16, min_len=15)

@@ -18,7 +18,7 @@ def spans(text: str, overlap: bool) -> dict[int, tuple[int, int]]:
 
 
 def unseen(windows: dict[int, tuple[int, int]]) -> int:
-    """How many pairs of a position and a token no farther than far_m - k_m behind it no window shows."""
+    """How many pairs of a position and a token at most far_m - k_m before it no window shows."""
     factors = list(windows)
     reach = windows[factors[-1]][1] - factors[-1]
     length = 2 * windows[factors[-1]][1] + 5

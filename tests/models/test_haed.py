@@ -75,11 +75,11 @@ def test_logits_and_gradients_are_those_of_the_paper_however_rows_are_padded(par
             row[torch.rand(len(row)) < 0.3] = min(separators, default=2)
         weights = within(weights_of(model), "decoder")
         expected = torch.cat([torch.stack(references.logits(weights, flags, separators, row.tolist())) for row in rows])
-        # Padding behind a row, and strewn over it: behind its first token, which is always one.
-        behind = [torch.arange(len(row)) for row in rows]
+        # Padding after a row, and strewn over it: after its first token, which is always one.
+        trailing = [torch.arange(len(row)) for row in rows]
         strewn = [torch.randperm(2 * longest - 1)[: len(row)].sort().values for row in rows]
         found = []
-        for places in (behind, [place - place[0] for place in strewn]):
+        for places in (trailing, [place - place[0] for place in strewn]):
             tokens_BT = torch.full((len(rows), 2 * longest), 1)
             for tokens_T, place, row in zip(tokens_BT, places, rows):
                 tokens_T[place] = row

@@ -258,7 +258,7 @@ def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:
         largest[before] = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     assert said == {False: True, True: False}
     # Why: without a single token in them, the coarse scales' rows are zeros. Post-LN, one layer norm after another
-    # multiplies their gradient by 316, pre-LN the only one on their way, behind the scale.
+    # multiplies their gradient by 316, pre-LN the only one on their way, after the scale.
     assert largest[False] > 1e9 > 1e3 > largest[True]
 
 

@@ -72,6 +72,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     "fairseq_ms/data/chunk_sampling.py": _FIRST_PHASE,
     "fairseq_ms/host/context_window.py": (
         "tests/host/test_context_window.py",
-        "tests/lm/test_bos.py -k evaluation_behind_bos",
+        "tests/lm/test_bos.py -k evaluation_after_bos",
     ),
 }

@@ -62,7 +62,7 @@ def settings() -> Any:
 
 
 def batches(count: int) -> list[torch.Tensor]:
-    """Tokens (ROWS, LENGTH + 1), each with the one behind the last; as many targets as a power of two divides well."""
+    """Tokens (ROWS, LENGTH + 1), each with the one after the last; as many targets as a power of two divides well."""
     generator = torch.Generator().manual_seed(2)
     return list(torch.randint(4, SYMBOLS, (count, ROWS, LENGTH + 1), generator=generator))
 

@@ -221,7 +221,7 @@ def test_another_librarys_model_is_trained_on_the_rows_of_the_recipes_and_writte
     run_cli(*command, timeout=300)
     (record,) = map(json.loads, (out / "others.jsonl").read_text().splitlines())
     assert record["updates"] == corpora.targets(data) // (4 * 512)
-    # Six layers, symbols, and 512 positions behind those of padding.
+    # Six layers, symbols, and 512 positions after those of padding.
     symbols = len((data / "dict.txt").read_text().splitlines()) + 4
     assert record["parameters"] == 6 * 198_272 + 2 * 128 + (symbols + 514) * 128
     assert 1 < record["valid_perplexity"] < symbols

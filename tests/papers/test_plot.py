@@ -61,7 +61,7 @@ def curves_of(logs: Path, *arguments: str) -> list[dict[str, object]]:
 
 def test_losses_are_read_from_both_formats_and_hours_add_up_over_restarts(logs: Path) -> None:
     first, second = curves_of(logs, str(logs / "first" / "log"), f"hydra={logs / 'second' / 'log'}", "--over", "hours")
-    # 36 s; then 72 s until the kill and 36 or 45 s behind the next start.
+    # 36 s; then 72 s until the kill and 36 or 45 s after the next start.
     assert first == {"label": "first", "updates": [10, 20, 30], "hours": [0.01, 0.03, 0.0325], "loss": [8, 6, 6.5]}
     assert second == {"label": "hydra", "updates": [10], "hours": [0.005], "loss": [7.25]}
 

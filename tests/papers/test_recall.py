@@ -139,7 +139,7 @@ def test_a_model_that_sees_so_far_is_right_up_to_there_and_guesses_beyond(place,
 def test_one_visible_token_of_the_future_shows_as_accuracy_beyond_the_formula(place):
     result = result_of_recaller(place, sees=7, ahead=1)
     assert result.beyond is not None
-    # The last token of a window has none behind it.
+    # The last token of a window has none after it.
     assert result.beyond.accuracy > 0.95
     assert result.recalled == pytest.approx(LONGEST, abs=1.0)
     assert result.leaks

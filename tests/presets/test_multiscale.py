@@ -16,7 +16,7 @@ POSITIONS = 512
 
 
 def layers(count: int, dim: int) -> int:
-    """Transformer layers of width 4 * dim, and the layer norm behind the last."""
+    """Transformer layers of width 4 * dim, and the layer norm after the last."""
     ffn = 4 * dim
     attention = 4 * (dim * dim + dim)
     feed_forward = dim * ffn + ffn + ffn * dim + dim
@@ -34,15 +34,15 @@ def hand_count(arch: str) -> int:
     if model in ("vanilla_lm", "retina_lm"):
         return total + layers(numbers[0], dim)
     if model == "coarse_lm":
-        # A layer norm behind what is pooled.
+        # A layer norm after what is pooled.
         return total + layers(12, dim) + 2 * dim
     total += sum(layers(count, dim) for count in numbers)
     if model == "multiscale_bottomup":
-        # The aggregation layer: as any layer, without a norm behind it. A norm behind what each coarse scale pools.
+        # The aggregation layer: as any layer, without a norm after it. A norm after what each coarse scale pools.
         return total + layers(1, dim) - 2 * dim + (len(numbers) - 1) * 2 * dim
     # Between two scales: a transposed convolution of kernel 4 and the projection of two widths to one.
     joints = len(numbers) - 1
-    # A layer norm behind what each scale pools.
+    # A layer norm after what each scale pools.
     total += len(numbers) * 2 * dim
     total += joints * ((4 * dim * dim + dim) + (2 * dim * dim + dim))
     if "conv" in rest:

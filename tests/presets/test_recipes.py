@@ -69,7 +69,7 @@ def test_a_recipe_learns_by_the_file_that_is_written_for_it(name: str, data: Pat
             trainer.train_step([sample])
         losses.append(float(meters["loss"].avg))
     assert losses[-1] < losses[0]
-    # Behind few layers, tied embeddings first predict the token that they read, by a logit of 0.1 * 128 nats.
+    # After few layers, tied embeddings first predict the token that they read, by a logit of 0.1 * 128 nats.
     if not name.endswith("_tiny"):
         assert losses[0] == pytest.approx(math.log2(len(task.source_dictionary)), abs=2.5)
 

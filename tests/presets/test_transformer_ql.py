@@ -34,7 +34,7 @@ def hand_count(arch: str) -> int:
     if arch.startswith("compressive"):
         total += 8 * (2 * dim * dim + dim)
     if arch.startswith("transformer_ql"):
-        # A layer norm behind each of the two scales.
+        # A layer norm after each of the two scales.
         total += 2 * 2 * dim
     if dataset == "simplebooks2":
         return total + VOCABULARIES[dataset] * dim

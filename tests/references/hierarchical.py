@@ -18,7 +18,7 @@ Chunk = tuple[int, ...]
 
 
 def chunks_of(tokens: Sequence[int], flags: Flags, separators: Collection[int]) -> list[Chunk]:
-    """x_0; then a chunk ends behind a separator (words only) or once it is full."""
+    """x_0; then a chunk ends after a separator (words only) or once it is full."""
     chunks: list[Chunk] = [(tokens[0],)]
     chunk: list[int] = []
     for token in tokens[1:]:
@@ -30,7 +30,7 @@ def chunks_of(tokens: Sequence[int], flags: Flags, separators: Collection[int]) 
 
 
 def is_whole(chunk: Chunk, flags: Flags, separators: Collection[int]) -> bool:
-    """Whether a chunk behind x_0 has ended."""
+    """Whether a chunk after x_0 has ended."""
     return chunk[-1] in separators or len(chunk) == flags["max_segment_len"]
 
 

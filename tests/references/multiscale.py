@@ -99,7 +99,7 @@ def in_front(part: Weights, state: Vector, flags: Flags) -> Vector:
     return state if flags.get("decoder_normalize_after") else norm(within(part, "norm"), state)
 
 
-def behind(layer: Weights, name: str, state: Vector, flags: Flags) -> Vector:
+def post_norm(layer: Weights, name: str, state: Vector, flags: Flags) -> Vector:
     """The sum of a residual connection, or with ``--decoder-normalize-after`` LN of it."""
     return norm(within(layer, name), state) if flags.get("decoder_normalize_after") else state
 
@@ -108,7 +108,7 @@ def residual_feed_forward(layer: Weights, state: Vector, flags: Flags) -> Vector
     """x + W2 f(W1 LN(x))."""
     ffn = within(layer, "ffn")
     out = state + feed_forward(ffn, in_front(ffn, state, flags), flags.get("activation_fn", "gelu"))
-    return behind(layer, "after_ffn", out, flags)
+    return post_norm(layer, "after_ffn", out, flags)
 
 
 def everything_before(t: int) -> Sequence[int]:
@@ -137,12 +137,12 @@ def self_attention(
         blocks = ([s * k for s in seen(t)], [keys[s] for s in seen(t)], [values[s] for s in seen(t)])
         answers = of_a_scale(flags, weights, t * k, queries[t], *blocks, 0, heads, heads)
         summed = state + linear(within(weights, "out"), torch.cat(answers))
-        out.append(behind(layer, "after_attention", summed, flags))
+        out.append(post_norm(layer, "after_attention", summed, flags))
     return out
 
 
 def transformer(stack: Weights, states: Sequence[Vector], count: int, flags: Flags, k: int = 1) -> list[Vector]:
-    """``count`` autoregressive layers over blocks of k tokens, and behind the last of pre-LN ones a norm."""
+    """``count`` autoregressive layers over blocks of k tokens, and after the last of pre-LN ones a norm."""
     states = list(states)
     for number in range(count):
         layer = within(stack, f"layers.{number}")
@@ -203,7 +203,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                 seen = starts, keys, values
                 answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
             summed = state + linear(within(attention, "out"), torch.cat(answers))
-            out.append(behind(layer, "after_attention", summed, flags))
+            out.append(post_norm(layer, "after_attention", summed, flags))
         states = [residual_feed_forward(layer, state, flags) for state in out]
     return [predict(weights, in_front(within(weights, "decoder"), state, flags)) for state in states]
 
@@ -215,7 +215,7 @@ def newest_blocks(states: Sequence[Vector], k: int) -> list[list[Vector | None]]
 
 
 def pooled(part: Weights, kind: str, blocks: Sequence[Sequence[Vector | None]]) -> list[Vector]:
-    """d(x, k), and the layer norm behind it."""
+    """d(x, k), and the layer norm after it."""
     conv = {name.removeprefix("pool.conv."): value for name, value in part.items()}
     states = [block[0] if len(block) == 1 else pool(kind, conv, block) for block in blocks]
     return [norm(within(part, "norm"), state) for state in states if state is not None]
@@ -275,13 +275,13 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
             answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
         gate = torch.tanh(attention["gate"]) if flags.get("aggregation_gate") else 1.0
         state = state + gate * linear(within(attention, "out"), torch.cat(answers))
-        state = behind(aggregate, "after_attention", state, flags)
+        state = post_norm(aggregate, "after_attention", state, flags)
         out.append(residual_feed_forward(aggregate, state, flags))
     return [predict(weights, state) for state in transformer(within(weights, "decoder.stack"), out, counts[1], flags)]
 
 
 def coarse_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
-    """Section 6.2: block i gives one distribution for all the k tokens behind it, outputs ik .. (i+1)k-1."""
+    """Section 6.2: block i gives one distribution for all the k tokens after it, outputs ik .. (i+1)k-1."""
     ((k, count),) = by_scale(flags["scale_layers"]).items()
     states = pooled(
         within(weights, "decoder.scale"), flags["downsampler"], newest_blocks(embed(weights, flags, tokens), k)

@@ -51,7 +51,7 @@ def corpus(task: Any) -> list[int]:
     return [int(token) for sample in task.dataset("train") for token in sample["target"]]
 
 
-def test_every_token_is_a_target_once_an_epoch_and_behind_the_token_before_it(data: Path) -> None:
+def test_every_token_is_a_target_once_an_epoch_and_after_the_token_before_it(data: Path) -> None:
     task = task_of(data)
     for epoch in EPOCHS:
         found = blocks(task, epoch)

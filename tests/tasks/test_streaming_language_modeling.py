@@ -99,7 +99,7 @@ class _Optimizer:
         loss.backward()
 
     def step(self) -> None:
-        """As under ``--amp`` behind an overflow, which changes no weight."""
+        """As under ``--amp`` after an overflow, which changes no weight."""
 
 
 def without_dropout(case: Case) -> None:
@@ -154,7 +154,7 @@ def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_an_update_that_is_tried_again_begins_with_the_memory_that_it_began_with(arch: str) -> None:
-    """As ``--amp`` tries it behind an overflow, with all batches of ``--update-freq``."""
+    """As ``--amp`` tries it after an overflow, with all batches of ``--update-freq``."""
     task, case = make(arch, 1)
     without_dropout(case)
     batches = iterators.GroupedIterator(batches_of(task, "train", 2), 3)
@@ -169,7 +169,7 @@ def test_an_update_that_is_tried_again_begins_with_the_memory_that_it_began_with
         # Memories made with the weights of now would be others.
         for weight in case.model.parameters():
             weight.mul_(1.5)
-    # The second update is given up behind three attempts, and the next one begins without a step between them.
+    # The second update is given up after three attempts, and the next one begins without a step between them.
     for samples in (next(batches), next(batches)):
         first = attempt(samples)
         assert attempt(samples) == attempt(samples) == first

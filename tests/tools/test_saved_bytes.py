@@ -48,5 +48,5 @@ def test_the_inputs_of_checkpointed_layers_count_and_nothing_of_their_inside() -
     config = LayerConfig(dim=8, ffn_dim=16, heads=2, checkpoint=True)
     stack = TransformerStack(config, layers=3)
     x = torch.randn(2, 5, 8, requires_grad=True)
-    # The last layer's output, its mean and its deviation are what the norm behind the layers keeps.
+    # The last layer's output, its mean and its deviation are what the norm after the layers keeps.
     assert saved_bytes(lambda: stack(x), stack) == 4 * (4 * x.numel() + 2 * 2 * 5)

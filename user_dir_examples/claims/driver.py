@@ -183,7 +183,7 @@ class Driver:
         return word
 
     def _run(self, command: Sequence[str], folder: Path, log: Path) -> None:
-        """Run a command in a folder, its output behind what the log has; SystemExit when it fails."""
+        """Run a command in a folder, its output after what the log has; SystemExit when it fails."""
         with log.open("a", encoding="utf-8") as file:
             done = subprocess.run(
                 command,

@@ -5,7 +5,7 @@
         [--page docs/papers/claims.md] [--figure docs/papers/figures/claims.png]
 
 Prints a table of the claims of each paper with their verdicts, one for each part that has results, and one of the runs
-that are not done; --page writes them into a page, behind comments that name them. Several seeds are given as their
+that are not done; --page writes them into a page, after comments that name them. Several seeds are given as their
 mean, with the lowest and the highest in brackets.
 """
 

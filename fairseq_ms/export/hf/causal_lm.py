@@ -1,6 +1,6 @@
 """A model of fairseq_ms as `transformers` wants a causal language model.
 
-The models want padding behind the tokens, and states whose rows are equally long; `transformers` pads before them,
+The models want padding after the tokens, and states whose rows are equally long; `transformers` pads before them,
 and its rows are not. So a pass without cache moves every row to the left and its outputs back, and a pass with cache
 keeps a state for every number of tokens that rows have had.
 """
@@ -176,7 +176,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             attention_mask: (B, T) with the columns of the cache in front, as they were; 0 at padding, which lies
-                before or behind a row's tokens of this call
+                before or after a row's tokens of this call
             past_key_values: what a call before returned with ``use_cache``; the tokens continue it
             labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out
             use_cache: return a cache
@@ -244,7 +244,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         return x_BTD.gather(1, back_BT.unsqueeze(-1).expand(-1, -1, x_BTD.size(-1)))
 
     def _continued(self, cache: GroupedCache, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
-        """Features (B, T, D) of tokens behind those that the cache has read, which reads them too; 0 at padding."""
+        """Features (B, T, D) of tokens after those that the cache has read, which reads them too; 0 at padding."""
         columns, seen = tokens_BT.size(1), cache.get_seq_length()
         plain_BT = torch.cat([cache.read_BT, torch.ones_like(tokens_BT, dtype=torch.bool)], dim=1)
         mask_BT = plain_BT if mask_BT is None else mask_BT.bool()
@@ -281,5 +281,5 @@ def spans(mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     column_T = torch.arange(mask_BT.size(1), device=mask_BT.device)
     inside_BT = (column_T >= starts_B.unsqueeze(1)) & (column_T < (starts_B + lengths_B).unsqueeze(1))
     if not bool((inside_BT == mask_BT.bool()).all()) or not bool(lengths_B.any()):
-        raise ValueError("attention_mask must hide padding before or behind a row's tokens, and not between them")
+        raise ValueError("attention_mask must hide padding before or after a row's tokens, and not between them")
     return starts_B, lengths_B

@@ -48,7 +48,7 @@ class Point:
 
 
 class Curve(NamedTuple):
-    """A run: its label, and the values of a metric with the updates and hours behind which they were."""
+    """A run: its label, and the values of a metric with the updates and hours at which they were measured."""
 
     label: str
     updates: list[float]
@@ -70,7 +70,7 @@ class Curve(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help = "what fairseq-train printed; logs behind a comma are later phases of the same training"
+    help = "what fairseq-train printed; logs after a comma are later phases of the same training"
     parser.add_argument("logs", nargs="+", metavar="[LABEL=]LOG[,LOG ...]", help=help)
     what = "label: the best of each run against its label, a number such as units of a layer"
     add_choice(parser, "--over", ("updates", "hours", "label"), what)
@@ -155,7 +155,7 @@ def _statistics(text: str, name: str) -> dict[str, float]:
 def load(text: str, subset: str, metric: str) -> Curve:
     """A curve from LABEL=LOG[,LOG ...], the label being the last log's folder by default.
 
-    Logs behind one another are phases of one training: the last is drawn, later by the hours of those before it. Raises
+    Consecutive logs are phases of one training: the last is drawn, later by the hours of those before it. Raises
     UsageError where no point has the metric.
     """
     label, names = split_label(text)

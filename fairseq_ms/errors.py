@@ -149,7 +149,7 @@ def _owners(flag: str, known: Container[str]) -> str | None:
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """``sys.excepthook``: one sentence for what the user caused, and a traceback for everything else."""
-    sentence = sentence_of(error)
+    sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else sentence_of(error)
     if sentence is None or traceback_wanted():
         traceback.print_exception(kind, error, trace)
     if sentence is not None:

@@ -27,7 +27,7 @@ _ORDER = (
 # The sections of a file in their order, with what every recipe has in common; "???" must be given on the command line.
 _SHARED: dict[str, dict[str, object]] = {
     "common": {"user_dir": "fairseq_ms", "seed": 1, "log_format": "simple", "log_interval": 100},
-    "checkpoint": {"no_epoch_checkpoints": True},
+    "checkpoint": {"no_epoch_checkpoints": True, "save_interval_updates": 1000, "keep_interval_updates": 1},
     "distributed_training": {},
     "task": {"data": "???"},
     "dataset": {"num_workers": 2, "required_batch_size_multiple": 1},
@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", metavar="PRESET", nargs="?", help=help)
     help = "print all presets: parameters, memory of a step, and the paper's table"
     parser.add_argument("--list", action="store_true", help=help)
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write a file, such as configs/PRESET.yaml")
+    help = "write a file, such as configs/NAME.yaml, whose checkpoints go to checkpoints/NAME"
+    parser.add_argument("--out", metavar="FILE", type=Path, help=help)
     help = (
         "the folder bin/ that fairseq-ms prepare wrote: goes into the file, of a phase of HAED as its half of the "
         "training data, with one epoch's number of updates where the paper trains for one; paths of the plugin and of "
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_update is not None and args.max_update < 1:
         raise UsageError(f"--max-update must be at least 1: got {args.max_update}")
     preset = CONFIGS[args.preset]
-    text = config_text(preset, settings(preset, args.data, args.max_update))
+    name = args.out.stem if args.out else preset.name
+    text = config_text(preset, settings(preset, args.data, args.max_update, name), name)
     if args.out is None:
         print(text, end="")
         return 0
@@ -108,17 +110,21 @@ def listed(presets: Iterable[Preset]) -> str:
     return "\n".join([table, "", *notes])
 
 
-def settings(preset: Preset, data: Path | None = None, updates: int | None = None) -> dict[str, dict[str, object]]:
+def settings(
+    preset: Preset, data: Path | None = None, updates: int | None = None, name: str = ""
+) -> dict[str, dict[str, object]]:
     """All settings of a preset by section; the length of a segment belongs to the task, as fairseq has it.
 
     Args:
         preset: whose.
         data: fairseq's data folder, of which the preset may want one half.
         updates: how many; as the preset has it when None, or one epoch of the data.
+        name: of the folder of its checkpoints; that of the preset when "".
     """
-    sections = {name: {**preset.recipe.settings.get(name, {}), **shared} for name, shared in _SHARED.items()}
+    name = name or preset.name
+    sections = {key: {**preset.recipe.settings.get(key, {}), **shared} for key, shared in _SHARED.items()}
     assert preset.recipe.settings.keys() <= sections.keys(), preset.name
-    sections["checkpoint"]["save_dir"] = f"checkpoints/{preset.name}"
+    sections["checkpoint"]["save_dir"] = f"checkpoints/{name}"
     values = dict(preset.values)
     if "tokens_per_sample" in values:
         sections["task"]["tokens_per_sample"] = values.pop("tokens_per_sample")
@@ -128,12 +134,12 @@ def settings(preset: Preset, data: Path | None = None, updates: int | None = Non
         sections["task"]["data"] = str(folder)
         # fairseq-hydra-train changes the folder before it reads paths.
         sections["common"]["user_dir"] = str(Path(fairseq_ms.__file__).parent)
-        sections["checkpoint"]["save_dir"] = str(Path("checkpoints", preset.name).absolute())
+        sections["checkpoint"]["save_dir"] = str(Path("checkpoints", name).absolute())
         if updates is None and sections["optimization"]["max_update"] == "???":
             updates = _one_epoch(folder, sections)
     if updates is not None:
         sections["optimization"]["max_update"] = updates
-    return {name: section for name, section in sections.items() if section}
+    return {key: section for key, section in sections.items() if section}
 
 
 def _half(data: Path, half: str) -> Path:
@@ -165,10 +171,10 @@ def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     return count
 
 
-def config_text(preset: Preset, given: dict[str, dict[str, object]] | None = None) -> str:
+def config_text(preset: Preset, given: dict[str, dict[str, object]] | None = None, name: str = "") -> str:
     """The YAML of a preset, with a comment that says where it comes from and how it is used.
 
-    ``given`` are the settings to write, where they are not those of the preset alone.
+    ``given`` are the settings to write, where they are not those of the preset alone, and ``name`` that of the file.
     """
     import yaml
 
@@ -179,9 +185,10 @@ def config_text(preset: Preset, given: dict[str, dict[str, object]] | None = Non
         list, lambda dumper, values: dumper.represent_sequence("tag:yaml.org,2002:seq", values, True)
     )
     words = f"{preset.name}: {preset.table}, trained as in {preset.recipe.source}."
+    name = name or preset.name
     commands = [
-        f"#   fairseq-ms config {preset.name} --out configs/{preset.name}.yaml",
-        f"#   fairseq-hydra-train --config-dir configs --config-name {preset.name} \\",
+        f"#   fairseq-ms config {preset.name} --out configs/{name}.yaml",
+        f"#   fairseq-hydra-train --config-dir configs --config-name {name} \\",
         "#     common.user_dir=$(fairseq-ms user-dir) task.data=/path/to/data-bin",
     ]
     comment = [*_comment(words), *commands, *_comment(preset.recipe.notes)]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
+import multiprocessing
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from logging.handlers import MemoryHandler
@@ -30,9 +33,15 @@ from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError, parser_sentence, sentence_of
 
-# A scheduler asks a run to stop by SIGTERM, or by SIGUSR1 when it warns ahead (Slurm's ``--signal=USR1@120``).
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-# Of the exit code by which a shell says that a signal has ended a process: 143 and 138. 0 is for finished training.
+logger = logging.getLogger(__name__)
+
+# A scheduler asks a run to stop by SIGTERM, or by SIGUSR1 when it warns ahead (Slurm's ``--signal=USR1@120``), and
+# Ctrl-C by SIGINT.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# A second SIGINT ends at once, unless it comes so soon, in seconds: a launcher hands on what the terminal has sent to
+# all processes.
+_ECHO = 1.0
+# Of the exit code by which a shell says that a signal has ended a process: 143, 138, 130. 0 is for finished training.
 SIGNALLED = 128
 # What launchers say to the processes they start.
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -145,6 +154,17 @@ def refuse_to_train(cfg: Any) -> None:
         )
 
 
+def warn_of_warmup(cfg: Any) -> None:
+    """Warn where the whole training is a warm-up, and the rate never what it is said to be."""
+    parts = [group.get("lr_scheduler") for group in (cfg.optimizer or {}).get("groups", {}).values()]
+    warmup = max((part.get("warmup_updates", 0) for part in (cfg.lr_scheduler, *parts) if part), default=0)
+    if 0 < cfg.optimization.max_update <= warmup and distributed_utils.get_global_rank() == 0:
+        logger.warning(
+            f"--max-update should be greater than --warmup-updates {warmup}, or the learning rate never reaches --lr: "
+            f"got {cfg.optimization.max_update}"
+        )
+
+
 def _launched() -> int:
     """How many processes a launcher has started; 1 where there is none."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _LAUNCHED) else 1
@@ -204,11 +224,16 @@ def on_its_own_device(
     return original(module, device_ids=device_ids, output_device=output_device, **settings)
 
 
+class Finished(Exception):
+    """There is nothing to train; the command ends well, having changed nothing."""
+
+
 class Signals:
     """The signal by which this process was ``asked`` to stop, None before, and the handlers it ``replaced``."""
 
     def __init__(self) -> None:
         self.asked: int | None = None
+        self.asked_at = math.inf
         self.replaced: dict[int, Any] = {}
 
     def listen(self, hand_on: Callable[[int], None] | None = None) -> None:
@@ -217,12 +242,17 @@ class Signals:
             return
 
         def note(signum: int, frame: Any) -> None:
-            self.asked = signum
+            if signum == self.asked == signal.SIGINT and time.monotonic() - self.asked_at > _ECHO:
+                if hand_on is not None:
+                    hand_on(signum)
+                raise KeyboardInterrupt
+            if signum != self.asked:
+                self.asked, self.asked_at = signum, time.monotonic()
             if hand_on is not None:
                 hand_on(signum)
 
         for signum in SIGNALS:
-            if signal.getsignal(signum) is signal.SIG_DFL:
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
                 self.replaced[signum] = signal.signal(signum, note)
 
     def end(self) -> None:
@@ -261,8 +291,15 @@ held_log = HeldLog()
 def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
     """``main``, whose log is shown unless it was refused before there was a trainer."""
     held_log.can_end = True
+    if multiprocessing.parent_process() is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # torch takes a process that it has started and that Ctrl-C ends for one that has ended well.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return main(cfg, **settings)
+    except Finished as finished:
+        held_log.show()
+        logger.info(finished)
+        return None
     except Exception as error:
         if sentence_of(error) is not None:
             held_log.kept.buffer.clear()

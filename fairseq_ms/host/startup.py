@@ -58,7 +58,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
 
     A function is called with the one that it replaces as its first argument.
     """
-    from fairseq_ms.host import checkpoints, context_window, data, interactive, launch, prompts, trainer
+    from fairseq_ms.host import checkpoints, context_window, data, interactive, launch, prompts, saving, trainer
 
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
@@ -87,7 +87,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
         (BaseFairseqModel, "prepare_for_inference_", prompts.as_prepared),
     ]
     for program in _programs("fairseq_cli.train"):
-        found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", trainer.stop_if_asked)]
+        found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", saving.save_and_stop)]
     found += [(program, "main", launch.refuse_rows) for program in _programs("fairseq_cli.generate")]
     for program in _programs("fairseq_cli.interactive"):
         numbered = interactive.Numbered()

@@ -1,17 +1,17 @@
 """fairseq's trainer, which goes on where it was interrupted, stops when it is asked to, and counts all batches.
 
-What the ranks have been asked travels with the statistics that they add up in every update, so that all of them stop
-after the same one and none waits for another; nothing more is sent than before.
+What the ranks have been asked, and whether a checkpoint is due, travels with the statistics that they add up in every
+update, so that all of them stop or save after the same one and none waits for another; nothing more is sent for it.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +28,7 @@ from fairseq.logging import meters, metrics
 from torch import distributed, isfinite, save
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import checkpoints, data, launch, masters
+from fairseq_ms.host import checkpoints, data, launch, masters, saving
 from fairseq_ms.optim import of_torch
 
 logger = logging.getLogger(__name__)
@@ -49,12 +49,14 @@ class Trainer(fairseq_trainer.Trainer):
         began: the ``--required-batch-size-multiple`` of an epoch within which the checkpoint was written
         multiple: that of the current epoch, None before there is one
         agreed: the signal that some rank had received in the last update, on all ranks alike
+        due: whether by the clock of some rank a checkpoint was due in the last update, on all ranks alike
         saved: the update after which a checkpoint was last written
         leaving: the signal by which the run ends when the statistics of the epoch are printed
     """
 
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
         launch.refuse_to_train(cfg)
+        launch.warn_of_warmup(cfg)
         data.read_every_row(cfg)
         check_criterion(criterion, model, cfg)
         forget_best()
@@ -66,7 +68,9 @@ class Trainer(fairseq_trainer.Trainer):
         self.began: dict[int, int] = {}
         self.multiple: int | None = None
         self.agreed: int | None = None
+        self.due = False
         self.saved: int | None = None
+        self.saved_at = time.monotonic()
         self.leaving: int | None = None
         self._updating = False
         # Processes that read data start later: they inherit that a signal is noted, and die of SIGTERM by torch.
@@ -105,8 +109,10 @@ class Trainer(fairseq_trainer.Trainer):
             _restore_meters(state)
         if not (reset_meters or reset_optimizer) and _PATIENCE in state and (counts := _counts_patience()) is not None:
             counts.best, counts.num_runs = state[_PATIENCE]
+        goes_on = not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model
+        saving.end_if_finished(self, intact, state if goes_on else {}, _counts_patience())
         # A model that is fine-tuned begins with an epoch of its own.
-        if not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model:
+        if goes_on:
             self.expected = dict(state.get(_CHECKSUMS, {}))
             place = state["train_iterator"]
             if place.get("iterations_in_epoch", 0) > 0 and checkpoints.MULTIPLE in state:
@@ -187,11 +193,13 @@ class Trainer(fairseq_trainer.Trainer):
         )
 
     def _aggregate_logging_outputs(self, logging_outputs: Any, *stats: Any, ignore: bool = False) -> Any:
-        """As fairseq's, which adds up statistics over the ranks; the signals that have arrived are among them."""
+        """As fairseq's, which adds up statistics over the ranks; signals and clocks of the ranks are among them."""
         own = [float(launch.signals.asked == signum) for signum in launch.SIGNALS]
+        own.append(float(saving.is_due(self)))
         outputs, sums = super()._aggregate_logging_outputs(logging_outputs, *stats, *own, ignore=ignore)
-        asked = [signum for signum, ranks in zip(launch.SIGNALS, sums[len(stats) :]) if ranks > 0]
-        self.agreed = asked[0] if asked else None
+        *asked, due = (ranks > 0 for ranks in sums[len(stats) :])
+        self.agreed = next((signum for signum, wanted in zip(launch.SIGNALS, asked) if wanted), None)
+        self.due = bool(due)
         return outputs, sums[: len(stats)]
 
     def consolidate_optimizer(self) -> None:
@@ -202,7 +210,7 @@ class Trainer(fairseq_trainer.Trainer):
         if not self._updating:
             if hasattr(self.task, "before_checkpoint"):
                 self.task.before_checkpoint()
-            self.saved = self.get_num_updates()
+            self.saved, self.saved_at = self.get_num_updates(), time.monotonic()
         super().consolidate_optimizer()
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,25 +277,6 @@ def _ordered_batches(iterator: Any, cfg: Any, epoch: int, fixed: bool, shuffle: 
         iterator._frozen_batches = (*iterator.frozen_batches, *[[]] * missing)
     shuffle = epoch > cfg.dataset.curriculum and not iterator.disable_shuffling
     return type(iterator).ordered_batches(iterator, epoch, cfg.distributed_training.fix_batches_to_gpus, shuffle)
-
-
-def stop_if_asked(
-    original: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
-) -> Any:
-    """``validate_and_save``, which comes after every update."""
-    losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
-    signum = trainer.agreed if trainer.data_parallel_world_size > 1 else launch.signals.asked
-    finished = should_stop or (end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))
-    if signum is None or finished:
-        return losses, should_stop
-    if trainer.saved != trainer.get_num_updates():
-        # Without the validation that fairseq's own ways to stop begin with: the uninterrupted run has none here.
-        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
-    if not end_of_epoch:
-        trainer.leave(signum)
-    # At the end of an epoch its statistics are still to be printed.
-    trainer.leaving = signum
-    return losses, should_stop
 
 
 def _restore_meters(state: dict[str, Any]) -> None:

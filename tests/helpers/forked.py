@@ -32,7 +32,7 @@ def train(command: Sequence[object], log: Path, ranks: int = 1, kill: tuple[int,
 
     ``kill`` is an update, and whether it is finished when all ranks die of signal 9; all must end well without.
     """
-    codes = run(command, log, ranks, functools.partial(_dying, *kill) if kill else None)
+    codes = run(command, log, ranks, functools.partial(dying, *kill) if kill else None)
     assert codes == [-signal.SIGKILL if kill else 0] * ranks, (codes, log.read_text()[-3000:])
 
 
@@ -98,16 +98,17 @@ def _work(arguments: Sequence[str], log: str, rank: int, fault: Fault | None) ->
     module = arguments[0].removeprefix("fairseq-").replace("-", "_")
     try:
         importlib.import_module(f"fairseq_cli.{module}").cli_main()
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         # As at the end of a program; multiprocessing would print every traceback.
         sys.excepthook(*sys.exc_info())
         raise SystemExit(1) from None
 
 
-def _dying(update: int, finished: bool, rank: int) -> None:
+def dying(update: int, finished: bool, rank: int) -> None:
+    """Die of signal 9 within an update, or after it."""
     step = Trainer.train_step
 
-    def dying(self, *args, **settings):
+    def killed(self, *args, **settings):
         if not finished and self.get_num_updates() == update - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         logged = step(self, *args, **settings)
@@ -115,4 +116,4 @@ def _dying(update: int, finished: bool, rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return logged
 
-    Trainer.train_step = dying
+    Trainer.train_step = killed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +20,11 @@ from fairseq.trainer import Trainer
 from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import launch
+from fairseq_ms.host import launch, saving
 from tests.faults import injections
 from tests.faults.injections import strike
 from tests.helpers.cli import environment
-from tests.helpers.forked import Fault, curve, run
+from tests.helpers.forked import Fault, curve, dying, rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "3", "--log-interval", "2")
@@ -67,6 +69,7 @@ def assert_stops_and_goes_on(
         ("forward", 60, signal.SIGTERM),
         ("update", 3, signal.SIGTERM),
         ("update", 5, signal.SIGUSR1),
+        ("update", 4, signal.SIGINT),
         ("validation", 3, signal.SIGTERM),
         ("between epochs", 1, signal.SIGTERM),
     ],
@@ -79,13 +82,87 @@ def test_one_process_stops_wherever_it_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("moment", "count", "asked"), [("forward", 60, (0,)), ("update", 3, (1,)), ("validation", 2, (0, 1))]
+    ("moment", "count", "asked", "signum"),
+    [
+        ("forward", 60, (0,), signal.SIGTERM),
+        ("update", 3, (1,), signal.SIGTERM),
+        ("validation", 2, (0, 1), signal.SIGINT),
+    ],
 )
 def test_two_ranks_stop_after_the_same_update_whoever_is_asked(
-    moment: str, count: int, asked: tuple[int, ...], folders: list[Path], whole: Path, tmp_path: Path
+    moment: str, count: int, asked: tuple[int, ...], signum: int, folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    fault = functools.partial(strike, moment, count, signal.SIGTERM, asked, None)
-    assert_stops_and_goes_on(fault, signal.SIGTERM, 2, folders, whole, tmp_path)
+    fault = functools.partial(strike, moment, count, signum, asked, None)
+    assert_stops_and_goes_on(fault, signum, 2, folders, whole, tmp_path)
+
+
+def interrupt_twice(echo: float, rank: int) -> None:
+    """SIGINT twice within the same forward pass, the second one by hand if it is later than ``echo`` seconds."""
+    launch._ECHO = echo
+    for count in (60, 61):
+        strike("forward", count, signal.SIGINT, (0,), None, rank)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_second_sigint_ends_at_once_unless_a_launcher_has_handed_on_the_first(
+    by_hand: bool, folders: list[Path], tmp_path: Path
+) -> None:
+    fault = functools.partial(interrupt_twice, 0.0 if by_hand else 60.0)
+    assert run(tiny_training(folders, tmp_path / "run", *FLAGS), tmp_path / "log", 1, fault) == [1 if by_hand else 130]
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert ("interrupted" in printed, (tmp_path / "run").exists()) == (by_hand, not by_hand)
+
+
+def due_on(late: int, rank: int) -> None:
+    """A checkpoint is due after every update by the clock of one rank alone; all die within the sixth."""
+    saving.LONGEST = 0.0 if rank == late else math.inf
+    injections._after(Trainer, "consolidate_optimizer", lambda: print("all ranks save", flush=True))
+    dying(6, False, rank)
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(1, 0), (2, 0), (2, 1)])
+def test_a_checkpoint_that_is_due_is_saved_by_all_ranks_whoever_has_looked_at_the_clock(
+    ranks: int, late: int, folders: list[Path], whole: Path, tmp_path: Path
+) -> None:
+    command = tiny_training(folders, tmp_path / "run", *FLAGS)
+    assert run(command, tmp_path / "log", ranks, functools.partial(due_on, late)) == [-signal.SIGKILL] * ranks
+    assert {rank_log(tmp_path / "log", rank).read_text().count("all ranks save") for rank in range(ranks)} == {5}
+    saved = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
+    assert saved["optimizer_history"][-1]["num_updates"] == 5
+    assert run(command, tmp_path / "again", ranks) == [0] * ranks
+    assert_same_weights(whole / str(ranks), tmp_path / "run")
+
+
+LIMITS = {"--max-update": (3, 5), "--max-epoch": (1, 2), "--patience": (1, 20), "--stop-time-hours": (1e-6, 1)}
+
+
+@pytest.mark.parametrize(("flag", "ranks"), [*((flag, 1) for flag in LIMITS), ("--max-update", 2)])
+def test_a_finished_run_that_is_repeated_changes_nothing_says_so_and_goes_on_with_a_larger_limit(
+    flag: str, ranks: int, folders: list[Path], tmp_path: Path
+) -> None:
+    reached, larger = LIMITS[flag]
+    # A rate by which no validation is better than the first.
+    more = ("--lr", "3", "--max-epoch", "8") if flag == "--patience" else ("--max-epoch", "4")
+    command = tiny_training(folders, tmp_path / "run", *FLAGS, *more)
+    assert run([*command, flag, str(reached)], tmp_path / "first", ranks) == [0] * ranks
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir()}
+    assert run([*command, flag, str(reached)], tmp_path / "again", ranks) == [0] * ranks
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir()} == before
+    (said,) = re.findall("nothing to train.*", (tmp_path / "again").read_text())
+    assert flag in said
+    assert curve(tmp_path / "again") == {}
+    assert run([*command, flag, str(larger)], tmp_path / "more", ranks) == [0] * ranks
+    assert curve(tmp_path / "more")
+
+
+@pytest.mark.parametrize(("updates", "warned"), [(2, True), (3, False)])
+def test_a_training_that_is_all_warm_up_is_warned_of(
+    updates: int, warned: bool, folders: list[Path], tmp_path: Path
+) -> None:
+    schedule = ("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "2", "--max-update", str(updates))
+    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, *schedule), tmp_path / "log") == [0]
+    assert bool(re.search("WARNING.*--max-update .*--warmup-updates 2", (tmp_path / "log").read_text())) == warned
 
 
 def test_without_a_checkpoint_to_write_the_log_says_so(folders: list[Path], tmp_path: Path) -> None:
@@ -130,7 +207,10 @@ if __name__ == "__main__":
 """
 
 
-def test_the_parent_of_the_ranks_hands_the_signal_on_and_ends_as_they_do(folders: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGINT], ids=lambda signum: signum.name)
+def test_the_parent_of_the_ranks_hands_the_signal_on_and_ends_as_they_do(
+    signum: int, folders: list[Path], tmp_path: Path
+) -> None:
     """As fairseq starts several GPUs of one machine; here they are processes on the CPU."""
     (tmp_path / "several.py").write_text(SPAWNING)
     flags = ("--distributed-backend", "gloo", "--distributed-world-size", "2", "--distributed-port", "-1")
@@ -145,13 +225,13 @@ def test_the_parent_of_the_ranks_hands_the_signal_on_and_ends_as_they_do(folders
             end = time.monotonic() + 300
             while "train_inner" not in (tmp_path / "log").read_text() and time.monotonic() < end:
                 time.sleep(0.1)
-            os.kill(process.pid, signal.SIGUSR1)
-            assert process.wait(120) == 128 + signal.SIGUSR1, (tmp_path / "log").read_text()
+            os.kill(process.pid, signum)
+            assert process.wait(120) == 128 + signum, (tmp_path / "log").read_text()
         finally:
             process.kill()
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
-    assert "stopped by SIGUSR1 after update" in printed
+    assert f"stopped by {signal.Signals(signum).name} after update" in printed
     torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
 
 

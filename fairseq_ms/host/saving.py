@@ -1,0 +1,73 @@
+"""When a training saves, beside fairseq's own moments, when it stops, and when it has nothing left to do."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import checkpoint_utils
+
+from fairseq_ms.host import launch
+
+logger = logging.getLogger(__name__)
+
+# Seconds of training after which a checkpoint is due.
+LONGEST = 15 * 60.0
+
+
+def is_due(trainer: Any) -> bool:
+    """Whether this process has trained for so long that its run has to save."""
+    return time.monotonic() - trainer.saved_at >= LONGEST
+
+
+def save_and_stop(
+    original: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
+) -> Any:
+    """``validate_and_save``, which comes after every update: it also saves when that is due, or a signal has come."""
+    losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+    together = trainer.data_parallel_world_size > 1
+    signum, due = (trainer.agreed, trainer.due) if together else (launch.signals.asked, is_due(trainer))
+    finished = should_stop or (end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))
+    if (signum is None and not due) or finished:
+        return losses, should_stop
+    if trainer.saved != trainer.get_num_updates():
+        # Without the validation that fairseq's own ways to stop begin with: the uninterrupted run has none here.
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+        # Where nothing may be saved, the clock begins anew all the same.
+        trainer.saved_at = time.monotonic()
+    if signum is not None and not end_of_epoch:
+        trainer.leave(signum)
+    # At the end of an epoch its statistics are still to be printed.
+    trainer.leaving = signum
+    return losses, should_stop
+
+
+def end_if_finished(trainer: Any, filename: str, state: dict[str, Any], patience: Any) -> None:
+    """Raise launch.Finished where the run that a checkpoint belongs to has done all that it is asked for.
+
+    fairseq would train one more update, and write that in the place of the checkpoint.
+
+    Args:
+        trainer: which has loaded the checkpoint.
+        filename: the checkpoint.
+        state: what it holds beside weights; empty where its epochs are not gone on with.
+        patience: fairseq's function that counts for how long nothing has been better, if there is one.
+    """
+    cfg = trainer.cfg
+    epochs = state["train_iterator"]["epoch"] - 1 if state else 0
+    hours = state.get("previous_training_time", 0) / 3600
+    limits = {
+        "--max-update": (trainer.get_num_updates(), cfg.optimization.max_update),
+        "--max-epoch": (epochs, cfg.optimization.max_epoch),
+        "--patience": (getattr(patience, "num_runs", 0), cfg.checkpoint.patience),
+        "--stop-time-hours": (hours, cfg.optimization.stop_time_hours),
+    }
+    for flag, (reached, limit) in limits.items():
+        if (limit or 0) > 0 and reached >= limit:
+            raise launch.Finished(
+                f"nothing to train: {filename} is of a finished run, with {flag} {limit} reached after "
+                f"{trainer.get_num_updates()} updates; it stays as it is (a larger {flag} goes on)"
+            )

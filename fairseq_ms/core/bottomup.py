@@ -112,11 +112,11 @@ class AggregationAttention(nn.Module):
         self.head_dim = dim // total
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = config.norm_before()
+        self.norm, self.short_conv = config.norm_before(), config.short_convolution()
         self.query = projection(dim, dim, config.bias)
         widths = [count * self.head_dim for count in heads.values()]
         self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
-        self.qk = QueryKey(config, self.head_dim)
+        self.qk = QueryKey(config, self.head_dim, total)
         self.out = projection(dim, dim, config.bias)
         self.gate = nn.Parameter(torch.zeros(1)) if config.aggregation_gate else None
 
@@ -129,7 +129,7 @@ class AggregationAttention(nn.Module):
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
         outputs, start = [], state.position if state is not None else 0
         dropout = self.dropout if self.training else 0.0
-        for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start))):
+        for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
                 pair = self._keys_and_values(level, blocks[level])
                 outputs.append(see_finished(q_BNTH, *pair, factor, 0, dropout, self.recompute))
@@ -150,10 +150,11 @@ class AggregationAttention(nn.Module):
         k, v = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
 
-    def _queries(self, x_BTD: Tensor, start: int | Tensor) -> list[Tensor]:
+    def _queries(self, x_BTD: Tensor, start: int | Tensor, state: BottomUpState | None) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
         rotation_2TF = self.config.rotation_after(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
-        queries = norm_linear(x_BTD, self.norm, self.query, self.recompute)
+        before = state.aggregation[0].before if state is not None else None
+        queries = norm_linear(x_BTD, self.norm, self.query, self.recompute, self.short_conv, before)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
         # (B, T, N * H) -> (B, N, T, H)
         heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -287,11 +288,13 @@ class BottomUp(LanguageModel):
         like, aggregate, capacity = self.embed.like(), self.aggregate.attention, self.room(capacity)
         rooms = [capacity // scale.factor for scale in self.coarse]
         sizes = zip(aggregate.heads.items(), rooms)
+        blocks = [BlockCache(k, batch_size, heads, aggregate.head_dim, room, like) for (k, heads), room in sizes]
+        blocks[0].before = self.config.last_inputs(batch_size, like)
         return BottomUpState(
             self.config,
             batch_size,
             [UnfinishedBlock(batch_size, scale.ratio, like) for scale in self.coarse],
             [scale.stack.new_caches(batch_size, room, like) for scale, room in zip(self.coarse, rooms)],
-            [BlockCache(k, batch_size, heads, aggregate.head_dim, room, like) for (k, heads), room in sizes],
+            blocks,
             self.stack.new_caches(batch_size, capacity, like),
         )

@@ -116,6 +116,17 @@ class Rows:
         self.x = self.x.index_select(0, order)
 
 
+class LastInputs(Rows):
+    """The last N inputs (B, N, D) of a ``ShortConv``; before a text there are zeros."""
+
+    def join(self, x_BTD: Tensor) -> Tensor:
+        """T more positions, after those N: (B, N + T, D)."""
+        joined = torch.cat([self.x, x_BTD], dim=1)
+        last = joined[:, x_BTD.size(1) :]
+        self.put(last if x_BTD.size(1) == 1 else last.clone())
+        return joined
+
+
 class KeyValueCache:
     """Keys and values of one attention layer, (B, N, length, H) each, in buffers that are filled in place.
 
@@ -125,7 +136,12 @@ class KeyValueCache:
         head_dim: H
         capacity: positions to allocate; the buffers double when they are full
         like: a tensor of the wanted type and device
+
+    Attributes:
+        before: what the layer's short convolution remembers, if it has one
     """
+
+    before: LastInputs | None = None
 
     def __init__(self, batch_size: int, heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
         shape = (2, batch_size, heads, max(capacity, 1), head_dim)
@@ -168,10 +184,14 @@ class KeyValueCache:
         buffer = self.buffer.new_empty(two, order.numel(), heads, capacity, head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length].index_select(1, order)
         self.buffer = buffer
+        if self.before is not None:
+            self.before.reorder(order)
 
     def truncate(self, length: int) -> None:
-        """Forget all positions from ``length`` on."""
+        """Forget all positions from ``length`` on; a short convolution raises ``CannotTruncate``."""
         assert 0 <= length <= self.length
+        if self.before is not None and length < self.length:
+            raise CannotTruncate(f"length must be {self.length}, since what is before is forgotten: got {length}")
         self.length = length
 
     def _grow(self, needed: int) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 # Whole numbers of a configuration; all others are at least 1.
-MAY_BE_ZERO = ("padding_idx", "max_positions", "position_dim", "mem_len", "compressed_mem_len", "output_layers")
+_OF_MEMORIES = ("mem_len", "compressed_mem_len", "output_layers")
+MAY_BE_ZERO = ("padding_idx", "max_positions", "position_dim", "short_conv", *_OF_MEMORIES)
 
 
 def check_sizes(config: Any) -> None:

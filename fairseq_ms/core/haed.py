@@ -199,6 +199,8 @@ def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, Transform
     if c.positions != "learned" and (c.main == "lstm" or c.width_of_positions):
         what = "main" if c.main == "lstm" else "position_dim"
         raise ValueError(f"positions must be learned with {what} {getattr(c, what)}: got {c.positions}")
+    if c.short_conv:
+        raise ValueError(f"short_conv must be 0 in a hierarchical model: got {c.short_conv}")
     if encoding < 1:
         raise ValueError(f"dim must exceed position_dim {c.width_of_positions}: got {c.dim}")
     encoder: ChunkEncoder

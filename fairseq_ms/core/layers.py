@@ -10,16 +10,26 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.cache import KeyValueCache, LastInputs
 from fairseq_ms.core.checks import check_probability, check_sizes
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, FeedForward, Norm, norm_heads, norm_linear, projection
+from fairseq_ms.core.ops.linear import (
+    ACTIVATIONS,
+    NORMS,
+    FeedForward,
+    Norm,
+    ShortConv,
+    norm_heads,
+    norm_linear,
+    projection,
+)
 from fairseq_ms.core.ops.plain import ours
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import beginnings, rotate, rotation
 
 POSITIONS = ("learned", "rotary", "none")
 DOWNSAMPLERS = ("avg", "max", "conv")
+QK_NORMS = (False, True, "scaled")
 RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
     "normal": lambda depth: 1.0,
     "scaled": lambda depth: (2 * depth) ** -0.5,
@@ -54,7 +64,9 @@ class LayerConfig:
         norm: "layer" or "rms"
         normalize_before: norms stand in front of attention and feed-forward (pre-LN), or after the residual
             connections (post-LN)
-        qk_norm: an RMS norm of every head's queries and keys, before they are turned
+        qk_norm: an RMS norm of every head's queries and keys, before they are turned; with "scaled", queries are then
+            multiplied by a learned temperature a head, from 1
+        short_conv: how many positions before it are added to every normalised input of attention (``ShortConv``)
         bias: whether the projections of attention and feed-forward have one
         positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
             the causal mask and the blocks
@@ -77,7 +89,8 @@ class LayerConfig:
     activation: str = "gelu"
     norm: str = "layer"
     normalize_before: bool = True
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    short_conv: int = 0
     bias: bool = True
     positions: str = "learned"
     rotary_base: float = 10000.0
@@ -87,10 +100,10 @@ class LayerConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        words: dict[str, Collection[str]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
-        for name, known in {**words, "init_residual": RESIDUAL_STARTS}.items():
+        words: dict[str, Collection[Any]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
+        for name, known in {**words, "init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS}.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}: got {getattr(self, name)}")
+                raise ValueError(f"{name} must be one of {', '.join(map(str, known))}: got {getattr(self, name)}")
         if self.rotary_base <= 1.0:
             raise ValueError(f"rotary_base must be above 1: got {self.rotary_base}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -123,6 +136,15 @@ class LayerConfig:
     def norm_before(self) -> Norm | None:
         """The norm in front of a layer's attention: none in post-LN layers."""
         return self.make_norm() if self.normalize_before else None
+
+    def short_convolution(self) -> ShortConv | None:
+        """What follows that norm, if anything does."""
+        return ShortConv(self.dim, self.short_conv) if self.short_conv else None
+
+    def last_inputs(self, batch_size: int, like: Tensor) -> LastInputs | None:
+        """What that remembers of B texts before their first tokens."""
+        taps = self.short_conv
+        return LastInputs(like.new_zeros(batch_size, taps, self.dim)) if taps else None
 
     def last_norm(self) -> nn.Module:
         """The norm after the last layer of a pre-LN stack; identity in post-LN, whose layers end in one."""
@@ -238,7 +260,13 @@ class Downsample(nn.Module):
 
 
 class Attending(Protocol):
-    """Attention over anything but whole texts of one length: a cache, or chunks."""
+    """Attention over anything but whole texts of one length: a cache, or chunks.
+
+    Attributes:
+        before: what the layer's short convolution remembers, if it has one
+    """
+
+    before: Any
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
@@ -250,22 +278,30 @@ class QueryKey(nn.Module):
     Args:
         config: which of the two there are
         head_dim: H
+        heads: of queries
 
     Raises ValueError for rotary positions with heads of an odd width.
     """
 
-    def __init__(self, config: LayerConfig, head_dim: int) -> None:
+    def __init__(self, config: LayerConfig, head_dim: int, heads: int) -> None:
         super().__init__()
         if config.positions == "rotary" and head_dim % 2:
             raise ValueError(f"rotary positions need heads of an even width: got {head_dim}")
         self.head_dim, self.recompute = head_dim, config.recompute
         self.query = NORMS["rms"](head_dim) if config.qk_norm else None
         self.key = NORMS["rms"](head_dim) if config.qk_norm else None
+        self.temperature = nn.Parameter(torch.ones(heads)) if config.qk_norm == "scaled" else None
+
+    def reset_parameters(self) -> None:
+        """Scale nothing; the norms start as all do."""
+        if self.temperature is not None:
+            nn.init.ones_(self.temperature)
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
         """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
         if self.query is not None and self.key is not None:
-            x_BTO = norm_heads(x_BTO, self.head_dim, [(self.query, queries), (self.key, keys)], self.recompute)
+            norms = [(self.query, queries), (self.key, keys)]
+            x_BTO = norm_heads(x_BTO, self.head_dim, norms, self.recompute, self.temperature if queries else None)
         return x_BTO if rotation_2TF is None else rotate(x_BTO, rotation_2TF, queries + keys)
 
 
@@ -281,10 +317,10 @@ class SelfAttention(nn.Module):
         self.heads, self.head_dim = config.heads, config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = config.norm_before()
+        self.norm, self.short_conv = config.norm_before(), config.short_convolution()
         inner = self.heads * self.head_dim
         self.qkv = projection(config.dim, 3 * inner, config.bias, rows=3 * (inner,))
-        self.qk = QueryKey(config, self.head_dim)
+        self.qk = QueryKey(config, self.head_dim, self.heads)
         self.out = projection(inner, config.dim, config.bias)
 
     def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
@@ -293,7 +329,8 @@ class SelfAttention(nn.Module):
         With ``past``, its ``attend`` decides what lies before a position, and takes in keys and values of x. With the
         ``rotation`` of its T positions, queries and keys are turned by them.
         """
-        projected = norm_linear(x_BTD, self.norm, self.qkv, self.recompute)
+        before = past.before if past is not None else None
+        projected = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, before)
         qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
         if past is None:
@@ -356,6 +393,7 @@ class TransformerStack(nn.Module):
 
     def __init__(self, config: LayerConfig, layers: int, depth: int | None = None) -> None:
         super().__init__()
+        self.config = config
         self.layers = TypedList(TransformerLayer(config, depth or layers) for _ in range(layers))
         self.norm = config.last_norm()
 
@@ -370,4 +408,7 @@ class TransformerStack(nn.Module):
     def new_caches(self, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
         """An empty cache of every layer, of the type and on the device of ``like``."""
         attentions = [layer.attention for layer in self.layers]
-        return [KeyValueCache(batch_size, own.heads, own.head_dim, capacity, like) for own in attentions]
+        caches = [KeyValueCache(batch_size, own.heads, own.head_dim, capacity, like) for own in attentions]
+        for cache in caches:
+            cache.before = self.config.last_inputs(batch_size, like)
+        return caches

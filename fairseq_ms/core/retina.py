@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import State, UnfinishedBlock
+from fairseq_ms.core.cache import LastInputs, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_heads
@@ -63,17 +63,17 @@ class RetinaAttention(nn.Module):
         dim, heads = config.dim, sum(group.heads for group in groups)
         assert groups[0].factor == 1
         assert dim % heads == 0
-        self.groups = list(groups)
+        self.config, self.groups = config, list(groups)
         self.head_dim = dim // heads
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
-        self.norm = config.norm_before()
+        self.norm, self.short_conv = config.norm_before(), config.short_convolution()
         finest, *widths = [group.heads * self.head_dim for group in groups]
         rows = (dim, finest, finest)
         self.fine = projection(dim, sum(rows), config.bias, rows)
         self.pools = TypedList(Downsample(downsampler, dim, group.factor) for group in groups[1:])
         self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
-        self.qk = QueryKey(config, self.head_dim)
+        self.qk = QueryKey(config, self.head_dim, heads)
         self.out = projection(dim, dim, config.bias)
 
     def forward(
@@ -104,9 +104,10 @@ class RetinaAttention(nn.Module):
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
         """Queries, keys and values at 1x, (B, T, D + 2 * N * H), and keys and values of the other scales."""
+        read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, past.windows[0].before if past else None
         if not self.coarse:
-            return norm_linear(x_BTD, self.norm, self.fine, self.recompute), []
-        fine, normed = norm_linear_and_normed(x_BTD, self.norm, self.fine, self.recompute)
+            return norm_linear(*read), []
+        fine, normed = norm_linear_and_normed(*read)
         coarse = []
         for level, (group, pool, project) in enumerate(zip(self.groups[1:], self.pools, self.coarse)):
             joined = normed if past is None else past.unfinished[level].join(normed)
@@ -121,6 +122,7 @@ class RetinaAttention(nn.Module):
         """An empty one, of the type and on the device of ``like``."""
         sizes = [(group.heads, self.head_dim, -(-group.far // group.factor) + 1) for group in self.groups]
         windows = [SlidingCache(batch_size, *size, like) for size in sizes]
+        windows[0].before = self.config.last_inputs(batch_size, like)
         return WindowCache(
             self.groups, windows, [UnfinishedBlock(batch_size, group.factor, like) for group in self.groups[1:]]
         )
@@ -155,6 +157,8 @@ class SlidingCache:
         self.buffer = torch.empty(2, batch_size, heads, 2 * keep, head_dim, dtype=like.dtype, device=like.device)
         self.first = 0
         self.end = 0
+        # What the layer's short convolution remembers, if it has one.
+        self.before: LastInputs | None = None
 
     def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> None:
         """Add C positions; only the last ``keep`` of them are kept if there are more."""
@@ -202,6 +206,8 @@ class SlidingCache:
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
         self.buffer = self.buffer.index_select(1, order)
+        if self.before is not None:
+            self.before.reorder(order)
 
 
 class WindowCache:

@@ -108,6 +108,10 @@ def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
     return torch.cat([m_BMD[:, moving:], s_BTD.detach()], dim=1)
 
 
+# Of these a model with a memory has its own, or none.
+_ITS_OWN = {"positions": "learned", "qk_norm": False, "short_conv": 0, "scale_embedding": False}
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamingConfig(ModelConfig):
     """Sizes that every model with a memory has.
@@ -125,9 +129,9 @@ class StreamingConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, own in (("positions", "learned"), ("qk_norm", False), ("scale_embedding", False)):
+        for name, own in _ITS_OWN.items():
             if (got := getattr(self, name)) != own:
-                raise ValueError(f"{name} must be left out, since a model with a memory has its own: got {got}")
+                raise ValueError(f"{name} must be left out, since a model with a memory has its own or none: got {got}")
 
 
 class StreamingModel(LanguageModel):

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +54,8 @@ def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: A
     fairseq takes ``--bf16`` for a TPU's alone; ``--tpu`` is no flag here. ``--required-batch-size-multiple`` is 1
     unless it is given, since fairseq's 8 leaves out the last rows.
     """
+    given = settings.pop("input_args", args[0] if args else None)
+    args = (one_word_at_most(sys.argv[1:] if given is None else given), *args[1:])
 
     def refuse(message: str) -> NoReturn:
         parser.exit(2, f"{parser.prog}: error: {parser_sentence(message, parser)}\n")
@@ -71,6 +73,17 @@ def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: A
             raise
         refuse(f"--{'arch' if isinstance(error, RuntimeError) else 'task'} must be given")
     (found[0] if isinstance(found, tuple) else found).tpu = False
+    return found
+
+
+def one_word_at_most(arguments: Iterable[str]) -> list[str]:
+    """Arguments whose ``--qk-norm`` has the word that it knows or none; argparse takes a data folder for its word."""
+    found: list[str] = []
+    for argument in arguments:
+        if found and found[-1] == "--qk-norm":
+            found[-1:] = ["--qk-norm=scaled"] if argument == "scaled" else ["--qk-norm=True", argument]
+        else:
+            found.append(argument)
     return found
 
 

@@ -99,7 +99,18 @@ class PositionFlags(TransformerFlags):
     decoder_normalize_after: bool = option(
         False, "norms after the residual connections (post-LN) instead of in front of each decoder block"
     )
-    qk_norm: bool = option(False, "RMS norm of every head's queries and keys, before --positions rotary")
+    qk_norm: str = option(
+        "False",
+        "RMS norm of every head's queries and keys, before --positions rotary; with the word scaled, a learned "
+        "temperature a head multiplies the queries",
+        argparse_const="True",
+    )
+    short_conv: int = option(
+        0,
+        "add to every normalised input of attention so many before it, each times a learned weight a channel "
+        "(a causal depthwise convolution, from zero)",
+        least=0,
+    )
 
 
 @dataclass
@@ -224,7 +235,8 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if hasattr(cfg, "positions"):
         own = {"positions": str(cfg.positions), "rotary_base": float(cfg.rotary_base)}
-        own |= {"normalize_before": not cfg.decoder_normalize_after, "qk_norm": cfg.qk_norm}
+        own |= {"normalize_before": not cfg.decoder_normalize_after, "short_conv": cfg.short_conv}
+        own |= {"qk_norm": {"False": False, "True": True}.get(str(cfg.qk_norm), cfg.qk_norm)}
     return {
         **own,
         "dim": cfg.decoder_embed_dim,

@@ -23,7 +23,7 @@ from fairseq_ms.core.steps.chunks import tensors as tensors_of
 from tests.core.test_model import NAMES, build
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
-ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": True}
+ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled", "short_conv": 3}
 WORDS: dict[str, Any] = {"separators": (3, 7), "max_segment_len": 5, "dim": 128, "heads": 2}
 PIXELS = {**WORDS, "segmentation": "fixed", "separators": (), "max_segment_len": 3}
 SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
@@ -79,6 +79,7 @@ def tensors(state: FixedState) -> list[Tensor]:
     if isinstance(state, FixedChunks):
         return [state.position_1, *(x for _, _, x in tensors_of(state))]
     parts: list[Any] = list(state.parts())
+    parts += [part.before for part in parts if getattr(part, "before", None) is not None]
     return [state.position_1, *(part.buffer if hasattr(part, "buffer") else part.x for part in parts)]
 
 

@@ -19,6 +19,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "rms": {"norm": "rms"},
     "post": {"normalize_before": False},
     "qk": {"qk_norm": True},
+    "temperature": {"qk_norm": "scaled"},
+    "conv": {"short_conv": 3},
     "no_bias": {"bias": False},
     "swiglu": {"activation": "swiglu"},
     "relu_squared": {"activation": "relu_squared"},
@@ -28,8 +30,7 @@ PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.i
 LAYERS: dict[str, dict[str, Any]] = {
     "Vanilla": {"layers": 2},
     "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},
-    # The heads of the aggregation are of another width than those of the layers.
-    "BottomUp": {"scales": (core.Scale(1, 1), core.Scale(2, 1, heads=2), core.Scale(6, 1, heads=1))},
+    "BottomUp": {"scales": (core.Scale(1, 1), core.Scale(2, 1, heads=4), core.Scale(6, 1, heads=2))},
     "CoarseLM": {"scale": core.Scale(3, 2)},
     "Retina": {"layers": 2, "scales": (core.Scale(1, far=5, heads=4), core.Scale(3, near=5, far=20, heads=2))},
 }
@@ -43,7 +44,7 @@ def build(name: str, positions: str = "rotary", **changes: Any) -> core.Language
     config = getattr(core, f"{name}Config")(positions=positions, **{**SIZES, **LAYERS.get(name, {}), **changes})
     model = getattr(core, name)(config).double().eval()
     for parameter_name, parameter in model.named_parameters():
-        if ".qk." in parameter_name:
+        if ".qk." in parameter_name or ".short_conv." in parameter_name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
 
@@ -161,7 +162,7 @@ def test_no_projection_of_a_layer_has_a_bias_without_them() -> None:
 @pytest.mark.parametrize(("start", "factor"), [("normal", 1.0), ("scaled", 6**-0.5), ("zero", 0.0)])
 def test_projections_into_the_residual_stream_start_smaller_by_its_depth(start: str, factor: float) -> None:
     # Each of these streams runs through three layers, one of them the aggregation.
-    three: dict[str, dict[str, Any]] = {"BottomUp": {"scales": (core.Scale(1, 2), core.Scale(2, 1, heads=2))}}
+    three: dict[str, dict[str, Any]] = {"BottomUp": {"scales": (core.Scale(1, 2), core.Scale(2, 1, heads=6))}}
     three |= {"TopDown": {"scales": (core.Scale(1, 3),)}, "CoarseLM": {"scale": core.Scale(3, 3)}}
     for name in MODELS:
         sizes: dict[str, Any] = {"dim": 96, "ffn_dim": 384, "init_std": 0.02, **three.get(name, {"layers": 3})}
@@ -205,19 +206,16 @@ def test_words_are_scaled_and_positions_are_not() -> None:
     ("name", "changes", "sentence"),
     [
         *((name, {"dim": 18}, "rotary positions need heads of an even width: got 3") for name in MODELS),
-        # Heads of the layers are 4 wide, those of the aggregation 3.
-        (
-            "BottomUp",
-            {"dim": 12, "heads": 3, "scales": (core.Scale(1, 1), core.Scale(4, 1, heads=4))},
-            "of an even width: got 3",
-        ),
         ("Vanilla", {"positions": "sinusoidal"}, "positions must be one of learned, rotary, none: got sinusoidal"),
         ("Vanilla", {"rotary_base": 1.0}, "rotary_base must be above 1: got 1.0"),
         ("BottomUp", {"aggregation_gate": True, "init_residual": "zero"}, "init_residual must not be zero with aggreg"),
+        ("Vanilla", {"qk_norm": "learned"}, "qk_norm must be one of False, True, scaled: got learned"),
+        ("Vanilla", {"short_conv": -1}, "short_conv must be at least 0: got -1"),
         ("Vanilla", {"norm": "batch"}, "norm must be one of layer, rms: got batch"),
         ("Vanilla", {"init_residual": "one"}, "init_residual must be one of normal, scaled, zero: got one"),
         *((name, {}, "positions must be left out, since a model with a memory ") for name in WITH_A_MEMORY),
         *((name, {"positions": "learned", "qk_norm": True}, "qk_norm must be left out") for name in WITH_A_MEMORY),
+        *((name, {"positions": "learned", "short_conv": 3}, "short_conv must be left out") for name in WITH_A_MEMORY),
     ],
 )
 def test_what_breaks_a_rule_is_one_sentence(name: str, changes: dict, sentence: str) -> None:

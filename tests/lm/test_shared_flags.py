@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq import options
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch import Tensor
 
@@ -24,7 +25,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "rotary_base": (10000.0, 50.0),
     "norm": ("layer", "rms"),
     "decoder_normalize_after": (False, True),
-    "qk_norm": (False, True),
+    "qk_norm": ("True", "scaled"),
+    "short_conv": (0, 3),
     "scale_embedding": (False, True),
     "init_residual": ("scaled", "zero"),
     "checkpoint_activations": (False, True),
@@ -59,6 +61,9 @@ def trained(arch: str, **flags: Any) -> tuple[list, int]:
     shared = {name: value for name, value in {**SIZES, **DROPPED}.items() if name in has or name in SIZES}
     torch.manual_seed(3)
     model = build(arch, {**shared, "init_std": 0.4, **OWN.get(arch, {}), **flags}, dictionary(9)).train()
+    for name, parameter in model.named_parameters():
+        if name.endswith((".temperature", ".short_conv.weight")):  # which start from what changes nothing
+            torch.nn.init.normal_(parameter)
     tokens = torch.arange(32).view(2, 16) % 9 + 4
     torch.manual_seed(5)
     logits: list[Tensor] = []
@@ -80,6 +85,16 @@ def effect(arch: str, flag: str, value: Any) -> object:
         sentence = str(error)
     assert f"--{flag.replace('_', '-')}" in sentence
     return sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [([], "False"), (["--qk-norm"], "True"), (["--qk-norm", "scaled"], "scaled")]
+)
+@pytest.mark.parametrize("after", [["--lr", "1", "DATA"], ["DATA"], ["DATA", "--lr", "1"]])
+def test_a_flag_of_one_word_or_none_takes_no_other(given: list[str], stored: str, after: list[str]) -> None:
+    parser = options.get_training_parser("language_modeling")
+    args = options.parse_args_and_arch(parser, ["--arch", "vanilla_lm", *given, *after])
+    assert (args.data, getattr(args, "qk_norm", "False")) == ("DATA", stored)
 
 
 @pytest.mark.parametrize(("arch", "flag"), CASES)

@@ -26,6 +26,7 @@ class Rectangles:
     shapes: Sequence[tuple[int, int]]
     cache: RowCache | None = None
     cached_X: Tensor | None = None
+    before: None = None
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
         """Queries, keys and values (Q, 3 * N * H) of one list -> (Q, N * H); nothing is computed for padding."""
@@ -55,6 +56,7 @@ class RowCache:
     row_X: Tensor
     place_X: Tensor
     bias: Tensor | None = None
+    before: None = None
 
     def write(self, qkv: Tensor, heads: int) -> None:
         """Take in keys and values of projected (X, 3 * N * H)."""

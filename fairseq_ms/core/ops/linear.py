@@ -1,4 +1,4 @@
-"""Linear layers, and what is cheap in front of them: a norm, activation, dropout.
+"""Linear layers, and what is cheap in front of them: a norm, a short convolution, activation, dropout.
 
 Norms, activation and dropout produce half of the tensors that autograd keeps of a transformer layer, and take next
 to no time. Here their results are computed again in the backward pass from inputs that are kept anyway.
@@ -7,7 +7,7 @@ to no time. Here their results are computed again in the backward pass from inpu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -151,18 +151,68 @@ def normalise(norm: Norm, x: Tensor, weight_D: Tensor, bias_D: Tensor | None = N
     return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
 
 
-def norm_heads(x_BTO: Tensor, head_dim: int, norms: Sequence[tuple[Norm, int]], recompute: bool) -> Tensor:
+class Before(Protocol):
+    """What a state remembers of the positions before those it is shown."""
+
+    def join(self, x_BTD: Tensor) -> Tensor:
+        """T more positions, after the N before them: (B, N + T, D)."""
+
+
+@ours
+class ShortConv(nn.Module):
+    """Adds to every position the N before it, each times a weight a channel: a causal depthwise convolution, from zero.
+
+    With the token before in every key, one layer finds what followed last time (known as token shift, smear or canon
+    layers; Mamba and gated delta nets have it).
+
+    Args:
+        dim: D
+        taps: N
+    """
+
+    def __init__(self, dim: int, taps: int) -> None:
+        super().__init__()
+        # The last row is that of the position just before.
+        self.weight = nn.Parameter(torch.zeros(taps, dim))
+
+    def reset_parameters(self) -> None:
+        """Add nothing."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x_BTD: Tensor, before: Before | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D); before a text there are zeros, and ``before`` knows what is before a piece."""
+        joined = F.pad(x_BTD, (0, 0, len(self.weight), 0)) if before is None else before.join(x_BTD)
+        return add_before(x_BTD, joined, self.weight)
+
+
+def add_before(x_BTD: Tensor, joined: Tensor, weight_ND: Tensor) -> Tensor:
+    """x, of (B, N + T, D) the last T positions, plus the N positions before each times their weights; (B, T, D)."""
+    weight_ND, length = weight_ND.to(x_BTD.dtype), x_BTD.size(-2)
+    if length == 1:
+        return x_BTD + (joined[..., :-1, :] * weight_ND).sum(-2, keepdim=True)
+    for first, weight_D in enumerate(weight_ND):
+        x_BTD = torch.addcmul(x_BTD, joined[..., first : first + length, :], weight_D)
+    return x_BTD
+
+
+def norm_heads(
+    x_BTO: Tensor, head_dim: int, norms: Sequence[tuple[Norm, int]], recompute: bool, factors_N: Tensor | None = None
+) -> Tensor:
     """x (B, T, O), whose first heads pass through these norms over H, so many through each; the rest stays as it is.
 
-    With ``recompute``, only x is kept for backward.
+    The first of them are multiplied by ``factors``. With ``recompute``, only x is kept for backward.
     """
     if plain(*(norm for norm, _ in norms)):
         gain_NH = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
+        if factors_N is not None:
+            gain_NH = F.pad(factors_N, (0, len(gain_NH) - len(factors_N)), value=1.0).unsqueeze(1) * gain_NH
         return recomputed(_normalised_heads, x_BTO, gain_NH, enabled=recompute)
     widths = [count * head_dim for _, count in norms]
     *parts, rest = x_BTO.split([*widths, x_BTO.size(-1) - sum(widths)], dim=-1)
-    heads = [norm(part.unflatten(-1, (n, head_dim))).flatten(-2) for part, (norm, n) in zip(parts, norms) if n]
-    return torch.cat([*(part.to(x_BTO.dtype) for part in heads), rest], dim=-1)
+    heads = [norm(part.unflatten(-1, (n, head_dim))) for part, (norm, n) in zip(parts, norms) if n]
+    if factors_N is not None:
+        heads[0] = heads[0] * factors_N.unsqueeze(1)
+    return torch.cat([*(part.flatten(-2).to(x_BTO.dtype) for part in heads), rest], dim=-1)
 
 
 def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
@@ -172,22 +222,49 @@ def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
     return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
 
 
-def norm_linear(x: Tensor, norm: Norm | None, linear: nn.Linear, recompute: bool) -> Tensor:
-    """``linear(norm(x))``, its naive twin; x (..., D) -> (..., O). Without a norm, ``linear(x)``.
+def norm_linear(
+    x: Tensor,
+    norm: Norm | None,
+    linear: nn.Linear,
+    recompute: bool,
+    conv: ShortConv | None = None,
+    before: Before | None = None,
+) -> Tensor:
+    """``linear(conv(norm(x), before))``, its naive twin; x (..., D) -> (..., O). Either of the two may be missing.
 
-    With ``recompute``, the normalised input is not kept for backward.
+    With ``recompute``, x is all that is kept for backward.
     """
-    return norm_linear_and_normed(x, norm, linear, recompute)[0]
+    return norm_linear_and_normed(x, norm, linear, recompute, conv, before)[0]
 
 
-def norm_linear_and_normed(x: Tensor, norm: Norm | None, linear: nn.Linear, recompute: bool) -> tuple[Tensor, Tensor]:
-    """``linear(norm(x))`` and ``norm(x)``, normalised once; only those who use the latter keep it for backward."""
-    if norm is None:
+def norm_linear_and_normed(
+    x: Tensor,
+    norm: Norm | None,
+    linear: nn.Linear,
+    recompute: bool,
+    conv: ShortConv | None = None,
+    before: Before | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``norm_linear`` and what its projection reads, computed once; only those who use the latter keep it."""
+    if norm is None and conv is None:
         return linear(x), x
-    if not (recompute and torch.is_grad_enabled() and plain(norm, linear)):
-        normed = norm(x)
+    if before is not None or not (recompute and torch.is_grad_enabled() and plain(norm, conv, linear)):
+        normed = x if norm is None else norm(x)
+        if conv is not None:
+            normed = conv(normed, before)
         return linear(normed), normed
-    return _NormLinear.apply(norm, x, linear.weight, linear.bias, *own_of(norm))
+    own = [] if norm is None else own_of(norm)
+    own += [] if conv is None else [conv.weight]
+    return _NormLinear.apply(norm, conv is not None, x, linear.weight, linear.bias, *own)
+
+
+def _prepared(norm: Norm | None, mixed: bool, x: Tensor, *own: Tensor) -> Tensor:
+    """``conv(norm(x))`` with other parameters, or without the one or the other."""
+    own_D, taps = (own[:-1], own[-1:]) if mixed else (own, ())
+    normed = x if norm is None else normalise(norm, x, *own_D)
+    for weight_ND in taps:
+        normed = add_before(normed, F.pad(normed, (0, 0, len(weight_ND), 0)), weight_ND)
+    return normed
 
 
 def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Linear, recompute: bool) -> Tensor:
@@ -201,14 +278,14 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Linear, r
 
 
 class _NormLinear(torch.autograd.Function):
-    """A norm and a projection, with the normalised input as a second result, which may stay unused."""
+    """A norm, a short convolution and a projection, with what it reads as a second result, which may stay unused."""
 
     @staticmethod
-    def forward(ctx, norm: Norm, x: Tensor, weight_OD, bias_O, *own_D: Tensor):
+    def forward(ctx, norm: Norm | None, mixed: bool, x: Tensor, weight_OD, bias_O, *own: Tensor):
         ctx.set_materialize_grads(False)
-        normed = normalise(norm, x, *own_D)
-        ctx.norm, ctx.has_bias, ctx.dtype = norm, bias_O is not None, normed.dtype
-        ctx.save_for_backward(weight_OD, x, *own_D)
+        normed = _prepared(norm, mixed, x, *own)
+        ctx.norm, ctx.mixed, ctx.has_bias, ctx.dtype = norm, mixed, bias_O is not None, normed.dtype
+        ctx.save_for_backward(weight_OD, x, *own)
         return F.linear(normed, weight_OD, bias_O), normed
 
     @staticmethod
@@ -219,12 +296,12 @@ class _NormLinear(torch.autograd.Function):
         if grad_elsewhere is not None:
             grad_normed = grad_normed + grad_elsewhere
         with torch.enable_grad():
-            x, *own_D = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+            x, *own = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
             # In the types of the forward pass, where autocast may have chosen a wider one than x has.
-            wide = torch.promote_types(ctx.dtype, own_D[0].dtype)
-            normed = normalise(ctx.norm, x.to(ctx.dtype), *(own.to(wide) for own in own_D))
+            wide = torch.promote_types(ctx.dtype, own[0].dtype)
+            normed = _prepared(ctx.norm, ctx.mixed, x.to(ctx.dtype), *(parameter.to(wide) for parameter in own))
         grad_x, *grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
-        return None, grad_x, *weight_gradients(grad, normed.detach(), ctx.has_bias), *grads
+        return None, None, grad_x, *weight_gradients(grad, normed.detach(), ctx.has_bias), *grads
 
 
 class _ActivationLinear(torch.autograd.Function):

@@ -81,6 +81,16 @@ def rotate(x_BTO: Tensor, positions: Sequence[int], heads: int, head_dim: int, b
     return torch.stack(rows, dim=1)
 
 
+def short_conv(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+    """Position by position, x plus the N before it, the nearest times the last weight; twin of ``ShortConv``."""
+    rows = []
+    for t, x_BD in enumerate(x_BTD.unbind(1)):
+        for distance in range(1, min(t, len(weight_ND)) + 1):
+            x_BD = x_BD + weight_ND[-distance] * x_BTD[:, t - distance]
+        rows.append(x_BD)
+    return torch.stack(rows, dim=1)
+
+
 def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, ignore_index: int) -> Tensor:
     """Of every row, -log p(target) from all logits, (Q,), at least in float32; zero at ``ignore_index``."""
     logits_QV = F.linear(x_QD, weight_VD)

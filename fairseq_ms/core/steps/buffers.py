@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.cache import KeyValueCache, Rows, State, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State, UnfinishedBlock
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.retina import SlidingCache
 
@@ -101,6 +101,7 @@ class FixedCache(KeyValueCache):
         # Zeros: what is hidden has to be finite.
         self.buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.capacity, head_dim)
         self.slots = slots
+        self.before = cache.before and FixedInputs(cache.before.x)
 
     def append(self, k_BN1H: Tensor, v_BN1H: Tensor) -> tuple[Tensor, Tensor]:
         """Write the position of this step; all places, (B, N, S, H) each."""
@@ -124,9 +125,13 @@ class FixedCache(KeyValueCache):
         count = min(kept.size(3), self.buffer.size(3))
         places = torch.arange(end - count, end, device=kept.device) % self.slots.capacity
         self.buffer.index_copy_(3, places, kept[:, :, :, kept.size(3) - count :])
+        if self.before is not None and cache.before is not None:
+            self.before.put(cache.before.x)
 
     def reorder(self, order: Tensor) -> None:
         self.buffer.copy_(self.buffer.index_select(1, order))
+        if self.before is not None:
+            self.before.reorder(order)
 
 
 class FixedRows(Rows):
@@ -141,6 +146,10 @@ class FixedRows(Rows):
 
     def reorder(self, order: Tensor) -> None:
         self.x.copy_(self.x.index_select(0, order))
+
+
+class FixedInputs(FixedRows, LastInputs):
+    """``LastInputs`` in memory that never moves."""
 
 
 class FixedBlock(FixedRows):

@@ -5,21 +5,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_ms.core.cache import LastInputs
+from fairseq_ms.core.ops import naive
 from fairseq_ms.core.ops.linear import (
     ACTIVATIONS,
     NORMS,
     FeedForward,
     Norm,
+    ShortConv,
     activation_linear,
     norm_linear,
     norm_linear_and_normed,
 )
 from fairseq_ms.core.ops.recompute import scaled_mask
 from tests.helpers.gradients import assert_same_with_gradients, gradients
-
-
-def parameters(*modules: nn.Module) -> list[Tensor]:
-    return [parameter for module in modules for parameter in module.parameters()]
 
 
 def random_norm(dim: int, kind: str = "layer") -> Norm:
@@ -45,25 +44,39 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
     assert_same_with_gradients(ours, plain, inputs)
 
 
-@pytest.mark.parametrize("kind", NORMS)
+def random_conv(dim: int, taps: int) -> ShortConv | None:
+    conv = ShortConv(dim, taps).double() if taps else None
+    return conv and conv.apply(lambda module: nn.init.normal_(module.weight))
+
+
+@pytest.mark.parametrize("taps", [0, 1, 3, 8])
+@pytest.mark.parametrize("kind", [*NORMS, None])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_norm_before_a_projection_equals_autograd(bias: bool, kind: str) -> None:
-    norm, linear = random_norm(7, kind), nn.Linear(7, 4, bias).double()
+def test_a_norm_and_a_convolution_before_a_projection_equal_autograd(bias: bool, kind: str | None, taps: int) -> None:
+    norm, conv = random_norm(7, kind) if kind else None, random_conv(7, taps)
+    linear = nn.Linear(7, 4, bias).double()
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    inputs = [x, *parameters(norm, linear)]
-    ours, plain = (norm_linear(x, norm, linear, recompute) for recompute in (True, False))
-    assert_same_with_gradients(ours, plain, inputs)
+    inputs = [x, *(p for module in (norm, conv, linear) if module is not None for p in module.parameters())]
+
+    def expected(read_twice: bool) -> Tensor:
+        normed = norm(x) if norm is not None else x
+        normed = naive.short_conv(normed, conv.weight) if conv is not None else normed
+        return torch.cat([linear(normed), normed.sin()], dim=-1) if read_twice else linear(normed)
+
+    for recompute in (True, False):
+        assert_same_with_gradients(norm_linear(x, norm, linear, recompute, conv), expected(False), inputs)
+        projected, normed = norm_linear_and_normed(x, norm, linear, recompute, conv)
+        assert_same_with_gradients(torch.cat([projected, normed.sin()], dim=-1), expected(True), inputs)
 
 
-@pytest.mark.parametrize("kind", NORMS)
-def test_a_normalised_input_that_others_use_too_passes_both_gradients_on(kind: str) -> None:
-    norm, linear = random_norm(7, kind), nn.Linear(7, 4).double()
-    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    ours, plain = (
-        torch.cat([projected, normed.sin()], dim=-1)
-        for projected, normed in (norm_linear_and_normed(x, norm, linear, recompute) for recompute in (True, False))
-    )
-    assert_same_with_gradients(ours, plain, [x, *parameters(norm, linear)])
+@pytest.mark.parametrize("taps", [1, 3, 8])
+def test_a_convolution_in_pieces_knows_what_was_before(taps: int) -> None:
+    conv, x = random_conv(7, taps), torch.randn(2, 17, 7, dtype=torch.float64)
+    assert conv is not None
+    before = LastInputs(x.new_zeros(2, taps, 7))
+    with torch.no_grad():
+        pieces = [conv(piece, before) for piece in x.split([1, 1, 5, 1, 9], dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), naive.short_conv(x, conv.weight), rtol=0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", NORMS)

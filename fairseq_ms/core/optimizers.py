@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_fused_optimizers
+from fairseq_ms.core.ops.orthogonal import orthogonalised
+
+# What Muon's rate is multiplied by for a matrix (O, I), by the names that torch has for it.
+RATES: dict[str, Callable[[int, int], float]] = {
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
 
 
 def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -57,7 +65,8 @@ def muon_and_adamw(
 class MuonAndAdamW(torch.optim.Optimizer):
     """torch's Muon for groups of parameters that have ``rows``, and AdamW for all others, with one state.
 
-    ``rows`` are those of the projections in each matrix of a group, which Muon takes one by one.
+    ``rows`` are those of the projections in each matrix of a group, each of which Muon updates by itself; those of one
+    shape are computed together, which on a CPU with bfloat16 products changes no bit (``ops.orthogonal``).
 
     Args:
         projections: the matrices of a first group, and their rows
@@ -117,21 +126,20 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """Update all parameters; what ``closure`` computes, if it is given."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        of_pieces: dict[nn.Parameter, Any] = {}
-        others = [group for group in self.param_groups if "rows" not in group]
-        matrices = [group for group in self.param_groups if "rows" in group]
-        matrices = [{**group, "params": list(self._projections(group, of_pieces))} for group in matrices]
-        kinds: tuple[Any, ...] = (torch.optim.Muon, matrices, of_pieces), (torch.optim.AdamW, others, self.state)
-        for kind, groups, state in kinds:
-            if groups:
-                # For this update alone: what lasts is in groups and state, which are copied and saved.
-                optimizer = kind(groups)
-                optimizer.state = state
-                optimizer.step()
+        for group in self.param_groups:
+            if "rows" in group:
+                self._update_matrices(group)
+        if others := [group for group in self.param_groups if "rows" not in group]:
+            # For this update alone: what lasts is in groups and state, which are copied and saved.
+            adamw = torch.optim.AdamW(others)
+            adamw.state = self.state
+            adamw.step()
         return loss
 
-    def _projections(self, group: Mapping[str, Any], state: dict[nn.Parameter, Any]) -> Iterator[nn.Parameter]:
-        """Parts of parameters, each a parameter in the memory of the whole, and so are gradient and momentum."""
+    def _update_matrices(self, group: Mapping[str, Any]) -> None:
+        """One update of a group by Muon: projections of one shape together, by as many launches as one of them."""
+        lr, momentum = float(group["lr"]), group["momentum"]
+        alike: dict[Any, list[tuple[Tensor, ...]]] = {}
         for parameter, rows in zip(group["params"], group["rows"], strict=True):
             if parameter.grad is None:
                 continue
@@ -139,8 +147,15 @@ class MuonAndAdamW(torch.optim.Optimizer):
             if "momentum_buffer" not in own:
                 own["momentum_buffer"] = torch.zeros_like(parameter)
             parts = (whole.split(rows) for whole in (parameter, parameter.grad, own["momentum_buffer"]))
-            for weight, gradient, buffer in zip(*parts, strict=True):
-                piece = nn.Parameter(weight)
-                piece.grad = gradient
-                state[piece] = {"momentum_buffer": buffer}
-                yield piece
+            for piece in zip(*parts, strict=True):
+                alike.setdefault((piece[0].shape, piece[0].dtype, piece[0].device), []).append(piece)
+        for (shape, dtype, _), pieces in alike.items():
+            weights, gradients, momenta = zip(*pieces, strict=True)
+            torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+            updates = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
+            moves = orthogonalised(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+            # Laid out as the weights are: only then is adding all of them one launch.
+            moves = moves.contiguous().to(dtype)
+            rate = lr * RATES[group["adjust_lr_fn"] or "original"](*shape)
+            torch._foreach_add_(weights, moves.unbind(0), alpha=-rate)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms import core
 from fairseq_ms.core.iem import ImplicitEmbedding
@@ -75,28 +76,57 @@ def assert_same(found: torch.nn.Module, expected: torch.nn.Module) -> None:
     torch.testing.assert_close(list(found.parameters()), list(expected.parameters()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["Retina", "TransformerQL", "HAED"])
-def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: str) -> None:
+OTHERWISE = {"nesterov": False, "momentum": 0.8, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 3, "eps": 1e-2}
+
+
+@pytest.mark.parametrize(("name", "settings"), [*((name, {}) for name in NAMES), ("Retina", OTHERWISE)])
+def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: str, settings: dict[str, Any]) -> None:
     model = build(name, vocab_size=SYMBOLS)
     naive = copy.deepcopy(model)
-    updates(model, core.muon_and_adamw(model, 0.02, 0.005, 0.1, (0.8, 0.9)), 3)
+    muon = {**settings, "weight_decay": 0.1}
+    of_adamw: dict[str, Any] = {"weight_decay": 0.1, "betas": (0.8, 0.9)}
+    rows, (_, others) = rows_of_projections(model), core.matrices_and_others(model)
+    updates(model, MuonAndAdamW(rows, others, 0.02, 0.005, muon, of_adamw), 3)
     rows, (_, others) = rows_of_projections(naive), core.matrices_and_others(naive)
     pieces = {weight: [torch.nn.Parameter(part) for part in weight.detach().split(rows[weight])] for weight in rows}
     two = [
-        torch.optim.Muon(itertools.chain(*pieces.values()), lr=0.02, weight_decay=0.1),
-        torch.optim.AdamW(others, lr=0.005, weight_decay=0.1, betas=(0.8, 0.9), fused=True),
+        torch.optim.Muon(itertools.chain(*pieces.values()), lr=0.02, **muon),
+        torch.optim.AdamW(others, lr=0.005, fused=True, **of_adamw),
     ]
     for update in range(3):
         tokens = torch.randint(SYMBOLS, (2, 17), generator=torch.Generator().manual_seed(update))
         naive.zero_grad()
         naive.loss(tokens[:, :-1], tokens[:, 1:]).backward()
         for weight, parts in pieces.items():
-            for part, gradient in zip(parts, weight.grad.split(rows[weight]), strict=True):  # type: ignore[union-attr]
+            # What compresses memories has no gradient by this loss, and stays as it is.
+            gradients = [None] * len(parts) if weight.grad is None else weight.grad.split(rows[weight])
+            for part, gradient in zip(parts, gradients, strict=True):
                 part.grad = gradient
         for optimizer, rate in zip(two, (0.02, 0.005), strict=True):
             optimizer.param_groups[0]["lr"] = rate / (1 + update)
             optimizer.step()
     assert_same(model, naive)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations, whatever they work on."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **kwargs or {})
+
+
+def test_an_update_of_more_layers_takes_no_more_launches() -> None:
+    counts = []
+    for layers in (1, 3):
+        model = build("Vanilla", vocab_size=SYMBOLS, layers=layers)
+        updates(model, optimizer := core.muon_and_adamw(model, 0.02, 0.005), 1)
+        with Launches() as launches:
+            optimizer.step()
+        counts.append(launches.count)
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("older", [False, True])

@@ -1,0 +1,31 @@
+"""Muon's orthogonalisation, for many matrices in as few launches as for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def orthogonalised(
+    matrices: Sequence[Tensor], coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
+    """Matrices (O, I) of one shape, each brought near the orthogonal one nearest to it, (M, O, I) in bfloat16.
+
+    Newton-Schulz iterations X <- a X + (b X X^T + c (X X^T)^2) X of the matrices over their norms, as
+    ``torch.optim.Muon`` does them one by one; its own numbers bit for bit on a CPU with bfloat16 products, within
+    their rounding elsewhere. Source: https://kellerjordan.github.io/posts/muon/
+    """
+    a, b, c = coefficients
+    first = matrices[0]
+    x_MOI = torch.empty((len(matrices), *first.shape), dtype=torch.bfloat16, device=first.device)
+    torch._foreach_copy_(x_MOI.unbind(0), list(matrices))
+    # A norm a matrix, each added up in the order of one alone.
+    norms_M = torch.stack(torch._foreach_norm(x_MOI.unbind(0))).clamp(min=eps)
+    tall = x_MOI.size(1) > x_MOI.size(2)
+    x = (x_MOI.mT if tall else x_MOI).div_(norms_M[:, None, None])
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 Way = list[tuple[str, str]]
@@ -60,7 +61,7 @@ def changes_nothing(module: str) -> None:
 
 
 # The steps of a way, each with one argument. What is loaded by its path needs no "find".
-STEPS = {
+STEPS: dict[str, Callable[[str], Any]] = {
     "find": lambda folder: sys.path.insert(0, folder),
     "enter": os.chdir,
     "import": importlib.import_module,

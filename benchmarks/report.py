@@ -35,20 +35,20 @@ def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mappin
         "",
         f"    fairseq-ms bench all {how} --report FILE{'      # or: make gpu' if on_gpu else ''}",
         "",
-        *_wrapped(f"{about}such numbers, too. {memory}"),
+        *wrapped(f"{about}such numbers, too. {memory}"),
     ]
     if machine["quick"]:
         lines += ["", "These are tiny shapes: the numbers mean nothing."]
     begun = [table for table in tables if any(table.key(row) in records for row in table.rows)]
     for table in begun:
-        lines += ["", f"## {table.title}", "", *_wrapped(table.about), ""]
+        lines += ["", f"## {table.title}", "", *wrapped(table.about), ""]
         if PARITY in records.get(table.name, {}):
-            lines += [*_wrapped(f"Checked before: {records[table.name][PARITY]}."), ""]
+            lines += [*wrapped(f"Checked before: {records[table.name][PARITY]}."), ""]
         lines += markdown(table, table.rows, records)
         missing = sum(table.key(row) not in records for row in table.rows)
         lines += ["", f"Rows not measured: {missing} (`--list` names them)."] if missing else []
     later = [f"{table.title} ({len(table.rows)})" for table in tables if table not in begun]
-    lines += ["", *_wrapped(f"Tables not measured, with their rows: {'; '.join(later)}.")] if later else []
+    lines += ["", *wrapped(f"Tables not measured, with their rows: {'; '.join(later)}.")] if later else []
     return "\n".join(lines) + "\n"
 
 
@@ -57,12 +57,12 @@ def markdown(table: Table, rows: Sequence[Row], records: Mapping[str, Record]) -
     ratios = [f"ratio {heading}" for heading in table.ratios]
     columns = [c for key, heading in table.columns.items() for c in [heading, *(ratios if key == TIME else [])]]
     header = [*table.settings, *columns]
-    lines = [_line(header), _line(["---"] * len(header))]
+    lines = [line_of(header), line_of(["---"] * len(header))]
     for row in rows:
         record = records.get(table.key(row))
         if record is not None:
             cells = _cells(table, row, records) if NUMBERS in record else [_why_not(record)]
-            lines.append(_line([*row.settings, *cells, *[""] * (len(columns) - len(cells))]))
+            lines.append(line_of([*row.settings, *cells, *[""] * (len(columns) - len(cells))]))
     return lines
 
 
@@ -108,9 +108,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def line_of(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 120, break_on_hyphens=False)

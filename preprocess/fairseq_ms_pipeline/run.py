@@ -56,7 +56,7 @@ class Job:
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
         if self.dataset.level == "hf_byte_bpe" and find_spec("tokenizers") is None:
-            raise ValueError("--bpe hf_byte_bpe needs the package tokenizers: run pip install tokenizers.")
+            raise ValueError("byte-level BPE needs the package tokenizers: run pip install tokenizers.")
         return check_out(self.out, self.settings())
 
     def settings(self) -> Json:

@@ -73,7 +73,7 @@ def check_inputs(inputs: list[Path]) -> None:
 
 def total_bytes(inputs: list[Path]) -> int:
     """Bytes on disk of all inputs (of compressed ones: compressed)."""
-    return sum(file.stat().st_size for path in inputs for file in _plain_files(path))
+    return sum(file.stat().st_size for path in inputs for file in plain_files(path))
 
 
 def text_files(
@@ -89,7 +89,7 @@ def text_files(
     damaged.
     """
     for path in inputs:
-        for file in _plain_files(path):
+        for file in plain_files(path):
             name = file.relative_to(path.parent).as_posix()
             with _damage_named(str(file)):
                 # Asked first, since a wanted file may be a zip itself, as NumPy's npz are.
@@ -141,7 +141,8 @@ def _raw_lines(file: TextFile) -> Iterator[bytes]:
         yield from file.stream
 
 
-def _plain_files(path: Path) -> list[Path]:
+def plain_files(path: Path) -> list[Path]:
+    """A file itself, or all files below a folder, sorted; hidden ones are passed over."""
     if path.is_file():
         return [path]
     files = [file for file in path.rglob("*") if file.is_file()]

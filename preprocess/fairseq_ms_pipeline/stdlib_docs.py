@@ -111,17 +111,23 @@ def corpus(folder: Path, parts: Callable[[str], Iterator[str]] = paragraphs) -> 
 
 
 def split_by_module(texts: dict[str, list[str]], seed: int, fraction: float) -> dict[str, str]:
-    """A split for each module: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes."""
+    """``split_by_size`` of modules by the bytes of their lines."""
+    return split_by_size(
+        {name: sum(len(line.encode()) + 1 for line in lines) for name, lines in texts.items()}, seed, fraction
+    )
+
+
+def split_by_size(sizes: dict[str, int], seed: int, fraction: float) -> dict[str, str]:
+    """A split for each name: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes."""
 
     def drawn(name: str) -> bytes:
         return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
 
-    sizes = {name: sum(len(line.encode()) + 1 for line in lines) for name, lines in texts.items()}
     wanted = fraction * sum(sizes.values())
     filled = {"valid": 0, "test": 0}
     splits = {}
-    for name in sorted(texts, key=drawn):
-        # A module too large for what is left to fill belongs to the training text.
+    for name in sorted(sizes, key=drawn):
+        # What is too large for what is left to fill belongs to the training text.
         split = next((s for s, size in filled.items() if size + sizes[name] <= 1.05 * wanted), "train")
         if split != "train":
             filled[split] += sizes[name]

@@ -88,7 +88,7 @@ def test_a_flag_that_cannot_work_with_it_is_refused(flags, sentence, prepared, t
 def test_without_tokenizers_the_sentence_says_what_to_install(prepared, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     said = prepare(prepared[0], "--out", tmp_path / "out")
-    assert "--bpe hf_byte_bpe needs the package tokenizers: run pip install tokenizers." in said
+    assert "byte-level BPE needs the package tokenizers" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -1,0 +1,418 @@
+"""Which windows pay at equal cache: models of every kind of windows, trained alike and compared where it counts.
+
+    python -m benchmarks.windows CORPUS... --out FOLDER [--only ARM...] [--minutes N] [--report PAGE] [--png FILE]
+
+A CORPUS is a folder that ``fairseq-ms prepare`` has made, such as that of ``prepare code``. Every arm is trained at
+three rates for a tenth of the tokens and then, at the best, as a whole; the best four also with further seeds. A run
+that is done is one line of FOLDER/records.jsonl. Stopped by --minutes or SIGTERM, or killed, the same command goes on;
+--report and --png make the page and its figure of the lines that there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.device import facts
+from benchmarks.prototypes import DenseAttention, Group, keys_a_head, parse
+from benchmarks.records import Records
+from benchmarks.report import line_of, wrapped
+from benchmarks.table import FAILED, NUMBERS, Options, Record
+from fairseq_ms.core import Retina, RetinaConfig, Scale, Vanilla, VanillaConfig, muon_and_adamw
+from fairseq_ms.core.ops.device import wait_for
+from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, replace_file, write_png, write_text
+from fairseq_ms.tools.saved_bytes import saved_bytes
+
+# Of Muon; AdamW's is a fixed part of it, so that one number is searched.
+RATES, OF_ADAMW = (0.01, 0.02, 0.04), 0.3
+TUNING, WARMUP, BEST, SAVE_SECONDS = 0.1, 0.05, 4, 180.0
+# Distances back to the last occurrence of a pair of tokens, and positions, up to which losses are told apart.
+DISTANCES, POSITIONS = (8, 64, 256, 512, 1024), tuple(2**power for power in range(4, 13))
+COLUMNS = [*(f"to {d}" for d in DISTANCES), "beyond", "never"]
+PARTS = {"short_conv": 3, "qk_norm": "scaled"}
+BARE = {"short_conv": 0, "qk_norm": False}
+
+
+class Arm(NamedTuple):
+    """A row of the table: what --only takes, windows (``parse``) for texts of 1,024 tokens, and other ``PARTS``.
+
+    ``heads`` are settings of the prototype that the core does not have.
+    """
+
+    name: str
+    windows: str
+    parts: Mapping[str, Any] = {}
+    heads: Mapping[str, bool] = {}
+
+
+# The most valuable first. A head remembers 128 keys where the name says nothing of full ones or of another number.
+ARMS = [
+    Arm("full", "1x=0:"),
+    Arm("window 128", "1x=0:128"),
+    Arm("small heads", "1x=0:8*2,1x=0:168*6"),
+    Arm("full, no convolution", "1x=0:", {"short_conv": 0}),
+    Arm("small heads, full ones", "1x=0:8*2,1x=0:*6"),
+    Arm("tokens and gated blocks", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True}),
+    Arm("full, neither", "1x=0:", BARE),
+    Arm("small heads, full ones, no convolution", "1x=0:8*2,1x=0:*6", {"short_conv": 0}),
+    Arm(
+        "four widths, growing",
+        "1x=0:9*2,1x=0:18*2,1x=0:36*2,1x=0:73*2|1x=0:18*2,1x=0:36*2,1x=0:73*2,1x=0:146*2|"
+        "1x=0:36*2,1x=0:73*2,1x=0:146*2,1x=0:291*2|1x=0:73*2,1x=0:146*2,1x=0:291*2,1x=0:583*2",
+    ),
+    Arm("far heads", "1x=0:8*2,1x=0:224*4,16x=224:*2"),
+    Arm("window 256", "1x=0:256"),
+    Arm("tokens and blocks", "1x=0:8*2,1x=0:112+16x=112:*6"),
+    Arm("tokens and gated blocks, not turned", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True, "turned": False}),
+]
+
+
+class Size(NamedTuple):
+    """Of all models; ``tokens`` are those of training, ``held_out`` the rows of validation."""
+
+    dim: int
+    heads: int
+    layers: int
+    length: int
+    rows: int
+    tokens: float
+    held_out: int
+
+
+# 1 and 16 million parameters outside embeddings; and to see that everything runs.
+SIZES = {
+    "cpu": Size(144, 8, 4, 1024, 4, 15e6, 256),
+    "gpu": Size(512, 8, 5, 4096, 4, 480e6, 256),
+    "quick": Size(16, 8, 4, 64, 2, 1024, 4),
+}
+
+
+class Job(NamedTuple):
+    """A run: as a whole, or to tune its rate."""
+
+    corpus: str
+    arm: Arm
+    seed: int
+    rate: float
+    tuning: bool
+
+    @property
+    def key(self) -> str:
+        """Of its line in the records."""
+        return f"{self.corpus} | {self.arm.name} | {f'rate {self.rate:g}' if self.tuning else f'seed {self.seed}'}"
+
+
+def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
+    """The model of an arm, with new weights: the core's own where it has such windows, else the prototype."""
+    torch.manual_seed(seed)
+    sizes = {"dim": size.dim, "ffn_dim": 4 * size.dim, "heads": size.heads, "layers": size.layers}
+    start = {"init_residual": "scaled", "embedding_init_std": 0.1, "dropout": 0.0, "attention_dropout": 0.0}
+    config = {**sizes, **start, "vocab_size": symbols, "positions": "rotary", **PARTS, **arm.parts}
+    layers = layers_of(arm, size)
+    if arm.windows == "1x=0:":
+        return Vanilla(VanillaConfig.from_dict(config))
+    if in_core(arm, size):
+        of_groups = [(group.heads, *group.windows[0]) for group in layers[0]]
+        scales = [Scale(k, near=near, far=far or 0, heads=heads) for heads, k, near, far in of_groups]
+        return Retina(RetinaConfig(scales=tuple(scales), **config))
+    model = Vanilla(VanillaConfig.from_dict(config))
+    for layer, groups in zip(model.stack.layers, itertools.cycle(layers)):
+        layer.attention = DenseAttention(model.config, groups, **arm.heads)  # type: ignore[assignment]
+    model.reset_parameters()
+    return model
+
+
+def in_core(arm: Arm, size: Size) -> bool:
+    """Whether the core has such windows."""
+    layers = layers_of(arm, size)
+    windows = [window for group in layers[0] for window in group.windows]
+    factors = [window.factor for window in windows]
+    alone = len(layers) == 1 and len(windows) == len(layers[0]) and not arm.heads
+    return arm.windows == "1x=0:" or (alone and factors == sorted(set(factors)) and all(w.far for w in windows))
+
+
+def layers_of(arm: Arm, size: Size) -> list[list[Group]]:
+    """The groups of heads of its layers, in turn."""
+    return parse(arm.windows, size.heads, max(1, size.length // 1024))
+
+
+class Corpus:
+    """The tokens of a prepared folder, memory-mapped; UsageError where there are none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.resolve().name
+        files = [folder / "bin" / name for name in ("dict.txt", "train.idx", "train.bin", "valid.idx", "valid.bin")]
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise UsageError(f"CORPUS must be a folder that fairseq-ms prepare made: {folder}/bin has no {missing[0]}")
+        # fairseq has four symbols of its own before those of the dictionary.
+        self.symbols = 4 + len(files[0].read_text(encoding="utf-8").splitlines())
+        self.data = {split: MMapIndexedDataset(str(folder / "bin" / split)) for split in ("train", "valid")}
+        self.tokens = {split: np.frombuffer(d._bin_buffer, d._index.dtype) for split, d in self.data.items()}
+
+    def rows(self, split: str, starts: np.ndarray, length: int) -> Tensor:
+        """Rows (R, T + 1) from these places on."""
+        return torch.from_numpy(np.stack([self.tokens[split][s : s + length + 1] for s in starts]).astype(np.int64))
+
+    def batch(self, size: Size, seed: int, step: int) -> Tensor:
+        """The rows of an update, which seed and number of the update decide."""
+        last = len(self.tokens["train"]) - size.length
+        return self.rows("train", np.random.default_rng([seed, step]).integers(0, last, size.rows), size.length)
+
+    def held_out(self, size: Size) -> Iterator[Tensor]:
+        """Rows of the validation text, evenly spread, as many at a time as an update has."""
+        last = len(self.tokens["valid"]) - size.length - 1
+        starts = np.linspace(0, last, min(size.held_out, last // size.length), dtype=np.int64)
+        yield from (self.rows("valid", part, size.length) for part in np.array_split(starts, len(starts) // size.rows))
+
+
+def distances_back(row: Sequence[int]) -> list[int]:
+    """For each target of a row (T + 1), how far back it last followed the same token; 0 where it never did: (T)."""
+    last: dict[tuple[int, int], int] = {}
+    found = []
+    for place, pair in enumerate(itertools.pairwise(row)):
+        found.append(place - last.get(pair, place))
+        last[pair] = place
+    return found
+
+
+@torch.no_grad()
+def evaluate(model: Vanilla | Retina, corpus: Corpus, size: Size, device: torch.device) -> dict[str, Any]:
+    """Losses in nats: all, late (over the second half), by position, and by distance back, with the share of each."""
+    losses: list[Tensor] = []
+    back: list[list[int]] = []
+    for rows in corpus.held_out(size):
+        tokens = rows.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model.logits(model.features(tokens[:, :-1]))
+        losses.append(F.cross_entropy(logits.float().mT, tokens[:, 1:], reduction="none").double().cpu())
+        back.extend(map(distances_back, rows.tolist()))
+    loss_RT, back_RT = torch.cat(losses), torch.tensor(back)
+    at = loss_RT.mean(0)
+    column_RT = torch.bucketize(back_RT, torch.tensor(DISTANCES)).masked_fill(back_RT == 0, len(DISTANCES) + 1)
+    of_column = {name: loss_RT[column_RT == place] for place, name in enumerate(COLUMNS)}
+    ends = [end for end in POSITIONS if end <= size.length]
+    return {
+        "all": round(float(at.mean()), 4),
+        "late": round(float(at[size.length // 2 :].mean()), 4),
+        "position": {
+            f"to {end}": round(float(at[start:end].mean()), 4) for start, end in itertools.pairwise([0, *ends])
+        },
+        "distance": {name: round(float(found.mean()), 4) for name, found in of_column.items() if len(found)},
+        "share": {name: round(len(found) / loss_RT.numel(), 4) for name, found in of_column.items() if len(found)},
+    }
+
+
+class Trainer:
+    """Trains jobs in ``out``, each until it is done or ``deadline`` (``time.monotonic``) has come and it is saved."""
+
+    def __init__(self, size: Size, out: Path, device: torch.device, deadline: float) -> None:
+        self.size, self.out, self.device, self.deadline = size, out, device, deadline
+        self.clock = time.process_time if device.type == "cpu" else time.perf_counter
+
+    def run(self, job: Job, corpus: Corpus) -> Record | None:
+        """The line of a job; None if the time is over before it is done."""
+        size, name = self.size, job.key.replace(" | ", ".").replace(" ", "_").replace(",", "")
+        model = build(job.arm, size, corpus.symbols, job.seed).to(self.device)
+        kept = saved_bytes(lambda: self._loss(model, corpus.batch(size, 1, 0)[:1]), model) / size.length
+        steps = max(1, int(size.tokens * (TUNING if job.tuning else 1.0)) // (size.rows * size.length))
+        optimizer = muon_and_adamw(model, job.rate, OF_ADAMW * job.rate)
+        file, done, seconds, saved = self.out / f"{name}.pt", 0, 0.0, time.monotonic()
+        if file.is_file():
+            state = torch.load(file, map_location=self.device, weights_only=True)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            done, seconds = state["step"], state["seconds"]
+        for step in range(done, steps):
+            over = time.monotonic() > self.deadline
+            if over or time.monotonic() > saved + SAVE_SECONDS:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"step": step, "seconds": seconds}
+                replace_file(file, lambda part, state=state: torch.save(state, part))
+                saved = time.monotonic()
+            if over:
+                return None
+            began = self.clock()
+            for group, rate in zip(optimizer.param_groups, (job.rate, OF_ADAMW * job.rate), strict=True):
+                warm = min(1.0, (step + 1) / (WARMUP * steps))
+                group["lr"] = rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
+            loss = self._loss(model, corpus.batch(size, job.seed, step))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            wait_for(self.device)
+            seconds += self.clock() - began
+        began = self.clock()
+        numbers = evaluate(model, corpus, size, self.device)
+        file.unlink(missing_ok=True)
+        line = {"key": job.key, "seconds": round(seconds + self.clock() - began), "commit": commit()}
+        if not math.isfinite(numbers["all"]):
+            return {**line, FAILED: "the loss is not finite"}
+        inner = sum(p.numel() for part, p in model.named_parameters() if not part.startswith("embed."))
+        keys = round(keys_a_head(layers_of(job.arm, size), size.length), 1)
+        numbers |= {"keys": keys, "kept": round(kept), "step": round(seconds / steps, 4)}
+        numbers["prototype"] = not in_core(job.arm, size)
+        return {**line, NUMBERS: {**numbers, "parameters": inner, "updates": steps, "rate": job.rate}}
+
+    def _loss(self, model: Vanilla | Retina, rows: Tensor) -> Tensor:
+        tokens = rows.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return model.loss(tokens[:, :-1], tokens[:, 1:])
+
+
+def commit() -> str:
+    """Of the checkout, as git names it; + where it has changes."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def jobs(arms: Sequence[Arm], corpus: str, records: Records, seeds: int) -> Iterator[Job]:
+    """What is to be run, each decided by what the records say then: rates and a first seed of each arm, then seeds."""
+
+    def known(job: Job) -> dict[str, Any]:
+        return records.by_key().get(job.key, {}).get(NUMBERS, {})
+
+    found = []
+    for arm in arms:
+        tuning = [Job(corpus, arm, 1, rate, True) for rate in RATES]
+        yield from tuning
+        if losses := [(known(job)["all"], job.rate) for job in tuning if known(job)]:
+            whole = Job(corpus, arm, 1, min(losses)[1], False)
+            yield whole
+            found += [(known(whole)["all"], whole)] if known(whole) else []
+    best = [job for _, job in sorted(found, key=lambda pair: pair[0])[:BEST]]
+    yield from (job._replace(seed=seed) for seed in range(2, seeds + 1) for job in best)
+
+
+def whole_runs(records: Mapping[str, Record], corpus: str) -> dict[str, list[dict[str, Any]]]:
+    """By name of an arm that has run, the best first: the numbers of its seeds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, line in records.items():
+        of, name, run = key.split(" | ")
+        if of == corpus and run.startswith("seed ") and NUMBERS in line:
+            found.setdefault(name, []).append(line[NUMBERS])
+    return dict(sorted(found.items(), key=lambda item: item[1][0]["all"]))
+
+
+def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
+    """The records as Markdown: what has run, and what has not."""
+    size = Size(*machine["size"])
+    hours = sum(line["seconds"] for line in records.values()) / 3600.0
+    about = (
+        f"{size.layers} layers of {size.heads} heads, {size.dim} wide, trained on {size.tokens / 1e6:g} million tokens "
+        f"in rows of {size.length:,}, {size.rows} an update; rotary positions; QK norm with a learned temperature for "
+        "every head, and a causal convolution over three tokens before attention, where an arm does not say otherwise; "
+        f"Muon at the best of the rates {', '.join(f'{rate:g}' for rate in RATES)}, searched with a tenth of the "
+        f"tokens, AdamW at {OF_ADAMW:g} of it. Costs of windows that the core does not have are those of a prototype "
+        "with dense masks, and in brackets. Losses are in nats, late ones over the second half of a row, seeds side by "
+        "side; keys are what a head remembers, heads and layers averaged. "
+        f"{hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
+    )
+    lines = ["# Windows at equal cache", "", *wrapped(about)]
+    lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
+    windows = {arm.name: arm.windows for arm in ARMS}
+    for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):
+        runs, rows = whole_runs(records, corpus), []
+        for name, of_seeds in runs.items():
+            first, losses = of_seeds[0], [", ".join(f"{run[n]:.3f}" for run in of_seeds) for n in ("all", "late")]
+            rate = f"{first['rate']:g}" + (" (at the edge)" if first["rate"] in (RATES[0], RATES[-1]) else "")
+            costs = [f"{first['kept'] / 1e3:.0f}", f"{first['step']:.2f}"]
+            costs = [f"({cost})" for cost in costs] if first["prototype"] else costs
+            costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
+            rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", *losses, rate, *costs])
+        header = ["arm", "windows", "keys", "all", "late", "rate", "parameters", "kept, kB a token", "s a step"]
+        lines += ["", f"## {corpus.capitalize()}", "", *_table(header, rows)]
+        for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
+            every = COLUMNS if by == "distance" else [f"to {place}" for place in POSITIONS]
+            columns = [column for column in every if all(column in of_seeds[0][by] for of_seeds in runs.values())]
+            rows = [[name, *(f"{of_seeds[0][by][c]:.3f}" for c in columns)] for name, of_seeds in runs.items()]
+            if by == "distance" and runs:
+                rows.append(["share of targets", *(f"{next(iter(runs.values()))[0]['share'][c]:.1%}" for c in columns)])
+            lines += ["", f"Losses of seed 1 by {title}:", "", *_table(["arm", *columns], rows)]
+        if missing := [arm.name for arm in ARMS if arm.name not in runs]:
+            lines += ["", *wrapped(f"Not run: {'; '.join(missing)}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [line_of(header), line_of(["---"] * len(header)), *map(line_of, rows)]
+
+
+def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], figure: Any) -> None:
+    """Loss by position, and by distance back, of every arm."""
+    left, right = figure.subplots(1, 2)
+    positions = {n: [(int(e.removeprefix("to ")), x) for e, x in r[0]["position"].items()] for n, r in runs.items()}
+    plot_panel(left, positions, "position", "loss, nats", legend=False)
+    powers_of_two(left)
+    plot_panel(right, {n: list(r[0]["distance"].items()) for n, r in runs.items()}, "tokens back to the same pair", "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is left; 0 when nothing is, 3 when the time is over before."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.windows", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("corpora", nargs="*", type=Path, metavar="CORPUS", help="folder that fairseq-ms prepare made")
+    parser.add_argument("--out", type=Path, required=True, help="folder of records.jsonl and checkpoints")
+    names = [arm.name for arm in ARMS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="ARM", default=names, help="; ".join(names))
+    parser.add_argument("--seeds", type=int, default=2, help=f"of the best {BEST} arms (default: 2)")
+    parser.add_argument("--size", choices=list(SIZES), default="cpu", help="of all models (default: cpu)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default: cpu)")
+    parser.add_argument("--threads", type=int, default=1, help="of a CPU (default: 1)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many (default: never)")
+    parser.add_argument("--report", metavar="FILE", help="write a page of the records")
+    parser.add_argument("--png", metavar="FILE", help="draw the losses of the records' first corpus")
+    args = parser.parse_args(arguments)
+    try:
+        return _run(args)
+    except UsageError as error:
+        parser.error(str(error))
+
+
+def _run(args: argparse.Namespace) -> int:
+    check_outputs(args)
+    size, corpora = SIZES[args.size], [Corpus(folder) for folder in args.corpora]
+    args.out.mkdir(parents=True, exist_ok=True)
+    machine = {**facts(Options(args.device, args.size == "quick", threads=args.threads)), "size": list(size)}
+    records = Records(args.out / "records.jsonl", machine)
+    trainer = Trainer(size, args.out, torch.device(args.device), time.monotonic() + 60.0 * args.minutes)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "deadline", 0.0))
+    over = False
+    for corpus in corpora:
+        for job in jobs([arm for arm in ARMS if arm.name in args.only], corpus.name, records, args.seeds):
+            if over or job.key in records.by_key():
+                continue
+            line = trainer.run(job, corpus)
+            over = line is None
+            if line is not None:
+                records.append(line)
+                print(line["key"], line.get(FAILED) or line[NUMBERS]["all"], line["seconds"], "s", flush=True)
+    known = records.by_key()
+    if args.report:
+        write_text(args.report, page(known, machine))
+    if args.png and known:
+        runs = whole_runs(known, next(iter(known)).partition(" | ")[0])
+        write_png(args.png, lambda figure: draw(runs, figure), width=11.0)
+    if over:
+        print("the time is over: the same command goes on from here", file=sys.stderr)
+    return 3 if over else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,11 +1,11 @@
 """Which windows pay at equal cache: models of every kind of windows, trained alike and compared where it counts.
 
-    python -m benchmarks.windows CORPUS... --out FOLDER [--only ARM...] [--minutes N] [--report PAGE] [--png FILE]
+    python -m benchmarks.windows CORPUS... --out FOLDER [--only ARM...] [--minutes N] [--report PAGE]
 
 A CORPUS is a folder that ``fairseq-ms prepare`` has made, such as that of ``prepare code``. Every arm is trained at
 three rates for a tenth of the tokens and then, at the best, as a whole; the best four also with further seeds. A run
 that is done is one line of FOLDER/records.jsonl. Stopped by --minutes or SIGTERM, or killed, the same command goes on;
---report and --png make the page and its figure of the lines that there are.
+--report makes a page of the lines that there are, and its figure beside it.
 """
 
 from __future__ import annotations
@@ -353,8 +353,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [line_of(header), line_of(["---"] * len(header)), *map(line_of, rows)]
 
 
-def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], figure: Any) -> None:
-    """Loss by position, and by distance back, of every arm."""
+def draw(records: Mapping[str, Record], figure: Any) -> None:
+    """Loss by position, and by distance back, of every arm on the first corpus."""
+    runs = whole_runs(records, next(iter(records), "").partition(" | ")[0])
     left, right = figure.subplots(1, 2)
     positions = {n: [(int(e.removeprefix("to ")), x) for e, x in r[0]["position"].items()] for n, r in runs.items()}
     plot_panel(left, positions, "position", "loss, nats", legend=False)
@@ -376,8 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default: cpu)")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU (default: 1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many (default: never)")
-    parser.add_argument("--report", metavar="FILE", help="write a page of the records")
-    parser.add_argument("--png", metavar="FILE", help="draw the losses of the records' first corpus")
+    parser.add_argument("--report", metavar="PAGE.md", help="write a page of the records, and PAGE.png beside it")
     args = parser.parse_args(arguments)
     try:
         return _run(args)
@@ -392,8 +392,7 @@ def _run(args: argparse.Namespace) -> int:
     machine = {**facts(Options(args.device, args.size == "quick", threads=args.threads)), "size": list(size)}
     records = Records(args.out / "records.jsonl", machine)
     trainer = Trainer(size, args.out, torch.device(args.device), time.monotonic() + 60.0 * args.minutes)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "deadline", 0.0))
-    over = False
+    before, over = signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "deadline", 0.0)), False
     for corpus in corpora:
         for job in jobs([arm for arm in ARMS if arm.name in args.only], corpus.name, records, args.seeds):
             if over or job.key in records.by_key():
@@ -403,12 +402,11 @@ def _run(args: argparse.Namespace) -> int:
             if line is not None:
                 records.append(line)
                 print(line["key"], line.get(FAILED) or line[NUMBERS]["all"], line["seconds"], "s", flush=True)
+    signal.signal(signal.SIGTERM, before)
     known = records.by_key()
     if args.report:
         write_text(args.report, page(known, machine))
-    if args.png and known:
-        runs = whole_runs(known, next(iter(known)).partition(" | ")[0])
-        write_png(args.png, lambda figure: draw(runs, figure), width=11.0)
+        write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(known, figure), width=11.0)
     if over:
         print("the time is over: the same command goes on from here", file=sys.stderr)
     return 3 if over else 0

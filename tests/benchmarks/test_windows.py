@@ -89,16 +89,23 @@ def test_every_arm_is_causal_uses_all_its_parts_and_has_the_cache_that_it_says(a
     assert keys_a_head(parse(arm.windows, 8), 1024) == pytest.approx(keys, rel=0.015)
 
 
-def test_tokens_and_blocks_share_one_softmax_with_a_level() -> None:
-    config = VanillaConfig.from_dict({**SIZE, "heads": 1, "positions": "none"})
+@pytest.mark.parametrize(("gate", "turned"), [(False, True), (True, True), (True, False)])
+def test_tokens_and_pooled_blocks_share_one_softmax_with_a_level(gate: bool, turned: bool) -> None:
+    config = VanillaConfig.from_dict({**SIZE, "heads": 1})
     ((group,),) = parse("1x=0:4+2x=4:", 1)
-    model: Any = DenseAttention(config, [group])
+    model: Any = DenseAttention(config, [group], gate, turned)
     own = model.groups[0]
-    nn.init.normal_(own.levels)
+    for parameter in own.parameters():
+        nn.init.normal_(parameter, std=0.5)
     x, q = torch.randn(1, 9, 16), torch.randn(1, 1, 9, 16)
-    blocks = x[:, :8].unflatten(1, (4, 2)).mean(2)
-    pairs = [own.pairs[0](x)[0], own.pairs[1](blocks)[0]]
-    k, v = torch.cat([model.qk(pair[None], 0, 1)[0] for pair in pairs]).chunk(2, dim=-1)
+    pooled = []
+    for pair in x[0, :8].split(2):
+        weights = (own.gates["1"](pair) + own.places["1"]).softmax(0) if gate else torch.full((2, 32), 0.5)
+        pooled.append((own.pairs[1](pair) * weights).sum(0))
+    pairs = [own.pairs[0](x), torch.stack(pooled)[None]]
+    rotations = [config.rotation_after(0, 9, x), config.rotation_after(0, 9, x, 2) if turned else None]
+    keys = [model.qk(pair, 0, 1, rotation)[0] for pair, rotation in zip(pairs, rotations, strict=True)]
+    k, v = torch.cat(keys).chunk(2, dim=-1)
     expected = []
     for t in range(9):
         seen = [s for s in range(9) if 0 <= t - s < 4] + [9 + c for c in range(4) if t - 2 * c >= 4]
@@ -152,7 +159,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(
 def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: Path) -> None:
     out, page, png = tmp_path / "out", tmp_path / "page.md", tmp_path / "page.png"
     command = [str(prepared), "--out", str(out), "--size", "quick", "--only", "full", "small heads"]
-    assert main([*command, "--report", str(page), "--png", str(png)]) == 0
+    assert main([*command, "--report", str(page)]) == 0
     text = page.read_text()
     lines = map(json.loads, (out / "records.jsonl").read_text().splitlines()[1:])
     losses = {line["key"]: line["numbers"]["all"] for line in lines}

@@ -147,26 +147,6 @@ def test_times_are_divided_by_units_and_what_comes_before_is_not_timed(clock) ->
     assert times["a",] == pytest.approx([0.001, 0.001])
 
 
-def test_short_work_is_done_several_times_a_round_and_the_time_divided(clock, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-
-    def short() -> None:
-        with log.open("a") as file:
-            file.write("x")
-        take(0.03)
-
-    times, _ = in_turns([Row(("short",), lambda: Work(short))], Options(rounds=2, least_seconds=0.1))
-    # Twice to warm up, then a tenth of a second a round.
-    assert len(log.read_text()) == 2 + 2 * 4
-    assert times["short",] == pytest.approx([0.03, 0.03])
-
-
-def test_the_cpu_clock_does_not_count_waiting() -> None:
-    work = Work(lambda: time.sleep(0.2))
-    assert seconds(work, Options(clock="wall")) >= 0.2
-    assert seconds(work, Options(clock="cpu")) < 0.1
-
-
 def test_the_peak_of_a_process_is_what_was_there_at_once() -> None:
     x = torch.ones(64 * MEBIBYTE // 4, requires_grad=True)
 

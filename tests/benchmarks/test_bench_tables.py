@@ -11,7 +11,7 @@ import torch
 from benchmarks import growth, train_mem
 from benchmarks.report import page
 from benchmarks.table import TIME, NotInstalledError, Options
-from benchmarks.tables import FIRST, by_value, tables
+from benchmarks.tables import tables
 from fairseq_ms.cli import main
 from fairseq_ms.presets.registry import PRESETS
 from tests.helpers.cli import run_cli
@@ -51,15 +51,6 @@ def test_what_a_row_is_divided_by_is_a_row_of_its_cohort(device: str, quick: boo
                 assert base(row.settings) not in cohorts or cohorts[base(row.settings)] == row.cohort, row.settings
         for heading, base in table.ratios.items():
             assert any(base(row.settings) in cohorts for row in table.rows), (table.name, heading)
-
-
-def test_rows_come_in_the_order_of_their_value() -> None:
-    options = Options(device="cuda")
-    order = [(table.name, rows[0].settings[-1]) for table, rows in by_value(list(tables(options).values()), options)]
-    names = list(dict.fromkeys(name for name, _ in order))
-    assert [name for name in names if name in FIRST] == names[: len(FIRST)] == list(FIRST)
-    precisions = [precision for _, precision in order if precision in ("bf16", "fp16")]
-    assert precisions == sorted(precisions)
 
 
 @pytest.mark.slow
@@ -135,9 +126,3 @@ def test_without_a_checkout_it_says_so(tmp_path: Path) -> None:
 def test_tests_take_the_device_that_they_are_given(pytestconfig: pytest.Config) -> None:
     assert torch.ones(1).device.type == pytestconfig.getoption("device")
     assert torch.nn.Linear(1, 1).weight.device.type == pytestconfig.getoption("device")
-
-
-def test_the_option_reaches_every_test() -> None:
-    here = f"{Path(__file__).relative_to(Path.cwd())}::test_tests_take_the_device_that_they_are_given"
-    for processes in ("0", "1"):
-        run_cli("python", "-m", "pytest", "-q", here, "--device", "meta", "-n", processes)

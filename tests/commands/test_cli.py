@@ -57,10 +57,6 @@ def test_help_lists_every_command(capsys):
     assert all(f"{name} " in shown and cli.help_of(name) in shown for name in cli.COMMANDS)
 
 
-def test_commands_are_listed_in_the_order_of_their_names():
-    assert list(cli.COMMANDS) == sorted(cli.COMMANDS)
-
-
 NAMES = (
     "bench config export lm-eval lm-eval-task memory perplexity prepare user-dir context-window plot "
     "coarse-completions context-length context-shuffle neighbors nll-by-frequency recall sample-images sample-metrics "

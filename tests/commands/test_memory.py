@@ -87,16 +87,6 @@ def test_allocations_that_fit_are_those_of_trying_all_best_first():
     assert order == sorted(order, reverse=True)
 
 
-def test_allocations_rank_as_the_perplexities_of_the_papers_table_4():
-    # From 22.14 to 15.95.
-    ranked = ["16,12,6,1", "10,10,8,5", "8,8,7,7", "7,7,8,8", "5,5,9,9", "3,3,10,10", "2,2,11,11", "2,4,8,12"]
-    ranked.append("1,1,12,12")
-    found = memory.fit(lambda layers: 1.0, [1, 4, 16, 64], 2.0, most=16, count=16**4)
-    order = [",".join(str(layers[scale]) for scale in (64, 16, 4, 1)) for layers, _ in found]
-    places = [order.index(counts) for counts in ranked]
-    assert places == sorted(places, reverse=True)
-
-
 def test_fit_keeps_to_the_budget_with_weights_and_adam(tmp_path, capsys):
     flags = ["--arch", "multiscale_topdown", "--scale-layers", "4x=1,1x=1", *SIZES, "--tokens-per-sample", "64"]
     command = ["memory", *flags, "--vocabulary", "50", "--batch-size", "2", "--fit", "0.004", "--json"]

@@ -1,30 +1,10 @@
-"""What commands tell newcomers: the help of every flag, and what a path or a model should have been."""
+"""What commands tell newcomers of a path that is no checkpoint."""
 
-import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fairseq_ms import cli
-
-
-def flags() -> Iterator[tuple[str, argparse.Action]]:
-    """Every flag of every command, with the command's name."""
-    for name in cli.COMMANDS:
-        actions = cli.parser_of(name)._actions
-        yield from ((name, action) for action in actions if action.option_strings and action.dest != "help")
-
-
-def test_every_help_says_what_a_flag_does_and_then_its_default_once() -> None:
-    wrong = []
-    for name, action in flags():
-        help = (action.help or "").replace("%(default)s", str(action.default))
-        has_one = action.default not in (None, False, [], argparse.SUPPRESS) or action.const not in (None, True)
-        needed = has_one and not action.required
-        if help.startswith(("(default", "default")) or help.count("default") > 1 or (needed and "default" not in help):
-            wrong.append(f"{name} {action.option_strings[0]}: {help}")
-    assert wrong == []
 
 
 @pytest.mark.parametrize(

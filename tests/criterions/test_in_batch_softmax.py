@@ -3,15 +3,9 @@
 import torch
 from fairseq.logging import metrics
 
-from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax, InBatchSampledSoftmaxFlags
+from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
 from tests.models.test_iem import batch, criterion, first_phase, small_task
-
-
-def test_by_default_three_further_batches_of_one_process_are_candidates_without_a_correction() -> None:
-    defaults = InBatchSampledSoftmaxFlags()
-    assert (defaults.negative_batches, defaults.gather_negatives) == (3, False)
-    assert (str(defaults.log_q_correction), defaults.log_q_blocks) == ("none", 1000)
 
 
 def test_frequencies_are_counted_once_for_a_dataset_and_subtracted_from_the_scores() -> None:
@@ -51,11 +45,6 @@ def test_batches_without_a_chunk_to_predict_are_logged_as_zeros() -> None:
             [{"loss": 0.0, "sample_size": 0, "top1": 0, "top5": 0, "negatives": 0}, {}]
         )
     assert found.get_smoothed_values() == {"loss": 0.0, "top1": 0.0, "top5": 0.0, "negatives": 0.0}
-
-
-def test_what_is_logged_may_be_summed_over_processes() -> None:
-    # fairseq asks the criterion, not its class.
-    assert criterion(small_task()).logging_outputs_can_be_summed() is True
 
 
 def test_negatives_come_from_the_training_data_whatever_their_name() -> None:

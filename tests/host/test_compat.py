@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import types
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -159,14 +158,3 @@ def test_registering_prints_nothing_and_leaves_logging_as_it_was():
         program += "import fairseq_ms; fairseq_ms.register(); print((root.handlers, root.level) == before)"
         done = run_cli("python", "-c", program)
         assert (done.stdout, done.stderr) == ("True\n", "")
-
-
-def test_known_messages_are_silent_and_others_are_not():
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        compat.silence_known_warnings()
-        warnings.warn("\nThe version_base parameter is not specified.\nPlease specify", UserWarning, stacklevel=1)
-        warnings.warn("`torch.cuda.amp.autocast(args...)` is deprecated. Use", FutureWarning, stacklevel=1)
-        warnings.warn("the version_base parameter was wrong", UserWarning, stacklevel=1)
-        warnings.warn("`torch.cuda.amp.other(args...)` is deprecated.", FutureWarning, stacklevel=1)
-    assert [str(warning.message)[:20] for warning in seen] == ["the version_base par", "`torch.cuda.amp.othe"]

@@ -37,12 +37,6 @@ def name(path: Path) -> str:
     return str(path.relative_to(EXAMPLES))
 
 
-def test_there_is_something_to_find():
-    assert len(CONFIGS) == 3
-    assert len(SHELL) >= 5
-    assert len(PYTHON) >= 5
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_the_hydra_command_reads_the_ready_configuration_of_every_paper(path):
     command = ["fairseq-hydra-train", "--config-dir", str(path.parent), "--config-name", path.stem]
@@ -191,21 +185,3 @@ def test_the_trainings_of_recall_parse(tmp_path):
             command = module.training(group, model, stage, tmp_path)
             parse(command)
             assert stage == 0 or str(module.checkpoint(tmp_path, model, stage - 1)) in command
-
-
-@pytest.mark.parametrize(
-    ("folder", "script", "name", "value"),
-    [
-        ("demo", "run", "OMP_WAIT_POLICY", "passive"),
-        ("demo", "analysis", "OMP_WAIT_POLICY", "passive"),
-        ("haed", "demo", "OMP_WAIT_POLICY", "passive"),
-        ("recall", "run", "OMP_NUM_THREADS", "1"),
-    ],
-)
-def test_tiny_models_do_not_wait_for_their_threads_awake_unless_told_to(folder, script, name, value, monkeypatch):
-    monkeypatch.setenv(name, "told")
-    loaded(folder, script)
-    assert os.environ[name] == "told"
-    monkeypatch.delenv(name)
-    loaded(folder, script)
-    assert os.environ[name] == value

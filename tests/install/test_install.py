@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_ms
@@ -46,10 +46,6 @@ def registrations() -> list[tuple[str, str, str]]:
 def test_every_registered_name_belongs_to_our_class(decorator, name, module):
     # fairseq silently keeps the older class when a model's name is taken.
     assert REGISTRIES[decorator][name].__module__ == module
-
-
-def our_archs() -> list[str]:
-    return sorted(arch for arch, model in ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_ms."))
 
 
 @pytest.mark.parametrize("name", [name for kind, name, _ in registrations() if kind == "register_model"])

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from fairseq import tasks
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from omegaconf import OmegaConf
 
 from fairseq_ms.cli import main
 from fairseq_ms.errors import UsageError
-from fairseq_ms.papers import coarse_completions, sample_images
 from fairseq_ms.papers import sample_metrics as samples
 from fairseq_ms.tools import checkpoints
 from tests.helpers import trained
@@ -136,42 +134,6 @@ def test_the_memory_command_counts_the_symbol_before_a_row(capsys: pytest.Captur
     assert "1 x 13 tokens" in capsys.readouterr().out
     assert main(["memory", *flags]) == 0
     assert "1 x 12 tokens" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_completions_are_read_after_bos(seed: int) -> None:
-    flags = {**random_flags("coarse_lm", seed), "init_std": 0.4}
-    words = dictionary(9)
-    model = build("coarse_lm", {**flags, "add_bos_token": True}, words, 16).eval()
-    task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
-    loaded = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
-    tokens = torch.randint(4, 13, (30,))
-    found = coarse_completions.complete(loaded, " ".join(words[int(token)] for token in tokens))
-    assert found["read"] == 16 // found["scale"] * found["scale"]
-    row = torch.tensor([[words.bos(), *tokens[-found["read"] :].tolist()]])
-    with torch.no_grad():
-        probabilities = model(row)[0][0, -1].softmax(-1)
-    assert found["words"] == [words[int(word)] for word in probabilities.topk(len(found["words"]))[1]]
-
-
-def test_drawn_images_begin_with_bos_and_the_end_of_a_line() -> None:
-    words = Dictionary()
-    for value in range(256):
-        words.add_symbol(str(value))
-    flags = {"decoder_embed_dim": 4, "decoder_ffn_embed_dim": 4, "decoder_attention_heads": 1, "decoder_layers": 1}
-    model = build("vanilla_lm", {**flags, "init_std": 0.4, "add_bos_token": True}, words, sample_images.TOKENS).eval()
-    symbols = sample_images.colour_symbols(words)
-    given = symbols[torch.randint(256, (2, sample_images.TOKENS - 20))]
-    with torch.no_grad():
-        task = SimpleNamespace(source_dictionary=words, args=SimpleNamespace(add_bos_token=True))
-        checkpoint = checkpoints.Checkpoint("here", "model.pt", model, task, OmegaConf.create())
-        drawn = sample_images.drawn(checkpoint, given, symbols, 1e-6)
-        start = torch.tensor([[words.bos(), words.eos()]]).repeat(2, 1)
-        likeliest = symbols[model(torch.cat([start, drawn[:, :-1]], dim=1))[0][:, 1:, symbols].argmax(dim=2)]
-    assert torch.equal(drawn[:, -20:], likeliest[:, -20:])
-    torch.nn.init.constant_(next(model.parameters()), float("nan"))
-    with pytest.raises(ValueError, match="logits must be finite"):
-        sample_images.drawn(checkpoint, given[:, :-20], symbols, 1.0)
 
 
 @pytest.mark.parametrize("beam", [1, 3])

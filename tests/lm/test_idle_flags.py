@@ -11,7 +11,6 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host.trainer import check_criterion
 from tests.helpers.corpus import train_command
 from tests.helpers.operations import Operations
 from tests.helpers.trained import TINY, configuration, random_lines, write_checkpoint, write_corpus
@@ -175,30 +174,6 @@ def training(arch: str, data: Path, *flags: str) -> Any:
     command = train_command(arch, data, data / "save")[1:]
     without = [part for part in command if part not in ("--share-decoder-input-output-embed", "--cpu")]
     return configuration("language_modeling", [*without, *flags])
-
-
-CUTOFF = ("--adaptive-softmax-cutoff", "5")
-
-
-@pytest.mark.parametrize(
-    ("arch", "flags", "sentence"),
-    [
-        ("vanilla_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5: got cross_entropy"),
-        ("coarse_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5: got bag_of_words"),
-        (
-            "transformer_ql",
-            ("--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"),
-            "--adaptive-softmax-cutoff must be given with --criterion adaptive_loss: got none",
-        ),
-    ],
-)
-def test_a_criterion_that_cannot_train_the_output_is_refused(arch, flags, sentence, tmp_path) -> None:
-    data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
-    cfg = training(arch, data, *flags)
-    task = tasks.setup_task(cfg.task)
-    model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
-    with pytest.raises(ValueError, match=f"^{sentence}$"):
-        check_criterion(criterion, model, cfg)
 
 
 @pytest.mark.parametrize("flag", ["--max-tokens", "--max-tokens-valid"])

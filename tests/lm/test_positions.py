@@ -104,9 +104,3 @@ def test_rows_may_be_longer_than_the_positions_unless_these_are_learned(arch: st
     model_of(arch, own, positions="rotary", max_target_positions=TRAINED - 1)
     with pytest.raises(UsageError, match="--tokens-per-sample must not exceed"):
         model_of(arch, own, max_target_positions=TRAINED - 1)
-
-
-@every_model
-def test_heads_of_an_odd_width_cannot_be_rotated(arch: str, own: dict) -> None:
-    with pytest.raises(UsageError, match="--decoder-attention-heads"):
-        model_of(arch, own, positions="rotary", decoder_embed_dim=12)

@@ -20,7 +20,7 @@ from tests.registry import ARCHITECTURES, GENERATORS, random_case, setting, trai
 
 DEVICES = ["meta", "cuda"] if torch.version.cuda else ["meta"]
 every_device = pytest.mark.parametrize("device", DEVICES)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 # HAED and HRED tabulate the chunks of a batch, and only the tokens tell how many: they wait, and no other model does.
 STATIC = [arch for arch in ARCHITECTURES if not setting(arch, "DATA_DECIDES_SHAPES", False)]
 
@@ -58,7 +58,7 @@ def tokens(device: str, rows: int, length: int) -> torch.Tensor:
 
 @every_device
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("arch", STATIC)
 def test_a_training_step_stays_on_its_device_and_waits_for_nothing(
     arch: str, seed: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
@@ -77,7 +77,7 @@ def test_a_training_step_stays_on_its_device_and_waits_for_nothing(
 
 
 @every_device
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("arch", [arch for arch in GENERATORS if arch in STATIC])
 def test_a_prompt_a_step_and_a_reorder_stay_on_the_device_and_wait_for_nothing(
     arch: str, seed: int, device: str, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +95,7 @@ def test_a_prompt_a_step_and_a_reorder_stay_on_the_device_and_wait_for_nothing(
 
 
 @every_device
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "arch", [arch for arch in STATIC if issubclass(type(random_case(arch, 0).model), StreamingLanguageModel)]
 )

@@ -120,12 +120,6 @@ def test_every_parameter_is_in_the_group_of_its_part() -> None:
         ({"decoder": "transformer", "decoder_units": 12}, "--local-attention-heads must divide --decoder-units 12"),
         ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100: got 100"),
         ({"separators": "word0 nothing"}, "--separators must be symbols of the dictionary: got 'nothing'"),
-        (
-            {"main": "lstm", "position_embed_dim": 0, "checkpoint_activations": True},
-            "--checkpoint-activations has no effect without a transformer",
-        ),
-        ({"main": "lstm", "activation_fn": "relu"}, "--activation-fn has no effect without a transformer"),
-        ({"main": "lstm", "attention_dropout": 0.1}, "--attention-dropout has no effect without a transformer"),
         ({"separators": " "}, "--separators must name at least one symbol"),
         ({"max_target_positions": 32}, "--tokens-per-sample must not exceed the model's --max-target-positions 32"),
         (
@@ -138,7 +132,6 @@ def test_every_parameter_is_in_the_group_of_its_part() -> None:
         ),
         ({"positions": "rotary", "main": "lstm"}, "--positions must be learned with --main lstm: got rotary"),
         ({"main": "lstm", "qk_norm": True}, "--qk-norm has no effect without a transformer"),
-        ({"main": "lstm", "norm": "rms"}, "--norm has no effect without a transformer"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sentence: str) -> None:

@@ -124,15 +124,6 @@ def test_a_test_that_is_not_the_papers_or_was_not_run_says_so() -> None:
     assert verdict(None, "less", -0.2) == "not tested: not run"
 
 
-def test_what_both_sides_of_a_test_have_is_left_to_its_setting() -> None:
-    assert tables.apart("top-down 64x=3,1x=4, Muon at 0.01", "vanilla, Muon at 0.01") == [
-        "top-down 64x=3,1x=4",
-        "vanilla",
-    ]
-    assert tables.apart("vanilla, window of 8, post-LN", "vanilla, post-LN") == ["vanilla, window of 8", "vanilla"]
-    assert tables.apart("vanilla, 6 layers", "vanilla, 6 layers") == ["vanilla", "vanilla"]
-
-
 def test_effects_are_paired_by_seed_with_students_interval() -> None:
     def record(run: str, seed: int, bits: float) -> dict:
         return {"job": f"p/{run}/{seed}", "tests": {"test": 2**bits}, "valid_bits": [bits]}
@@ -251,12 +242,6 @@ def test_wrong_input_is_refused_in_one_sentence(run: str, name: str, tmp_path: P
     assert done.returncode != 0
     assert f"{name} must " in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_figure_without_any_run_has_what_the_pages_of_results_say(tmp_path: Path) -> None:
-    (tmp_path / "none.jsonl").touch()
-    run_cli("python", CLAIMS_FOLDER / "tables.py", tmp_path / "none.jsonl", "--figure", tmp_path / "claims.png")
-    assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:

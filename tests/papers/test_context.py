@@ -8,7 +8,7 @@ import torch
 from fairseq.models import FairseqLanguageModel
 
 from fairseq_ms.papers import context_shuffle
-from fairseq_ms.papers.nll_by_frequency import differences_by_bin, frequency_bins, nll_by_bin
+from fairseq_ms.papers.nll_by_frequency import differences_by_bin, frequency_bins
 from tests.helpers.asked import answer
 from tests.helpers.trained import TINY, load, make_unigram, random_lines, write_checkpoint, write_corpus
 
@@ -44,16 +44,6 @@ def test_a_symbol_is_in_the_bin_of_the_middle_of_its_occurrences():
     # In text order a a b b b b c c c c: the middles of a, b and c lie at 1, 4 and 8 of 10.
     assert frequency_bins(np.array([4, 0, 2, 4]), 2).tolist() == [0, 0, 0, 1]
     assert frequency_bins(np.array([4, 0, 2, 4]), 5).tolist() == [2, 0, 0, 4]
-
-
-def test_mean_nll_of_bins_equals_a_loop_over_tokens():
-    generator = np.random.default_rng(5)
-    tokens, nll, bins = generator.integers(0, 30, 500), generator.random(500), generator.integers(0, 6, 30)
-    scored, means = nll_by_bin(tokens, nll, bins, 7)
-    for index in range(7):
-        inside = [value for token, value in zip(tokens, nll) if bins[token] == index]
-        assert scored[index] == len(inside)
-        assert means[index] == pytest.approx(np.mean(inside)) if inside else np.isnan(means[index])
 
 
 def test_bins_of_a_unigram_model_are_the_mean_of_its_log_probabilities(place, tmp_path, capsys):

@@ -8,7 +8,7 @@ import pytest
 from fairseq_ms.cli import main
 from fairseq_ms.papers.context_length import by_formula, measured, transformer_ql
 from tests.commands import test_arch_commands as presets
-from tests.registry import build, dictionary, setting
+from tests.registry import build, dictionary
 
 SMALL = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 16, "decoder_attention_heads": 2}
 
@@ -59,21 +59,6 @@ def test_the_command_prints_the_paper_s_tables_and_a_model_s_context(tmp_path: P
     assert main(["context-length", *flags, "--measure", "--json", str(tmp_path / "one.json")]) == 0
     results = json.loads((tmp_path / "one.json").read_text())["results"]
     assert results["formula"] == results["measured"] == {"minimum": 44, "maximum": 48, "average": 46.0}
-
-
-@pytest.mark.parametrize("name", presets.NAMES)
-def test_the_context_length_of_every_architecture_or_one_sentence(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    preset = presets.PRESETS.get(name)
-    lengths = [] if preset else ["--tokens-per-sample", "8"]
-    code = main(["context-length", "--arch", name, *lengths])
-    printed = capsys.readouterr()
-    if setting(preset.model if preset else name, "TASK", "") == "streaming_language_modeling":
-        assert (code, "formula" in printed.out) == (0, True)
-    else:
-        assert code == 2
-        assert printed.err.startswith("fairseq-ms: --arch must be a model with a memory")
 
 
 def test_the_context_of_an_adaptive_preset_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
-"""The judges of samples, n-gram and pretrained models, against independent scorers, and the text they read."""
+"""The judges of samples, n-gram and pretrained models, on known answers, and the text they read."""
 
-import itertools
 import math
 import sys
 from functools import partial
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import _judges as judges
-from fairseq_ms.papers.sample_metrics import side_by_side
 
 ARPA = """\\data\\
 ngram 1=6
@@ -45,49 +43,10 @@ ngram 3=3
 """
 
 
-def arpa_tables() -> list[dict[tuple[str, ...], tuple[float, float]]]:
-    tables: list[dict[tuple[str, ...], tuple[float, float]]] = [{}, {}, {}, {}]
-    for line in ARPA.splitlines():
-        parts = line.split("\t")
-        if len(parts) >= 2:
-            words = tuple(parts[1].split())
-            tables[len(words)][words] = (float(parts[0]), float(parts[2]) if len(parts) > 2 else 0.0)
-    return tables
-
-
-def back_off(tables: list, history: tuple[str, ...], word: str) -> float:
-    """log10 p(word | history) from the definition of the ARPA format."""
-    if (word,) not in tables[1]:
-        word = "<unk>"
-    history = tuple(one if (one,) in tables[1] else "<unk>" for one in history)[-2:]
-    if (*history, word) in tables[len(history) + 1]:
-        return tables[len(history) + 1][(*history, word)][0]
-    if not history:
-        return tables[1][(word,)][0]
-    weight = tables[len(history)].get(history, (0.0, 0.0))[1]
-    return weight + back_off(tables, history[1:], word)
-
-
 def needs_kenlm() -> None:
     installable = sys.version_info < (3, 13)
     why = "needs kenlm: pip install kenlm" if installable else "kenlm does not compile on Python 3.13"
     pytest.importorskip("kenlm", reason=why)
-
-
-def test_kenlm_scores_equal_an_independent_back_off_scorer(tmp_path):
-    needs_kenlm()
-    (tmp_path / "tiny.arpa").write_text(ARPA)
-    model = judges.NGramModel(str(tmp_path / "tiny.arpa"))
-    tables = arpa_tables()
-    for words in itertools.product(["a", "b", "c", "zzz", "</s>"], repeat=4):
-        for split in range(4):
-            history: tuple[str, ...] = ("<s>",)
-            expected = []
-            for word in words:
-                expected.append(back_off(tables, history, word) * math.log(10))
-                history = ("<s>",) if word == "</s>" else (*history, word)
-            found = model.score(words[:split], words[split:])
-            assert found == pytest.approx(expected[split:], abs=1e-4)
 
 
 def test_ngram_perplexity_is_over_all_words_of_all_samples(tmp_path):
@@ -181,18 +140,3 @@ def test_a_sample_begins_with_what_joins_it_to_its_context() -> None:
     assert judges.continuation(["he", "said"], [",", "and"]) == ("he said", ", and")
     assert judges.continuation(["end", ".", "</s>"], ["New"]) == ("end.\n", "New")
     assert judges.continuation([], ["New", "."]) == ("", "New.")
-
-
-def test_samples_of_all_models_stand_below_their_context() -> None:
-    results = [
-        {
-            "label": label,
-            "samples": [
-                {"context": "he said", "completions": [f", {word} .", "x"]},
-                {"context": "y", "completions": ["z"]},
-            ],
-        }
-        for label, word in (("vanilla", "yes"), ("retina", "no"))
-    ]
-    assert side_by_side(results, 1) == ["", "prompt 1", "he said", "", "vanilla", ", yes.", "", "retina", ", no."]
-    assert len(side_by_side(results, 9)) == 18

@@ -50,18 +50,6 @@ def test_every_run_has_the_perplexity_of_its_scores_and_the_memory_of_its_step(r
     assert "GB: kept for backward, weights, gradients and Adam" in printed
 
 
-def test_a_gpus_peak_in_mixed_precision_is_what_is_shown_where_there_is_one(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training_step, "cuda_peak", lambda model, batch, tokens: 7_250_000_000)
-    command = ["tradeoff", str(runs / "vanilla"), "--json", str(tmp_path / "out.json"), "--limit", "60"]
-    assert main([*command, "--cost", "time", "--png", str(tmp_path / "out.png")]) == 0
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert [run["max_memory_allocated"] for run in results] == [7.25e9] * 2
-    assert (tmp_path / "out.png").stat().st_size > 5000
-    printed = capsys.readouterr().out
-    assert "7.25" in printed
-    assert "GB: max_memory_allocated of a step in mixed precision" in printed
-
-
 def test_layers_are_written_coarsest_scale_first():
     assert layers_of(SimpleNamespace(scale_layers="1x=8, 64x=2,4x=7")) == "2,7,8"
     assert layers_of(SimpleNamespace(decoder_layers=12)) == "12"

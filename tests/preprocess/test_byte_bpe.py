@@ -10,8 +10,6 @@ from fairseq.data import Dictionary, encoders, indexed_dataset
 from fairseq_ms.export import tokenizer
 from fairseq_ms_pipeline.files import read_json
 from tests.helpers import trained
-from tests.helpers.beside import library
-from tests.helpers.cli import ROOT, run_cli
 from tests.preprocess import sample
 
 ODD = "\ufefftabs\tand \u00a0 spaces  \r\n\n\n  東京は 😀👩\u200d👩 é e\u0301 <unk> </s> <s> @@ \u2028 \x0b\n \n"
@@ -90,21 +88,3 @@ def test_without_tokenizers_the_sentence_says_what_to_install(prepared, tmp_path
     said = prepare(prepared[0], "--out", tmp_path / "out")
     assert "byte-level BPE needs the package tokenizers" in said
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_fairseq_s_commands_take_the_files_of_a_prepared_folder(prepared, tmp_path: Path, monkeypatch) -> None:
-    out = prepared[1]
-    model = trained.write_checkpoint(
-        tmp_path / "model.pt", out / "bin", "vanilla_lm", *trained.TINY, "--tokens-per-sample", "64"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(library("transformers-5", tmp_path)))
-    (tmp_path / "in").write_text("w0 東京 w1\n")
-    flags: list[str | Path] = ["--user-dir", ROOT / "fairseq_ms", "--path", model, "--cpu", "--bpe", "hf_byte_bpe"]
-    flags += ["--bpe-vocab", out / "vocab.json", "--bpe-merges", out / "merges.txt"]
-    task = ["--task", "language_modeling", "--beam", "1", "--max-len-b", "60"]
-    done = run_cli("fairseq-interactive", out / "bin", *flags, *task, "--input", tmp_path / "in")
-    hypothesis = next(line for line in done.stdout.splitlines() if line.startswith("D-0"))
-    assert "w0 東京 w1" in hypothesis
-    scored = run_cli("fairseq-eval-lm", out / "bin", *flags, "--gen-subset", "test", "--tokens-per-sample", "64")
-    assert "Perplexity" in scored.stdout + scored.stderr

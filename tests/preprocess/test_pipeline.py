@@ -14,7 +14,7 @@ from fairseq_cli import preprocess as fairseq_preprocess
 
 from fairseq_ms_pipeline.cli import plan
 from fairseq_ms_pipeline.dataset import Expected
-from fairseq_ms_pipeline.manifest import differences, table
+from fairseq_ms_pipeline.manifest import differences
 from fairseq_ms_pipeline.run import run
 from fairseq_ms_pipeline.subwords import Segmenter
 from tests.preprocess.sample import DATASET, job_of, prepare, tree, write_sample
@@ -185,12 +185,6 @@ def test_a_setting_that_cannot_work_is_refused_before_anything_is_written(tmp_pa
     with pytest.raises(ValueError, match="--workers must be at least 1, not 0"):
         run(job_of(source, tmp_path / "out", workers=0))
     assert not (tmp_path / "out").exists()
-
-
-def test_the_table_prints_table_4s_average_frequency():
-    splits = {split: {"lines": 1, "targets": 103_227_021} for split in ("train", "valid", "test")}
-    printed = table({"splits": splits, "vocabulary": {"types": 267_735, "dictionary_size": 267_744}})
-    assert "267,735 types, each 385.56 times in train on average" in printed
 
 
 def test_a_count_that_differs_from_the_papers_is_warned_of():

@@ -4,7 +4,7 @@ import pytest
 
 from fairseq_ms_pipeline.files import read_json
 from fairseq_ms_pipeline.prose import sentences
-from fairseq_ms_pipeline.stdlib_docs import corpus, docstrings, library_folder, paragraphs, split_by_module, topics
+from fairseq_ms_pipeline.stdlib_docs import corpus, docstrings, library_folder, paragraphs, split_by_module
 from tests.helpers.cli import ROOT, run_cli
 
 
@@ -33,24 +33,8 @@ def test_no_long_part_of_valid_or_test_stands_in_another_split(parts):
             assert owner.setdefault(line, splits[name]) == splits[name], line
 
 
-def test_another_seed_gives_other_modules_to_the_test_split():
-    texts = {f"module{i}": ["some words of documentation"] * (1 + i % 5) for i in range(200)}
-    first, second = (split_by_module(texts, seed, 0.1) for seed in (1, 2))
-    assert first == split_by_module(texts, 1, 0.1)
-    assert {n for n, s in first.items() if s == "test"} != {n for n, s in second.items() if s == "test"}
-
-
 def test_docstrings_are_read_without_running_the_module():
     source = (
         b'"""Top."""\nraise SystemExit("ran")\nclass A:\n    """Of A."""\n    async def f(self):\n        "Of f."\n'
     )
     assert list(docstrings(source)) == ["Top.", "Of A.", "Of f."]
-
-
-def test_topics_are_the_dictionary_of_the_source():
-    source = b"# made by a tool\ntopics = {'assert': 'The statement.\\n'}\n"
-    assert topics(source) == {"assert": "The statement.\n"}
-
-
-def test_prose_becomes_one_line_and_code_keeps_its_lines():
-    assert list(paragraphs("One\n    two.\n\n    >>> f(1)\n    2\n")) == ["One two.", ">>> f(1)", "2"]

@@ -57,13 +57,6 @@ def test_the_ready_file_of_a_paper_is_what_the_command_prints(path: Path, capsys
     assert capsys.readouterr().out == path.read_text(encoding="utf-8")
 
 
-def test_every_paper_has_one_ready_file() -> None:
-    assert len(READY) == 3
-    assert {CONFIGS[path.stem].recipe.source.split(" of ")[1] for path in READY} == {
-        preset.recipe.source.split(" of ")[1] for preset in OF_PAPERS.values()
-    }
-
-
 def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,13 +91,6 @@ def test_list_prints_every_preset_with_its_sizes_and_its_table(listed: Any) -> N
         assert float(parameters) == round(sizes[name][1] / 1e6, 1)
         assert sizes[name][2] is None if kept == "-" else float(kept) == round(sizes[name][2] / 1e3, 1)
     assert sorted(row[0] for row in rows) == sorted(CONFIGS)
-
-
-def test_list_has_the_models_that_have_presets_in_the_order_of_the_readme(listed: Any) -> None:
-    first_column = re.findall(r"^\| (\[`.*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    order = [arch for cell in first_column for arch in re.findall(r"`(\w+)`", cell.partition("](")[0])]
-    found = list(dict.fromkeys(CONFIGS[row[0]].model for row in listed[0]))
-    assert found == [arch for arch in order if arch in found]
 
 
 def test_the_stored_sizes_are_those_of_all_presets() -> None:

@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.presets.registry import PRESETS
-from tests.helpers.cli import ROOT
 from tests.helpers.hydra import by_arch, by_hydra, parameters
 from tests.helpers.trained import random_lines, write_corpus
 from tests.registry import build, dictionary
@@ -72,14 +71,3 @@ def test_a_recipe_learns_by_the_file_that_is_written_for_it(name: str, data: Pat
     # After few layers, tied embeddings first predict the token that they read, by a logit of 0.1 * 128 nats.
     if not name.endswith("_tiny"):
         assert losses[0] == pytest.approx(math.log2(len(task.source_dictionary)), abs=2.5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_post_ln_is_for_the_files_of_tiny_models(name: str) -> None:
-    assert not getattr(by_arch(name), "decoder_normalize_after", False)
-    assert bool(by_hydra(name).model.get("decoder_normalize_after")) == (name in TINY)
-
-
-def test_the_page_names_every_recipe() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in page for name in NAMES)

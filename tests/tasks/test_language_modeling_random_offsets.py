@@ -10,11 +10,10 @@ import torch
 from fairseq import tasks
 from fairseq.data import iterators
 
-from fairseq_ms.commands import perplexity
 from fairseq_ms.data.random_offsets import at_random_offset
 from fairseq_ms.errors import UsageError
 from tests.helpers.resumed import equal
-from tests.helpers.trained import TINY, configuration, random_lines, write_checkpoint, write_corpus
+from tests.helpers.trained import configuration, random_lines, write_corpus
 
 TOKENS = 7
 EPOCHS = range(1, 9)
@@ -127,19 +126,3 @@ def test_training_blocks_that_end_with_a_line_are_refused(mode: str, data: Path)
     iterator(task, "valid")
     with pytest.raises(UsageError, match=f"--sample-break-mode must be none .*{OURS}.*: got {mode}"):
         iterator(task, "train")
-
-
-def test_a_model_with_a_memory_is_refused(data: Path) -> None:
-    cfg = configuration(OURS, [data, "--task", OURS, "--arch", "transformer_xl", "--tokens-per-sample", "4"])
-    with pytest.raises(UsageError, match=f"--task must be streaming_language_modeling .*: got {OURS}"):
-        tasks.setup_task(cfg.task).build_model(cfg.model)
-
-
-def test_a_model_trained_so_is_evaluated_with_context_like_any_other(data: Path, tmp_path: Path) -> None:
-    flags = (*TINY, "--tokens-per-sample", "6")
-    found = []
-    for name in (OURS, "language_modeling"):
-        path = write_checkpoint(tmp_path / name / "model.pt", data, "vanilla_lm", *flags, task=name)
-        scored = perplexity.evaluate(perplexity.load(str(path), cpu=True), "valid")
-        found.append((scored.window, scored.context))
-    assert found == [(6, 3), (6, 3)]

@@ -49,18 +49,6 @@ def test_every_token_is_scored_once_with_the_context_of_its_window(place, window
     np.testing.assert_allclose(nll, naive_nll(checkpoint, tokens, window, context), atol=2e-5)
 
 
-def test_an_extra_first_symbol_is_read_and_never_scored(place):
-    flags = [*TINY, "--tokens-per-sample", "26", "--max-target-positions", "40", "--add-bos-token"]
-    path = write_checkpoint(place / "bos/model.pt", place / "bin", "vanilla_lm", *flags)
-    checkpoint = checkpoints.load(str(path))
-    (tokens,) = checkpoint.documents("test", limit=31)
-    nll = scoring.score_documents(checkpoint, [tokens], 26, 0)
-    source = torch.tensor([[checkpoint.dictionary.bos(), checkpoint.dictionary.eos(), *tokens[:25].tolist()]])
-    log_probs = checkpoint.model(source)[0][0, 1:].log_softmax(-1)
-    expected = -log_probs[range(26), tokens[:26]]
-    np.testing.assert_allclose(nll[:26], expected.detach().numpy(), atol=2e-5)
-
-
 def test_lines_of_any_length_are_read_on_their_own_where_training_broke_samples_at_lines(place):
     flags = [*TINY, "--tokens-per-sample", "26", "--sample-break-mode", "eos"]
     path = write_checkpoint(place / "eos/model.pt", place / "bin", "vanilla_lm", *flags)

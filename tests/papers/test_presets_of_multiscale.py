@@ -63,15 +63,6 @@ def test_the_hand_count_is_the_paper_s() -> None:
     assert hand_count("vanilla_lm_books_12") * 2 == pytest.approx(0.266e9, rel=0.005)
 
 
-@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch.startswith("multiscale")])
-def test_every_multi_scale_row_of_tables_2_to_5_and_8_is_a_preset(arch: str) -> None:
-    cfg = by_arch(arch)
-    layers = re.findall(r"_(\d+)(?=_|$)", arch)
-    assert cfg.scale_layers == ",".join(f"{4**scale}x={n}" for scale, n in zip(range(len(layers) - 1, -1, -1), layers))
-    assert cfg.downsampler == ("conv" if "conv" in arch else "max" if "max" in arch else "avg")
-    assert cfg.decoder_embed_dim == (1024 if "ccnews" in arch else 768)
-
-
 def test_hydra_has_a_schema_for_every_model_and_none_for_a_preset() -> None:
     stored = ConfigStore.instance().repo["model"]
     assert {f"{preset.model}.yaml" for preset in PRESETS.values()} <= stored.keys()

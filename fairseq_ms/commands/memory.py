@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the footprint, or what was asked for in its place."""
+    """Print the footprint, the allocations of --fit or the table of --sweep."""
     report.check_outputs(args)
     arguments.check_model(args)
     if args.data and not args.path:

@@ -25,7 +25,7 @@ _FLAGS = {
 
 
 def cannot_continue(flag: str, then: Any, now: Any) -> UsageError:
-    """The error of a checkpoint that was written in the middle of an epoch of other batches."""
+    """The UsageError for resuming within an epoch with other batches than the checkpoint's."""
     return UsageError(
         f"{flag} must be as in the checkpoint to continue its epoch ({then}), or use --reset-dataloader to begin a "
         f"new one: got {now}"
@@ -58,7 +58,7 @@ class CarriedMemory:
 
     @contextmanager
     def around(self, sample: dict[str, Any], model: nn.Module, rebuild_with: nn.Module) -> Iterator[dict[str, Any]]:
-        """Within, calling ``model`` on the sample continues its streams; yields the call's ``extra``.
+        """Context manager in which calling ``model`` on the sample continues its streams; yields the call's ``extra``.
 
         ``model`` may be wrapped for data parallelism; ``rebuild_with`` is the model itself.
         """
@@ -144,7 +144,7 @@ class CarriedMemory:
         }
 
     def _layout(self) -> dict[str, Any]:
-        """What has to be the same for the epoch to go on, by its flag or by what the checkpoints call it."""
+        """Settings that must not change within an epoch, by flag or by their name in checkpoints."""
         return {**self.batches.layout(), **self.flags}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class CarriedMemory:
 
 @contextmanager
 def extra_of(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Within, what calls of ``model`` return besides their logits goes into the dictionary that this yields."""
+    """Context manager: yields a dictionary that collects the ``extra`` of every call of ``model``."""
     extra: dict[str, Any] = {}
 
     def record(module: nn.Module, arguments: Any, output: Any) -> None:

@@ -132,7 +132,7 @@ class StreamBatches(FairseqDataset):
         return self.steps * self.shards
 
     def layout(self) -> dict[str, int]:
-        """What has to be the same for a step to mean the same place in the corpus."""
+        """The sizes that determine which place of the corpus a step reads."""
         rows = self.streams * self.shards
         # Another number of documents can by chance make as many segments, at other places.
         counts = {"segments": len(self.segments), "documents": len(self.corpus.documents) - 1}

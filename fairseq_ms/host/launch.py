@@ -110,7 +110,7 @@ def run_together(original: Callable[..., Any], cfg: Any, main: Callable[..., Any
 
 
 def refuse(cfg: Any) -> None:
-    """Raise UsageError for what fairseq takes, and cannot be done."""
+    """Raise UsageError for settings that fairseq accepts and that cannot work."""
     backend = str(cfg.distributed_training.ddp_backend)
     if backend == "fully_sharded":
         raise UsageError(
@@ -184,7 +184,7 @@ def _launched() -> int:
 
 
 def _join(training: Any) -> None:
-    """Believe the launcher how many processes there are, which one this is, and how they find each other."""
+    """Take world size, rank and rendezvous from the launcher's environment variables."""
     training.distributed_init_method = "env://"
     training.distributed_world_size = int(os.environ["WORLD_SIZE"])
     training.distributed_rank = int(os.environ["RANK"])
@@ -217,7 +217,7 @@ def _start(main: Callable[..., Any], cfg: Any, settings: dict[str, Any]) -> None
 
 
 def end_as(error: ProcessExitedException) -> None:
-    """End this process as the one that it has started has ended."""
+    """Exit with 128 + signal if a signal has stopped a child process; raise UsageError if the child has failed."""
     for signum in SIGNALS:
         # It is enough that one rank is asked, and one that does not train yet dies of the signal itself.
         if error.exit_code == SIGNALLED + signum or (signum == signals.asked and error.exit_code == -signum):
@@ -242,7 +242,7 @@ class Finished(Exception):
 
 
 class Signals:
-    """The signal by which this process was ``asked`` to stop, None before, and the handlers it ``replaced``."""
+    """Signals that ask to stop: ``asked`` is the one received, or None; ``replaced`` are the handlers of before."""
 
     def __init__(self) -> None:
         self.asked: int | None = None
@@ -250,7 +250,7 @@ class Signals:
         self.replaced: dict[int, Any] = {}
 
     def listen(self, hand_on: Callable[[int], None] | None = None) -> None:
-        """Note the signals that nobody else handles or ignores, and hand them on."""
+        """Note signals that have no other handler and are not ignored, and pass them to ``hand_on``."""
         if threading.current_thread() is not threading.main_thread():
             return
 
@@ -269,7 +269,7 @@ class Signals:
                 self.replaced[signum] = signal.signal(signum, note)
 
     def end(self) -> None:
-        """Handle them as before."""
+        """Restore the handlers of before."""
         for signum, handler in self.replaced.items():
             signal.signal(signum, handler)
         self.asked, self.replaced = None, {}
@@ -279,7 +279,7 @@ signals = Signals()
 
 
 class HeldLog:
-    """What a training logs before it has a trainer, of which nothing is printed where it is refused."""
+    """Holds back log records until there is a trainer, and drops them if the training is refused before."""
 
     def __init__(self) -> None:
         self.kept = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, target=logging.root)  # type: ignore[arg-type]
@@ -287,12 +287,12 @@ class HeldLog:
         self.can_end = False
 
     def hold(self) -> None:
-        """Take the place of the root logger's handlers, unless that is done, or nobody would end it."""
+        """Replace the root logger's handlers, unless that is done already or no call would restore them."""
         if self.can_end and self.others is None:
             self.others, logging.root.handlers = logging.root.handlers, [self.kept]
 
     def show(self) -> None:
-        """Give it back to them, and let them print what was kept."""
+        """Restore the handlers and emit what was held back."""
         if self.others is not None:
             logging.root.handlers, self.others = self.others, None
         self.kept.flush()
@@ -302,7 +302,7 @@ held_log = HeldLog()
 
 
 def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
-    """``main``, whose log is shown unless it was refused before there was a trainer."""
+    """Run ``main`` and show its log, unless it was refused before there was a trainer."""
     held_log.can_end = True
     if multiprocessing.parent_process() is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # torch takes a process that it has started and that Ctrl-C ends for one that has ended well.

@@ -1,6 +1,6 @@
-"""What training in half precision has beside its weights: float32 masters, and what the scaler of losses counts.
+"""Checkpoints of trainings in half precision: float32 masters, and the counters of the loss scaler.
 
-fairseq's checkpoints hold the weights that the masters round to, and of the scaler the scale alone.
+fairseq's own checkpoints hold the rounded weights and the scale alone, so that a resumed run differs.
 """
 
 from __future__ import annotations

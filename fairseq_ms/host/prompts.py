@@ -1,7 +1,7 @@
-"""Prompts become the symbols that the data's text became: what ``manifest.json`` says of the data folder decides.
+"""Prompts are tokenised and segmented as the data was, by the pipeline in the data folder's ``manifest.json``.
 
-fairseq's own tokenizers come near to that with the right flags, which are easily forgotten: they are not needed where
-there is a manifest, and refused where they contradict it.
+fairseq's own tokenizers come near to that with the right flags, which are easily forgotten. With a manifest the flags
+are not needed, and refused if they contradict it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def as_prepared(original: Callable[..., None], model: Any, cfg: Any) -> None:
 
 
 def _given(group: str, chosen: Any) -> dict[str, Any]:
-    """The name of what was chosen, and those of its settings that are not its defaults; nothing for no choice."""
+    """The name of the chosen class and its settings that differ from the defaults; empty without a choice."""
     if not isinstance(chosen, DictConfig):
         return {} if chosen is None else {"_name": chosen}
     settings: dict[str, Any] = OmegaConf.to_container(chosen)  # type: ignore[assignment]

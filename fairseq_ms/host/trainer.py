@@ -255,7 +255,7 @@ class Trainer(fairseq_trainer.Trainer):
 
 
 def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
-    """What to say of an error in loading a checkpoint, with the flag by which it was chosen; None for others."""
+    """The sentence for a checkpoint that does not fit, with the flag that chose it; None for other errors."""
     flag = "--save-dir" if cfg.restore_file == "checkpoint_last.pt" else "--restore-file"
     flag = "--finetune-from-model" if filename == cfg.finetune_from_model else flag
     if str(error).startswith("Cannot load model parameters from checkpoint"):

@@ -36,12 +36,12 @@ class Decoder(FairseqIncrementalDecoder):
 
     @property
     def adaptive_softmax(self) -> nn.Module | None:
-        """What fairseq's ``adaptive_loss`` calls where features stand in for logits."""
+        """The module that fairseq's ``adaptive_loss`` applies to features; None without adaptive softmax."""
         return self.core.adaptive_softmax
 
     @adaptive_softmax.setter
     def adaptive_softmax(self, none: None) -> None:
-        """fairseq's constructor begins with None."""
+        """Ignores the None that fairseq's constructor assigns."""
 
     @property
     def project(self) -> nn.Module | None:
@@ -161,11 +161,11 @@ class BaseLanguageModel(FairseqLanguageModel):
         return self.decoder(src_tokens, src_lengths=src_lengths, memory=memory, features_only=features_only)
 
     def forward_blocks(self, src_tokens: Tensor, features_only: bool) -> tuple[Tensor, dict[str, Any]]:
-        """What a criterion asks of a model of blocks beside the outputs at tokens."""
+        """Outputs of blocks instead of tokens, which a criterion over bags of words trains on."""
         raise AssertionError(f"{type(self).__name__} has no blocks")
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's, with packed weights, and without the local ``train``, which nothing can copy or pickle."""
+        """As fairseq's, with packed weights; removes the local function ``train``, which cannot be pickled."""
         pack(self)
         super().make_generation_fast_(**kwargs)
         self.__dict__.pop("train", None)
@@ -249,7 +249,7 @@ class BaseLanguageModel(FairseqLanguageModel):
             ) from error
 
     def _difference(self, state_dict: dict[str, Any]) -> str:
-        """In what a checkpoint differs from this model, as far as its sizes tell."""
+        """Whether the dictionary, ``--output-dictionary-size`` or something else differs, judging by tensor shapes."""
         sizes = self.decoder.core.config
         symbols = {sizes.vocab_size, len(self.decoder.dictionary)}
         # One number a symbol, or more, whose other sizes are the same.

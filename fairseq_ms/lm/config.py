@@ -217,7 +217,7 @@ _OF_CORE = {
 
 @contextmanager
 def naming_flags(flags: Flags) -> Iterator[None]:
-    """Within, where the core refuses sizes that do not fit together, a ``UsageError`` says the same of their flags."""
+    """Context manager: a ValueError of the core becomes a ``UsageError`` that names flags instead of fields."""
     names = {**{name: name for name in flags}, **_OF_CORE}
     names["scales"] = "scale_windows" if "scale_windows" in flags else "scale_layers"
     spelled = {**{name: flag(own) for name, own in names.items()}, "vocab_size": "the dictionary's size"}
@@ -231,7 +231,7 @@ def naming_flags(flags: Flags) -> Iterator[None]:
 
 
 def layer_settings(cfg: Any) -> dict[str, Any]:
-    """What the flags of a model's layers are called in a ``core.layers.LayerConfig``."""
+    """The fields of ``core.layers.LayerConfig`` by name, from the flags of a model's layers."""
     own: dict[str, Any] = {}
     if hasattr(cfg, "positions"):
         own = {"positions": str(cfg.positions), "rotary_base": float(cfg.rotary_base)}
@@ -255,7 +255,7 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
 
 
 def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
-    """What the flags that all models share are called in a ``core.model.ModelConfig``."""
+    """The fields of ``core.model.ModelConfig`` by name, from the flags that all models share."""
     return {
         **layer_settings(cfg),
         "vocab_size": len(source_dictionary),
@@ -279,7 +279,7 @@ def _bands(cfg: LanguageModelFlags, name: str) -> Bands:
 
 
 def validate(cfg: Any, task: Any) -> None:
-    """Raise ``UsageError`` on flags of ``LanguageModelFlags`` of whose contradictions the core does not know."""
+    """Raise ``UsageError`` on contradictory flags that the core cannot tell."""
     validate_positions(cfg)
     for adaptive in ("adaptive_input", "adaptive_softmax_cutoff"):
         require(

@@ -146,7 +146,7 @@ class Decoding:
 
 
 def _graphs() -> bool | None:
-    """Where they can be, if the environment says so: they have not run on a GPU yet."""
+    """``generate``'s argument: None, graphs where there can be, if ``FAIRSEQ_MS_GRAPHS=1`` is set; else False."""
     return None if os.environ.get("FAIRSEQ_MS_GRAPHS") == "1" else False
 
 

@@ -1,4 +1,4 @@
-"""What a model's features are projected with, for criterions that do not want its logits."""
+"""A model's output projection, for criterions that work on features instead of logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def output_projection(model: Any) -> nn.Module | None:
-    """What alone makes logits of features, without a bias; None where there is no such module.
+    """The linear module without bias that maps features to logits; None if the model has none.
 
     ``model`` is one of this package or a Transformer of fairseq's, perhaps wrapped for distributed training.
     """
@@ -35,13 +35,13 @@ def output_projection(model: Any) -> nn.Module | None:
 
 
 def output_matrix(model: Any) -> Tensor | None:
-    """The weight (V, D) with which logits are ``F.linear(features, weight)``; None where something has to be called."""
+    """The weight (V, D) of ``F.linear(features, weight)``; None if a module that wraps it has to be called."""
     projection = output_projection(model)
     return projection.weight if projection is not None and plain(projection) else None  # type: ignore[return-value]
 
 
 def without_output_matrix(model: Any) -> str | None:
-    """What an error calls a model without such a projection; None for a model with one."""
+    """A description, for errors, of a model without such a projection; None for a model with one."""
     if output_projection(model) is not None:
         return None
     adaptive = getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None

@@ -31,7 +31,7 @@ class StreamingFlags(LanguageModelFlags):
 
 
 def streaming_settings(cfg: StreamingFlags, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
-    """What the flags that all streaming models share are called in a ``core.streaming.StreamingConfig``."""
+    """The fields of ``core.streaming.StreamingConfig`` by name, from the flags that all streaming models share."""
     return {
         **model_settings(cfg, source_dictionary, target_dictionary),
         "normalize_before": cfg.decoder_normalize_before,

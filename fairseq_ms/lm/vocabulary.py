@@ -14,7 +14,7 @@ def parse_cutoffs(flag: str, text: str | None) -> tuple[int, ...]:
 
 
 def enough_symbols(cfg: Any, least: int, beyond: int = 2) -> int:
-    """How many symbols a dictionary needs for some ``beyond`` a model's adaptive cutoffs, or ``least``."""
+    """The least size of a dictionary with ``beyond`` symbols after the last adaptive cutoff, and at least ``least``."""
     names = [name for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff") if getattr(cfg, name, None)]
     found = [parse_cutoffs("--" + name.replace("_", "-"), getattr(cfg, name)) for name in names]
     return max([least, *(max(cutoffs) + beyond for cutoffs in found)])

@@ -1,4 +1,4 @@
-"""What an analysis leaves behind: a table on the terminal, a JSON file, a figure."""
+"""Output of commands: a table on the terminal, a JSON file, a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Negative log-likelihoods of single tokens, in nats: what most of the analyses are made of."""
+"""Negative log-likelihoods of single tokens, in nats, which most analyses are based on."""
 
 from __future__ import annotations
 

@@ -32,17 +32,29 @@ unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 help:
 	@sed -n 's/^#   //p' Makefile
 
-# Two stamps, each written when its step has succeeded: the pins decide about the environment, setup.py about
-# the plugin's own command.
+# Stamps, each written when its step has succeeded: the pins decide about the environment, setup.py about the plugin's
+# own command.
 PINS := $(VENV)/.pins-installed
 PLUGIN := $(VENV)/.plugin-installed
 
-$(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.txt requirements/numpy-oldest.txt
+$(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.txt
 	@requirements/make_env.sh $(VENV) "$(PYTHON)"
 	@touch $@
 
 $(PLUGIN): $(PINS) setup.py fairseq_ms/version.py
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
+
+# What tests and style need besides; the oldest NumPy that is supported lies beside the newer one, and the tests put it
+# in front.
+TESTS := $(VENV)/.tests-installed
+
+$(TESTS): $(PINS) requirements/tests.txt requirements/numpy-oldest.txt
+	@echo "fairseq_ms: installing what the tests need, once"
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/tests.txt
+	@rm -rf $(VENV)/numpy-oldest
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(VENV)/numpy-oldest \
+	-r requirements/numpy-oldest.txt
 	@touch $@
 
 # kenlm, which only some tests and one analysis use, takes a minute to compile.
@@ -83,12 +95,12 @@ demo-analysis: env
 demo-haed: env
 	@$(RUN) user_dir_examples/haed/demo.py
 
-test test-all: env $(NGRAM) $(PEER)/.installed $(HUB)
+test test-all: env $(TESTS) $(NGRAM) $(PEER)/.installed $(HUB)
 	@$(RUN) -m pytest -n $(JOBS) --dist worksteal $(if $(filter test,$@),-m "not slow" --ignore tests/papers)
 
 # Kernels for any x86 processor add sums up in another order than a new processor's: what a test knows of the one that
 # it was written on shows here.
-test-portable: env
+test-portable: env $(TESTS)
 	@MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default $(RUN) -m pytest -n $(JOBS) --dist worksteal \
 	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py
 
@@ -102,24 +114,24 @@ ON_GPU := core/test_graphs.py models/test_invariants.py models/test_multiscale.p
 	core/ops/test_dropout_masks.py \
 	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches \
 	host/test_launching.py::test_one_process_of_a_group_trains_and_resumes_as_one_alone
-gpu: env $(PEER)/.installed $(VENV)/transformers-5/.installed
+gpu: env $(TESTS) $(PEER)/.installed $(VENV)/transformers-5/.installed
 	@PYTHONPATH=$(VENV)/transformers-5 $(GPU); first=$$?; [ $$first -le 1 ] || exit $$first; \
 	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \
 	$(RUN) -m pytest -q -n 4 --device cuda $(addprefix tests/,$(ON_GPU)) && exit $$first
 
-curves: env
+curves: env $(TESTS)
 	@$(RUN) -m tests.curves.record
 
-sizes: env
+sizes: env $(TESTS)
 	@$(RUN) -m tests.presets.record
 
-faults: env
+faults: env $(TESTS)
 	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign
 
-mutants: env $(MUTANTS)
+mutants: env $(TESTS) $(MUTANTS)
 	@OMP_NUM_THREADS=1 PYTHONPATH=$(VENV)/cosmic-ray $(RUN) -m tests.mutants.campaign
 
-lint: env
+lint: env $(TESTS)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check --quiet .
 	@$(RUN) -m mypy

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 INSTALL_FAIRSEQ = (
-    "pip install cython wheel 'setuptools<81' && "
-    "pip install --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1"
+    "pip install wheel 'setuptools<81' && "
+    "READTHEDOCS=1 pip install --no-build-isolation --no-binary fairseq-fixed fairseq-fixed==0.12.3.1"
 )
 # Set to anything, it shows the traceback of a mistake above its sentence.
 TRACEBACK = "FAIRSEQ_MS_TRACEBACK"

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_ms.errors import INSTALL_FAIRSEQ
+from fairseq_ms.host import uncompiled
 
 MIN_TORCH = (2, 6)
 # Messages that nobody who uses this package can act on: category, and beginning as a regular expression.
@@ -38,9 +39,10 @@ def prepare() -> None:
     restore_numpy_names()
     hide_wrong_apex()
     silence_known_warnings()
-    if "fairseq" not in sys.modules:
-        with logging_untouched():
+    with logging_untouched():
+        if "fairseq" not in sys.modules:
             check_fairseq()
+        uncompiled.stand_in()
 
 
 def check_torch() -> None:

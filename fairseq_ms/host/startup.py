@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from fairseq_ms import errors
-from fairseq_ms.host import compat
+from fairseq_ms.host import compat, uncompiled
 from fairseq_ms.presets import registry
 
 REGISTERING = ("criterions", "optim", "tasks", "models")
@@ -67,6 +67,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     from fairseq.distributed import utils as distributed_utils
     from fairseq.file_io import PathManager
     from fairseq.models import BaseFairseqModel, distributed_fairseq_model
+    from fairseq.scoring.bleu import Scorer
     from fairseq.tasks import FairseqTask, LegacyFairseqTask
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -92,6 +93,9 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     for program in _programs("fairseq_cli.interactive"):
         numbered = interactive.Numbered()
         found += [(program, "buffered_read", numbered.read), (program, "make_batches", numbered.batch)]
+    if not uncompiled.has("fairseq.libbleu"):
+        counts = uncompiled.NgramCounts
+        found += [(Scorer, "__init__", counts.begin), (Scorer, "reset", counts.reset), (Scorer, "add", counts.add)]
     return found
 
 

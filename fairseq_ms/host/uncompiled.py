@@ -1,0 +1,202 @@
+"""What language models call of fairseq's compiled modules, in NumPy, where fairseq was installed without compiling it.
+
+Results are those of the compiled functions, which stay in use where there are any. Batches of fixed shapes, the
+Levenshtein transformer and balanced assignment are not here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+def batch_by_size_vec(
+    indices: np.ndarray, num_tokens_vec: np.ndarray, max_tokens: int, max_sentences: int, bsz_mult: int
+) -> list[np.ndarray]:
+    """Indices (R,) of rows in batches, in their order.
+
+    Args:
+        num_tokens_vec: the tokens of each row, (R,)
+        max_tokens: of a batch with padding: its rows times its longest; no limit unless above 0
+        max_sentences: rows of a batch; no limit unless above 0
+        bsz_mult: a batch has fewer rows than that or a multiple, unless what is left of it would not fit the next one
+
+    Raises AssertionError for a row of more than ``max_tokens``.
+    """
+    sizes = np.asarray(num_tokens_vec, dtype=np.int64)
+    if not len(indices):
+        return []
+    assert max_tokens <= 0 or sizes.max() <= max_tokens, f"Sentences lengths should not exceed max_tokens={max_tokens}"
+    ends: list[int] = []
+    begin = 0
+    while begin < len(indices):
+        rows = _rows_that_fit(sizes[begin:], max_tokens, max_sentences)
+        after = begin + rows
+        end = after if rows < bsz_mult else after - rows % bsz_mult
+        ends.append(end)
+        # The rows that are left over begin the next batch; if the next row does not fit beside them, they are one.
+        if end < after < len(indices) and 0 < max_tokens < sizes[end : after + 1].max() * (after + 1 - end):
+            ends.append(end := after)
+        begin = end
+    return np.split(indices, ends[:-1])
+
+
+def _rows_that_fit(sizes: np.ndarray, max_tokens: int, max_sentences: int) -> int:
+    """How many rows at the front make a batch."""
+    most = len(sizes)
+    if max_sentences > 0:
+        most = min(most, max_sentences)
+    if max_tokens <= 0:
+        return most
+    if sizes[0]:
+        most = min(most, max_tokens // int(sizes[0]))
+    tokens = np.maximum.accumulate(sizes[:most]) * np.arange(1, most + 1)
+    return int(np.searchsorted(tokens, max_tokens, side="right"))
+
+
+def batch_by_size_fn(
+    indices: np.ndarray, num_tokens_fn: Callable[[int], int], max_tokens: int, max_sentences: int, bsz_mult: int
+) -> list[np.ndarray]:
+    """As ``batch_by_size_vec``, of the numbers of tokens that a function gives."""
+    sizes = np.fromiter((num_tokens_fn(index) for index in indices), dtype=np.int64, count=len(indices))
+    return batch_by_size_vec(indices, sizes, max_tokens, max_sentences, bsz_mult)
+
+
+def batch_fixed_shapes_fast(*_: Any) -> list[np.ndarray]:
+    """Raises NotImplementedError: no task here makes batches of fixed shapes."""
+    raise NotImplementedError("batches of fixed shapes need fairseq's compiled modules")
+
+
+def get_slice_indices(sizes: np.ndarray, break_mode: str, block_size: int, document_sep_len: int) -> np.ndarray:
+    """First and last place (C, 2) of each block among all tokens of sentences of these sizes.
+
+    Args:
+        break_mode: "none" for blocks of ``block_size`` tokens, "complete" for whole sentences up to so many tokens,
+            "complete_doc" for such of one document, "eos" for a sentence each
+        document_sep_len: size of what stands between documents
+
+    Raises ValueError for another mode.
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
+    if break_mode == "eos":
+        return np.stack([starts, ends], axis=1)
+    if break_mode == "none":
+        total = int(sizes.sum())
+        begin = np.arange(0, total, block_size, dtype=np.int64)
+        return np.stack([begin, np.minimum(begin + block_size, total)], axis=1)
+    if break_mode not in ("complete", "complete_doc"):
+        raise ValueError(f"Invalid break_mode: {break_mode}")
+    of_documents = break_mode == "complete_doc"
+    # From each sentence: where the first that does not fit beside it begins, or the first after one that alone is
+    # too long.
+    full = np.searchsorted(ends, starts + block_size, side="right")
+    alone = np.searchsorted(ends, starts, side="right") + 1
+    after = np.minimum(np.maximum(full, alone), len(sizes))
+    separates = sizes == document_sep_len if of_documents else np.zeros(len(sizes), dtype=bool)
+    if of_documents:
+        places = np.append(np.flatnonzero(separates), len(sizes))
+        after = np.minimum(after, places[np.searchsorted(places, np.arange(len(sizes)))])
+    slices, sentence = list[tuple[int, int]](), 0
+    edges, next_of, separator = np.append(starts, ends[-1:]).tolist(), after.tolist(), separates.tolist()
+    while sentence < len(sizes):
+        following = sentence + 1 if separator[sentence] else next_of[sentence]
+        if not separator[sentence] and edges[following] - edges[sentence] > int(of_documents):
+            slices.append((edges[sentence], edges[following]))
+        sentence = following
+    return np.array(slices, dtype=np.int64).reshape(-1, 2)
+
+
+def get_block_to_dataset_index(sizes: np.ndarray, slice_indices: np.ndarray) -> np.ndarray:
+    """Of each block (C, 2): its first sentence, the place in it, and its last sentence, (C, 3)."""
+    edges = np.append(0, np.cumsum(sizes, dtype=np.int64))
+    begin, end = slice_indices[:, 0], slice_indices[:, 1]
+    first = _sentence_of(edges, begin)
+    last = np.where(end > begin, _sentence_of(edges, np.maximum(end - 1, 0)), first)
+    return np.stack([first, begin - edges[first], last], axis=1).astype(np.int64)
+
+
+def _sentence_of(edges: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The sentence that each place lies in; of those that begin there, the first."""
+    found = np.searchsorted(edges, places)
+    return np.where(edges[found] == places, found, found - 1)
+
+
+class NgramCounts:
+    """What fairseq's ``Scorer`` of BLEU counts, in its fields.
+
+    ``fairseq-generate`` prints the score after its texts.
+    """
+
+    @staticmethod
+    def begin(_: Callable[..., None], scorer: Any, cfg: Any) -> None:
+        """The constructor of a ``Scorer`` without its library."""
+        from fairseq.scoring.bleu import BleuStat
+
+        scorer.stat, scorer.pad, scorer.eos, scorer.unk = BleuStat(), cfg.pad, cfg.eos, cfg.unk
+        NgramCounts.reset(_, scorer)
+
+    @staticmethod
+    def reset(_: Callable[..., None], scorer: Any, one_init: bool = False) -> None:
+        """Begin at zero; with ``one_init``, n-grams of two and more at one."""
+        for name, _kind in scorer.stat._fields_:
+            setattr(scorer.stat, name, int(one_init and name[-1] in "234"))
+
+    @staticmethod
+    def add(_: Callable[..., None], scorer: Any, ref: Any, pred: Any) -> None:
+        """Count the n-grams of a text and those that it shares with a reference, but for unknown words."""
+        ref, pred = (_trimmed(row.flatten().tolist(), scorer.pad, scorer.eos) for row in (ref, pred))
+        ref = [None if token == scorer.unk else token for token in ref]
+        stat = scorer.stat
+        stat.reflen += len(ref)
+        stat.predlen += len(pred)
+        for n in range(1, 5):
+            in_ref, in_pred = (Counter(zip(*(row[first:] for first in range(n)))) for row in (ref, pred))
+            setattr(stat, f"count{n}", getattr(stat, f"count{n}") + in_pred.total())
+            setattr(stat, f"match{n}", getattr(stat, f"match{n}") + (in_ref & in_pred).total())
+
+
+def _trimmed(tokens: list[int], pad: int, eos: int) -> list[int]:
+    """Without padding in front, and without the ends of lines and padding after the first token."""
+    while tokens and tokens[0] == pad:
+        tokens = tokens[1:]
+    while len(tokens) > 1 and tokens[-1] in (pad, eos):
+        tokens = tokens[:-1]
+    return tokens
+
+
+_MODULES = {
+    "fairseq.data.data_utils_fast": {
+        "batch_by_size_vec": batch_by_size_vec,
+        "batch_by_size_fn": batch_by_size_fn,
+        "batch_fixed_shapes_fast": batch_fixed_shapes_fast,
+    },
+    "fairseq.data.token_block_utils_fast": {
+        "_get_slice_indices_fast": get_slice_indices,
+        "_get_block_to_dataset_index_fast": get_block_to_dataset_index,
+    },
+}
+
+
+def has(name: str) -> bool:
+    """Whether a compiled module is there and fits the Python, NumPy and torch that run."""
+    try:
+        importlib.import_module(name)
+    except (ImportError, ValueError):
+        return False
+    return True
+
+
+def stand_in() -> None:
+    """Have functions of this module imported where fairseq's compiled ones are missing."""
+    for name, functions in _MODULES.items():
+        if not has(name):
+            module = ModuleType(name, __doc__)
+            vars(module).update(functions)
+            sys.modules[name] = module

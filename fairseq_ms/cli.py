@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
+    # Threads that wait for each other awake take the processor from other programs; torch reads it when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     name, rest = split(arguments)
     if not name:
         return _without_command(arguments)

@@ -130,7 +130,7 @@ def settings(
         sections["task"]["tokens_per_sample"] = values.pop("tokens_per_sample")
     sections["model"] = {"_name": preset.model, **sections["model"], **values}
     if data is not None:
-        folder = _half(data.absolute(), preset.recipe.half)
+        folder = half_of(data.absolute(), preset.recipe.half)
         sections["task"]["data"] = str(folder)
         # fairseq-hydra-train changes the folder before it reads paths.
         sections["common"]["user_dir"] = str(Path(fairseq_ms.__file__).parent)
@@ -142,7 +142,7 @@ def settings(
     return {key: section for key, section in sections.items() if section}
 
 
-def _half(data: Path, half: str) -> Path:
+def half_of(data: Path, half: str) -> Path:
     """The folder of a half of the training data, "first" or "second", or with "" that of all of it."""
     folder = data.parent / "halves" / half if half else data
     if not (folder / "train.idx").is_file():

@@ -389,7 +389,9 @@ def _run(args: argparse.Namespace) -> int:
     check_outputs(args)
     size, corpora = SIZES[args.size], [Corpus(folder) for folder in args.corpora]
     args.out.mkdir(parents=True, exist_ok=True)
-    machine = {**facts(Options(args.device, args.size == "quick", threads=args.threads)), "size": list(size)}
+    found = facts(Options(args.device, args.size == "quick", threads=args.threads))
+    # Losses do not depend on the rest: a run that was begun on one machine may go on on another of its kind.
+    machine = {**{name: found[name] for name in ("device", "torch", "quick")}, "size": list(size)}
     records = Records(args.out / "records.jsonl", machine)
     trainer = Trainer(size, args.out, torch.device(args.device), time.monotonic() + 60.0 * args.minutes)
     before, over = signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "deadline", 0.0)), False

@@ -202,6 +202,7 @@ class AggregationLayer(ResidualLayer):
     """A transformer layer that reads the blocks of all coarse scales (Multi-scale Transformer LMs, Section 3.3)."""
 
     attention: AggregationAttention
+    past = 1
 
 
 class BottomUpState(State):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_type_hints
 
 import torch
@@ -351,6 +352,9 @@ class ResidualLayer(nn.Module):
     """
 
     attention: Any
+    # Which of the other inputs is what a state remembers; with one, and without ``compiled``, the layer runs as it is.
+    past = 0
+    compiled: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LayerConfig, attention: nn.Module, depth: int = 1) -> None:
         super().__init__()
@@ -366,9 +370,16 @@ class ResidualLayer(nn.Module):
         """x (B, T, D) -> (B, T, D), also of no positions; the other inputs are the attention's."""
         if not x_BTD.size(-2):
             return x_BTD
-        return checkpointed(self._compute, x_BTD, *inputs) if self.checkpoint else self._compute(x_BTD, *inputs)
+        remembers = any(past is not None for past in inputs[self.past : self.past + 1])
+        compute = self.compute if remembers or self.compiled is None else partial(self.compiled, self)
+        return checkpointed(compute, x_BTD, *inputs) if self.checkpoint else compute(x_BTD, *inputs)
 
-    def _compute(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: all but ``compiled``."""
+        return {name: value for name, value in super().__getstate__().items() if name != "compiled"}
+
+    def compute(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
+        """What ``forward`` does with at least one position."""
         x_BTD = self.after_attention(x_BTD + self.drop(self.attention(x_BTD, *inputs)))
         return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,6 +115,24 @@ class CausalModel(nn.Module, ABC):
     @abstractmethod
     def new_state(self, batch_size: int, capacity: int = 0) -> State:
         """The state of B texts before their first tokens, with room for about ``capacity`` of them."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile what ``loss`` and ``forward`` run without a state: the layers, one graph for all of a kind.
+
+        Takes what ``torch.compile`` takes. With a state nothing is compiled, and neither is a copy of the model. Raises
+        ValueError for a model without transformer layers.
+        """
+        layers = [module for module in self.modules() if isinstance(module, ResidualLayer)]
+        if not layers:
+            raise ValueError(f"compile needs transformer layers: {type(self).__name__} has none")
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:
+            # Kinds of layers, lengths of one block and of several, training and not: each is a graph of its own.
+            kwargs.setdefault("recompile_limit", 64)
+        for kind in {type(layer) for layer in layers}:
+            compiled = torch.compile(kind.compute, *args, **kwargs)
+            for layer in layers:
+                if type(layer) is kind:
+                    layer.compiled = compiled
 
     def max_length(self) -> int | None:
         """The longest text in tokens; None for no limit."""

@@ -140,6 +140,7 @@ class RetinaLayer(ResidualLayer):
     """``RetinaAttention`` and feed-forward."""
 
     attention: RetinaAttention
+    past = 1
 
     def __init__(self, config: RetinaConfig, groups: Sequence[HeadGroup]) -> None:
         super().__init__(config, RetinaAttention(config, groups, config.downsampler), config.layers)

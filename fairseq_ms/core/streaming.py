@@ -92,6 +92,7 @@ class TransformerXLLayer(ResidualLayer):
     """
 
     attention: RelativeAttention
+    past = 2
 
     def __init__(
         self, name: str, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter, depth: int = 1

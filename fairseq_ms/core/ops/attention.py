@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.ops.linear import weight_gradients
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import DropoutMasks
+from fairseq_ms.core.ops.recompute import DropoutMasks, saves
 
 # Queries whose scores are in memory at a time; few enough for them to stay in a core's cache.
 _QUERY_CHUNK = 64
@@ -37,7 +37,7 @@ def attend(
     """
     assert not (causal and bias is not None)
     on_cpu = q_BNTH.device.type == "cpu"
-    if dropout > 0.0 and recompute and on_cpu and torch.is_grad_enabled():
+    if dropout > 0.0 and recompute and on_cpu and saves():
         with torch.autocast("cpu", enabled=False):
             attention = ChunkedAttention(bias, causal, DropoutMasks(dropout))
             return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH)
@@ -210,7 +210,7 @@ def self_attention_linear(qkv: Tensor, heads: int, out: nn.Linear, dropout: floa
     (B, T, 3 * N * H) -> (B, T, D).
     On a CPU, with ``recompute``, neither the scores nor what ``out`` reads are kept for backward.
     """
-    if recompute and qkv.device.type == "cpu" and torch.is_grad_enabled() and plain(out):
+    if recompute and qkv.device.type == "cpu" and saves() and plain(out):
         attention = ChunkedAttention(None, True, DropoutMasks(dropout) if dropout > 0.0 else None)
         return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias)
     q, k, v = split_qkv(qkv, heads)

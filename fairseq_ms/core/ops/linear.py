@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.plain import ours, plain, table
-from fairseq_ms.core.ops.recompute import drop, recomputed
+from fairseq_ms.core.ops.recompute import drop, recomputed, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
 NORMS: dict[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-5)}
@@ -248,7 +248,7 @@ def norm_linear_and_normed(
     """``norm_linear`` and what its projection reads, computed once; only those who use the latter keep it."""
     if norm is None and conv is None:
         return linear(x), x
-    if before is not None or not (recompute and torch.is_grad_enabled() and plain(norm, conv, linear)):
+    if before is not None or not (recompute and saves() and plain(norm, conv, linear)):
         normed = x if norm is None else norm(x)
         if conv is not None:
             normed = conv(normed, before)
@@ -272,7 +272,7 @@ def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Linear, r
 
     With ``recompute``, x is all that is kept: activation and dropout are computed again in backward.
     """
-    if recompute and torch.is_grad_enabled() and plain(linear):
+    if recompute and saves() and plain(linear):
         return _ActivationLinear.apply(name, dropout, x, linear.weight, linear.bias)
     return linear(F.dropout(ACTIVATIONS[name](x), dropout, training=True))
 

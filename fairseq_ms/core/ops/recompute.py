@@ -48,6 +48,14 @@ def mixed_seed(seed: int, *counters: int) -> int:
     return state >> 32
 
 
+def saves() -> bool:
+    """Whether operations with a gradient of their own are worth it: not in a compiled one, whose compiler decides.
+
+    ``torch.compile`` computes again what is cheap, and would compile such an operation anew for every length.
+    """
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 class _Generators(threading.local):
     """One generator a device for each thread: a fresh one for every mask would allocate its state every time."""
 
@@ -133,7 +141,7 @@ def dropout(x: Tensor, p: float, training: bool, recompute: bool = True) -> Tens
     """Dropout with probability p; with ``recompute`` its mask is drawn again in backward, not kept."""
     if not training or p == 0.0:
         return x
-    if recompute and p < 1.0:
+    if recompute and p < 1.0 and saves():
         return _SeededDropout.apply(x, p)
     return F.dropout(x, p, training=True)
 
@@ -187,7 +195,7 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor, enabled: bool =
     ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
     floating point: parameters are inputs too.
     """
-    if not (enabled and torch.is_grad_enabled()):
+    if not (enabled and saves()):
         return function(*inputs)
     return _Recomputed.apply(function, *inputs)
 

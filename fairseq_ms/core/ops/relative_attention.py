@@ -245,7 +245,7 @@ def segment_attention(
         recompute: False for torch's own backward, which keeps everything
     """
     heads, length = r_PNH.size(1), x_BTD.size(1)
-    if not plain(norm, qkv) or (not recompute and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or not plain(norm, qkv) or (not recompute and torch.is_grad_enabled()):
         states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
         states_BSD = norm(states_BSD) if norm is not None else states_BSD
         return relative_attention(*heads_of(states_BSD, length, qkv, heads), r_PNH, u_NH, v_NH, dropout)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fairseq_ms.core.ops.recompute import saves
+
 
 def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor) -> Tensor:
     """cos and sin of the angles at T positions, for heads of H channels: (2, T, H / 2), on the device of ``like``.
@@ -53,9 +55,7 @@ def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
     """
     if rotation_2TF is None:
         return x
-    # torch.compile would compile a function with its own gradient anew for every length.
-    compiling = torch.compiler.is_compiling()
-    return _turned(x, rotation_2TF, heads) if compiling else _Rotate.apply(x, rotation_2TF, heads)
+    return _Rotate.apply(x, rotation_2TF, heads) if saves() else _turned(x, rotation_2TF, heads)
 
 
 class _Rotate(torch.autograd.Function):

@@ -1,0 +1,88 @@
+"""``model.compile``: layer by layer, for every length, with the numbers of the model that is not compiled."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from fairseq_ms import core
+from tests.core.test_model import build
+
+SCALES = (core.Scale(1, layers=1), core.Scale(4, layers=1))
+PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
+ALL = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "qk_norm": "scaled", "short_conv": 3}
+# What the compiler keeps for backward is its own affair, so masks are torch's, in the order of torch's own layers.
+DROPPED = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.1, "recompute": False}
+SMALL: dict[str, Any] = {"Vanilla": {"layers": 2}, "TopDown": {"scales": SCALES}, "BottomUp": {"scales": SCALES}}
+CASES = [
+    *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED)),
+    ("CoarseLM", PLAIN),
+    ("HAED", PLAIN),
+]
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    """Nothing is compiled before or after, and graphs are counted from none."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def results(model: core.CausalModel, length: int, seed: int) -> list[torch.Tensor]:
+    """The loss of a text and the gradients of all parameters, then the logits."""
+    tokens = torch.randint(11, (2, length + 1), generator=torch.Generator().manual_seed(seed))
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [loss.detach(), *(grad for grad in gradients if grad is not None), model(tokens[:, :-1])[0].detach()]
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(name: str, changes: dict[str, Any]) -> None:
+    """In whole graphs, and no further one for a length that has been before, whatever the tokens."""
+    model = build(name, **changes, **SMALL.get(name, {})).double().train()
+    compiled = copy.deepcopy(model)
+    compiled.compile(backend="aot_eager", fullgraph=True)
+    for seed, length in enumerate((33, 47, 21)):
+        # float64: the compiled model adds up in another order.
+        found, expected = results(compiled, length, seed), results(model, length, seed)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert not counters["graph_break"]
+    count = graphs()
+    assert count
+    for seed, length in enumerate((33, 21, 47), start=3):
+        results(compiled, length, seed)
+    assert graphs() == count
+
+
+def test_layers_of_a_kind_share_one_graph_and_nothing_else_is_compiled() -> None:
+    model = build("Vanilla", layers=5, **PLAIN)
+    model.compile(backend="aot_eager", fullgraph=True)
+    tokens = torch.randint(11, (2, 20))
+    whole, _ = model(tokens)
+    assert graphs() == 1
+    counters.clear()
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(copied(tokens)[0], whole)
+    state = model.new_state(2, 20)
+    pieces = torch.cat([model(piece, state)[0] for piece in tokens.split([9, 1, 10], dim=1)], dim=1)
+    torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
+    model.generate(tokens, 3, temperature=0.0)
+    assert not graphs()
+
+
+def test_a_model_without_layers_to_compile_says_so() -> None:
+    with pytest.raises(ValueError, match="HRED"):
+        build("HRED").compile()

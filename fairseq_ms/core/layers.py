@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -382,6 +383,22 @@ class ResidualLayer(nn.Module):
         """What ``forward`` does with at least one position."""
         x_BTD = self.after_attention(x_BTD + self.drop(self.attention(x_BTD, *inputs)))
         return self.after_ffn(x_BTD + self.drop(self.ffn(x_BTD)))
+
+
+def compile_layers(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Compile the transformer layers of a model, one graph for all of a kind, by ``torch.compile`` with what it takes.
+
+    With a state nothing is compiled, and neither is a copy of the model. Raises ValueError for a model without them.
+    """
+    layers = [module for module in model.modules() if isinstance(module, ResidualLayer)]
+    if not layers:
+        raise ValueError(f"compile needs a transformer: {type(model).__name__} has none")
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        # Kinds of layers, lengths of one block and of several, training and not: each is a graph of its own.
+        kwargs.setdefault("recompile_limit", 64)
+    compiled = torch.compile(ResidualLayer.compute, *args, **kwargs)
+    for layer in layers:
+        layer.compiled = compiled
 
 
 class TransformerLayer(ResidualLayer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.checks import checked_targets, checked_tokens
-from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding
+from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding, compile_layers
 from fairseq_ms.core.ops.linear import TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
 from fairseq_ms.core.sampling import check_finite, check_sampling, draw
@@ -117,22 +116,8 @@ class CausalModel(nn.Module, ABC):
         """The state of B texts before their first tokens, with room for about ``capacity`` of them."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile what ``loss`` and ``forward`` run without a state: the layers, one graph for all of a kind.
-
-        Takes what ``torch.compile`` takes. With a state nothing is compiled, and neither is a copy of the model. Raises
-        ValueError for a model without transformer layers.
-        """
-        layers = [module for module in self.modules() if isinstance(module, ResidualLayer)]
-        if not layers:
-            raise ValueError(f"compile needs transformer layers: {type(self).__name__} has none")
-        if "recompile_limit" in inspect.signature(torch.compile).parameters:
-            # Kinds of layers, lengths of one block and of several, training and not: each is a graph of its own.
-            kwargs.setdefault("recompile_limit", 64)
-        for kind in {type(layer) for layer in layers}:
-            compiled = torch.compile(kind.compute, *args, **kwargs)
-            for layer in layers:
-                if type(layer) is kind:
-                    layer.compiled = compiled
+        """Compile what ``loss`` and ``forward`` run without a state, as ``layers.compile_layers``."""
+        compile_layers(self, *args, **kwargs)
 
     def max_length(self) -> int | None:
         """The longest text in tokens; None for no limit."""

@@ -27,6 +27,7 @@ from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
 from torch import distributed, isfinite, save
 
+from fairseq_ms.core.layers import compile_layers
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints, data, launch, masters, saving
 from fairseq_ms.optim import of_torch
@@ -64,6 +65,11 @@ class Trainer(fairseq_trainer.Trainer):
         # An optimizer, which is made later, is given parameters without names.
         if getattr(cfg.optimizer, "_name", None) == "muon":
             of_torch.prepare_muon(cfg, self.get_model())
+        if getattr(cfg.model, "compile", False):
+            try:
+                compile_layers(self.get_model().decoder.core)
+            except ValueError as error:
+                raise UsageError(f"--{error}") from error
         self.expected: dict[str, int] = {}
         self.began: dict[int, int] = {}
         self.multiple: int | None = None

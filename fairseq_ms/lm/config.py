@@ -36,6 +36,7 @@ class TransformerFlags(FairseqDataclass):
     checkpoint_activations: bool = option(
         False, "keep only the input of every transformer layer, and run the layer again in backward"
     )
+    compile: bool = option(False, "train by layers that torch.compile has compiled; all else runs as it is")
     recompute: Recompute = option(
         "pointwise",
         "what to compute again in backward instead of keeping it: layer norm, activation, "

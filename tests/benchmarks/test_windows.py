@@ -87,6 +87,8 @@ def test_every_arm_is_causal_uses_all_its_parts_and_has_the_cache_that_it_says(a
     full = 770 if arm.name.startswith("small") else 1024
     keys = full if "full" in arm.name else int(number[0]) if number else 128
     assert keys_a_head(parse(arm.windows, 8), 1024) == pytest.approx(keys, rel=0.015)
+    # Small heads stay small in longer texts.
+    assert keys_a_head(parse(arm.windows, 8, 4), 4096) == pytest.approx(4 * keys, rel=0.04)
 
 
 @pytest.mark.parametrize(("gate", "turned"), [(False, True), (True, True), (True, False)])

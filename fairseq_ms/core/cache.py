@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.ops.linear import add_before
 
 
 class CannotTruncate(Exception):
@@ -119,12 +120,12 @@ class Rows:
 class LastInputs(Rows):
     """The last N inputs (B, N, D) of a ``ShortConv``; before a text there are zeros."""
 
-    def join(self, x_BTD: Tensor) -> Tensor:
-        """T more positions, after those N: (B, N + T, D)."""
+    def add(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+        """T more positions, each plus the N before it times their weights."""
         joined = torch.cat([self.x, x_BTD], dim=1)
         last = joined[:, x_BTD.size(1) :]
         self.put(last if x_BTD.size(1) == 1 else last.clone())
-        return joined
+        return add_before(joined, weight_ND)
 
 
 class KeyValueCache:

@@ -30,7 +30,7 @@ from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
 from fairseq_ms.core.hierarchical.state import HAEDState
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import CausalModel, start_residuals
-from fairseq_ms.core.ops.linear import projection
+from fairseq_ms.core.ops.linear import ShortConv, projection
 from fairseq_ms.core.ops.lstm import LSTM, LSTMState, RaggedSteps
 from fairseq_ms.core.ops.plain import table
 from fairseq_ms.core.ops.recompute import Dropout
@@ -199,8 +199,6 @@ def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, Transform
     if c.positions != "learned" and (c.main == "lstm" or c.width_of_positions):
         what = "main" if c.main == "lstm" else "position_dim"
         raise ValueError(f"positions must be learned with {what} {getattr(c, what)}: got {c.positions}")
-    if c.short_conv:
-        raise ValueError(f"short_conv must be 0 in a hierarchical model: got {c.short_conv}")
     if encoding < 1:
         raise ValueError(f"dim must exceed position_dim {c.width_of_positions}: got {c.dim}")
     encoder: ChunkEncoder
@@ -225,6 +223,8 @@ def initialise_chunks(module: nn.Module, std: float | None) -> None:
     for part in module.modules():
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             nn.init.zeros_(part.weight[part.padding_idx])
+        elif isinstance(part, ShortConv):
+            part.reset_parameters()
     start_residuals(module)
 
 

@@ -32,6 +32,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},
     "BottomUp": {"scales": (core.Scale(1, 1), core.Scale(2, 1, heads=4), core.Scale(6, 1, heads=2))},
     "CoarseLM": {"scale": core.Scale(3, 2)},
+    "HAED": {
+        **{"layers": 2, "head_dim": 4, "separators": (3,), "max_segment_len": 5, "encoder_units": 8},
+        **{"decoder": "transformer", "decoder_units": 16, "local_heads": 2, "init_std": 0.3},
+    },
     "Retina": {"layers": 2, "scales": (core.Scale(1, far=5, heads=4), core.Scale(3, near=5, far=20, heads=2))},
 }
 
@@ -41,7 +45,8 @@ either = pytest.mark.parametrize("positions", ["rotary", "none"])
 
 def build(name: str, positions: str = "rotary", **changes: Any) -> core.LanguageModel:
     torch.manual_seed(1)
-    config = getattr(core, f"{name}Config")(positions=positions, **{**SIZES, **LAYERS.get(name, {}), **changes})
+    sizes: dict[str, Any] = {"positions": positions, **SIZES, **LAYERS.get(name, {}), **changes}
+    config = getattr(core, f"{name}Config")(**sizes)
     model = getattr(core, name)(config).double().eval()
     for parameter_name, parameter in model.named_parameters():
         if ".qk." in parameter_name or ".short_conv." in parameter_name:
@@ -119,8 +124,16 @@ def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() ->
     assert rotary.state_dict().keys() == build("Vanilla", "none").state_dict().keys()
 
 
-@pytest.mark.parametrize("part", PARTS)
-@every_model
+every_part = pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        *((name, part) for name in MODELS for part in PARTS),
+        *(("HAED", part) for part in PARTS if "scale_embedding" not in PARTS[part]),
+    ],
+)
+
+
+@every_part
 def test_a_text_in_pieces_has_the_logits_of_the_whole_with_every_part(name: str, part: str) -> None:
     model, tokens = build(name, **PARTS[part]), torch.randint(11, (2, 41))
     plain = build(name)
@@ -130,8 +143,7 @@ def test_a_text_in_pieces_has_the_logits_of_the_whole_with_every_part(name: str,
         torch.testing.assert_close(in_pieces(model, tokens, [7, 1, 20, 1, 12]), whole, rtol=0.0, atol=1e-9)
 
 
-@pytest.mark.parametrize("part", PARTS)
-@every_model
+@every_part
 def test_what_is_computed_again_in_backward_changes_no_gradient(name: str, part: str) -> None:
     tokens, results = torch.randint(11, (2, 23)), []
     for recompute in (True, False):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.ops.linear import add_before, after_zeros
 from fairseq_ms.core.ops.lstm import RaggedSteps, replaced
 
 
@@ -21,12 +22,28 @@ class Rectangles:
     Attributes:
         shapes: (how many sequences, their common length) for each length, in the order in which they lie.
         cache: what takes in keys and values of the positions ``cached_X``, if there is one.
+        last_B: by row of the cache, which of the sequences it is in.
     """
 
     shapes: Sequence[tuple[int, int]]
     cache: RowCache | None = None
     cached_X: Tensor | None = None
-    before: None = None
+    last_B: Tensor | None = None
+
+    @property
+    def before(self) -> Rectangles:
+        """Itself: it knows where sequences begin."""
+        return self
+
+    def add(self, x_QD: Tensor, weight_ND: Tensor) -> Tensor:
+        """Each position of one list plus the N before it in its sequence; a cache takes in each row's last N."""
+        shapes = [(count, length, -1) for count, length in self.shapes]
+        parts = x_QD.split([count * length for count, length in self.shapes])
+        joined = [after_zeros(part.view(shape), weight_ND) for part, shape in zip(parts, shapes, strict=True)]
+        if self.cache is not None and self.last_B is not None:
+            last_WND = torch.cat([part[:, -len(weight_ND) :] for part in joined])
+            self.cache.remember(last_WND.index_select(0, self.last_B))
+        return torch.cat([add_before(part, weight_ND).flatten(0, 1) for part in joined])
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
         """Queries, keys and values (Q, 3 * N * H) of one list -> (Q, N * H); nothing is computed for padding."""
@@ -46,17 +63,45 @@ class RowCache:
     """One layer's keys and values (2, B, N, S, H), of which some positions are about to be written.
 
     Attributes:
-        buffer: all of them.
+        caches: those of all layers.
+        layer: which of them.
         row_X, place_X: where they are written, of one shape but for broadcasting.
         bias: (R, 1, C, S), lets each of the C new positions of R rows see its row up to itself, and not what is left
             in the buffer after it.
+        counts_R: how many of the C positions each row has; what is after them is padding.
     """
 
-    buffer: Tensor
+    caches: RowCaches
+    layer: int
     row_X: Tensor
     place_X: Tensor
     bias: Tensor | None = None
-    before: None = None
+    counts_R: Tensor | None = None
+
+    @property
+    def buffer(self) -> Tensor:
+        """All keys and values of the layer."""
+        return self.caches.buffers[self.layer]
+
+    @property
+    def before(self) -> RowCache:
+        """Itself: it knows the last inputs of every row."""
+        return self
+
+    def add(self, x: Tensor, weight_ND: Tensor) -> Tensor:
+        """C more positions of R rows (..., D), each plus the N before it in its row; the last N are remembered."""
+        assert self.counts_R is not None
+        inputs, rows_R = self.caches.inputs_BLND, self.row_X.squeeze(1)
+        joined = torch.cat([inputs[rows_R, self.layer], x.view(len(rows_R), -1, x.size(-1))], dim=1)
+        place_RN = self.counts_R.unsqueeze(1) + torch.arange(len(weight_ND), device=x.device)
+        self.remember(joined.gather(1, place_RN.unsqueeze(2).expand(-1, -1, x.size(-1))), rows_R)
+        return add_before(joined, weight_ND).view_as(x)
+
+    def remember(self, last_RND: Tensor, rows_R: Tensor | slice = slice(None)) -> None:
+        """Let these be the last N inputs of all rows or some; the tensor that had them stays as it is."""
+        inputs_BLND = self.caches.inputs_BLND.clone()
+        inputs_BLND[rows_R, self.layer] = last_RND.to(inputs_BLND.dtype)
+        self.caches.inputs_BLND = inputs_BLND
 
     def write(self, qkv: Tensor, heads: int) -> None:
         """Take in keys and values of projected (X, 3 * N * H)."""
@@ -80,6 +125,8 @@ class RowCache:
 class RowCaches:
     """Keys and values (layers, 2, B, N, S, H) of a stack, and how many positions each row has of them.
 
+    Also the last inputs (B, layers, N, D) of its short convolutions, if it has any.
+
     Args:
         stack: the layers.
         rows: B.
@@ -93,11 +140,13 @@ class RowCaches:
         # Zeros: where a bias hides a position, what is there has to be finite.
         self.buffers = like.new_zeros(shape)
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=like.device)
+        self.inputs_BLND = like.new_zeros(rows, len(stack.layers), stack.config.short_conv, stack.config.dim)
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""
         self.buffers = self.buffers.index_select(2, order)
         self.lengths_B = self.lengths_B.index_select(0, order)
+        self.inputs_BLND = self.inputs_BLND.index_select(0, order)
 
     def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
         """What each layer attends to when some rows get so many more positions, padded to ``most``."""
@@ -107,7 +156,8 @@ class RowCaches:
         hidden_RCS = torch.arange(seen, device=row_R.device) > place_RC.unsqueeze(2)
         bias = self.buffers.new_zeros(hidden_RCS.shape).masked_fill_(hidden_RCS, -torch.inf).unsqueeze(1)
         self.lengths_B = self.lengths_B.index_add(0, row_R, counts_R)
-        return [RowCache(buffer, row_R.unsqueeze(1), place_RC, bias) for buffer in self.buffers.unbind()]
+        where = row_R.unsqueeze(1), place_RC, bias, counts_R
+        return [RowCache(self, layer, *where) for layer in range(len(self.buffers))]
 
     def seen(self, place_RC: Tensor) -> int:
         """How many positions of the buffers matter to those at these places."""
@@ -143,6 +193,8 @@ class ChunkCaches:
         """Let some rows begin a chunk, with a new context."""
         self.context_BU = replaced(self.context_BU, rows_R, context_RU)
         self.layers.lengths_B = replaced(self.layers.lengths_B, rows_R, 0)
+        if self.layers.inputs_BLND.numel():
+            self.layers.inputs_BLND = replaced(self.layers.inputs_BLND, rows_R, 0.0)
 
     def unfinished(self, steps: RaggedSteps, at_Q: Tensor) -> list[Rectangles]:
         """How each layer joins whole texts, whose last chunks it takes in; ``at_Q`` is where each step lies."""
@@ -155,8 +207,9 @@ class ChunkCaches:
         row_Q = row_W[steps.sequence_Q]
         cached_X = (row_Q >= 0).nonzero().squeeze(1)
         where = row_Q[cached_X], steps.place_Q[cached_X]
-        caches = [RowCache(buffer, *where) for buffer in self.layers.buffers.unbind()]
-        return [Rectangles(steps.rectangles, cache, at_Q[cached_X]) for cache in caches]
+        caches = [RowCache(self.layers, layer, *where) for layer in range(len(self.layers.buffers))]
+        last_B = steps.rank_W[kept_B]
+        return [Rectangles(steps.rectangles, cache, at_Q[cached_X], last_B) for cache in caches]
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was."""

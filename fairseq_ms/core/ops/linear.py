@@ -152,10 +152,10 @@ def normalise(norm: Norm, x: Tensor, weight_D: Tensor, bias_D: Tensor | None = N
 
 
 class Before(Protocol):
-    """What a state remembers of the positions before those it is shown."""
+    """What knows the positions before those it is shown, where these are not texts from their beginning."""
 
-    def join(self, x_BTD: Tensor) -> Tensor:
-        """T more positions, after the N before them: (B, N + T, D)."""
+    def add(self, x: Tensor, weight_ND: Tensor) -> Tensor:
+        """x (..., D) as ``add_before`` has it; a state moves on."""
 
 
 @ours
@@ -181,17 +181,24 @@ class ShortConv(nn.Module):
 
     def forward(self, x_BTD: Tensor, before: Before | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D); before a text there are zeros, and ``before`` knows what is before a piece."""
-        joined = F.pad(x_BTD, (0, 0, len(self.weight), 0)) if before is None else before.join(x_BTD)
-        return add_before(x_BTD, joined, self.weight)
+        if before is not None:
+            return before.add(x_BTD, self.weight)
+        return add_before(after_zeros(x_BTD, self.weight), self.weight)
 
 
-def add_before(x_BTD: Tensor, joined: Tensor, weight_ND: Tensor) -> Tensor:
-    """x, of (B, N + T, D) the last T positions, plus the N positions before each times their weights; (B, T, D)."""
-    weight_ND, length = weight_ND.to(x_BTD.dtype), x_BTD.size(-2)
-    if length == 1:
-        return x_BTD + (joined[..., :-1, :] * weight_ND).sum(-2, keepdim=True)
-    for first, weight_D in enumerate(weight_ND):
-        x_BTD = torch.addcmul(x_BTD, joined[..., first : first + length, :], weight_D)
+def after_zeros(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+    """(B, N + T, D): N positions of zeros, which are before a text, and x."""
+    return F.pad(x_BTD, (0, 0, len(weight_ND), 0))
+
+
+def add_before(joined: Tensor, weight_ND: Tensor) -> Tensor:
+    """Of positions (B, N + T, D) the last T, each plus the N before it times their weights; (B, T, D)."""
+    taps, weight_ND = len(weight_ND), weight_ND.to(joined.dtype)
+    x_BTD = joined[:, taps:]
+    if x_BTD.size(1) == 1:
+        return x_BTD + (joined[:, :-1] * weight_ND).sum(1, keepdim=True)
+    for first, weight_D in enumerate(weight_ND, -taps):
+        x_BTD = torch.addcmul(x_BTD, joined[:, taps + first : first], weight_D)
     return x_BTD
 
 
@@ -248,7 +255,9 @@ def norm_linear_and_normed(
     """``norm_linear`` and what its projection reads, computed once; only those who use the latter keep it."""
     if norm is None and conv is None:
         return linear(x), x
-    if before is not None or not (recompute and saves() and plain(norm, conv, linear)):
+    again = recompute and saves() and plain(norm, conv, linear)
+    # Only pieces of texts and chunks have something before them.
+    if not again or (conv is not None and before is not None):
         normed = x if norm is None else norm(x)
         if conv is not None:
             normed = conv(normed, before)
@@ -263,7 +272,7 @@ def _prepared(norm: Norm | None, mixed: bool, x: Tensor, *own: Tensor) -> Tensor
     own_D, taps = (own[:-1], own[-1:]) if mixed else (own, ())
     normed = x if norm is None else normalise(norm, x, *own_D)
     for weight_ND in taps:
-        normed = add_before(normed, F.pad(normed, (0, 0, len(weight_ND), 0)), weight_ND)
+        normed = add_before(after_zeros(normed, weight_ND), weight_ND)
     return normed
 
 

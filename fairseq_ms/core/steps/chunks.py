@@ -20,7 +20,7 @@ class FixedRowCaches(RowCaches):
 
     def __init__(self, caches: RowCaches, room: int) -> None:
         caches.reserve(room)
-        self.buffers, self.lengths_B = caches.buffers, caches.lengths_B
+        self.buffers, self.lengths_B, self.inputs_BLND = caches.buffers, caches.lengths_B, caches.inputs_BLND
 
     def seen(self, place_RC: Tensor) -> int:
         return self.buffers.size(4)

@@ -129,15 +129,17 @@ class AggregationAttention(nn.Module):
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
         outputs, start = [], state.position if state is not None else 0
         dropout = self.dropout if self.training else 0.0
+        counts = list(self.heads.values())
+        sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
                 pair = self._keys_and_values(level, blocks[level])
-                outputs.append(see_finished(q_BNTH, *pair, factor, 0, dropout, self.recompute))
+                outputs.append(see_finished(q_BNTH, *pair, factor, 0, dropout, self.recompute, sinks[level]))
                 continue
             cache = state.aggregation[level]
             if blocks[level].size(1):
                 cache.append(*self._keys_and_values(level, blocks[level], start))
-            outputs.append(cache.read(q_BNTH, state.length))
+            outputs.append(cache.read(q_BNTH, state.length, sinks_N=sinks[level]))
         y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
@@ -169,6 +171,7 @@ def see_finished(
     start: int = 0,
     dropout: float = 0.0,
     recompute: bool = False,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """What heads see of blocks of k tokens from positions start .. start + T - 1, (B, T, N, H)."""
     length, blocks = q_BNTH.size(2), k_BNCH.size(2)
@@ -182,7 +185,7 @@ def see_finished(
         queries = torch.arange(start + blind, start + length, device=q_BNTH.device)[:, None]
         unfinished = torch.arange(blocks, device=q_BNTH.device) * factor + (factor - 1) > queries
         bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(unfinished, -torch.inf)
-    y_BNTH = attend(q_BNTH[:, :, blind:], k_BNCH, v_BNCH, bias=bias, dropout=dropout, recompute=recompute)
+    y_BNTH = attend(q_BNTH[:, :, blind:], k_BNCH, v_BNCH, bias, False, dropout, recompute, sinks_N)
     return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
 
 
@@ -193,9 +196,9 @@ class BlockCache(KeyValueCache):
         super().__init__(batch_size, heads, head_dim, capacity, like)
         self.factor = factor
 
-    def read(self, q_BNTH: Tensor, start: int) -> Tensor:
+    def read(self, q_BNTH: Tensor, start: int, sinks_N: Tensor | None = None) -> Tensor:
         """What queries at T positions from ``start`` on see, (B, T, N, H)."""
-        return see_finished(q_BNTH, self.keys, self.values, self.factor, start)
+        return see_finished(q_BNTH, self.keys, self.values, self.factor, start, sinks_N=sinks_N)
 
 
 class AggregationLayer(ResidualLayer):

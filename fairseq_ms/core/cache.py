@@ -169,11 +169,12 @@ class KeyValueCache:
         self.length = end
         return self.keys, self.values
 
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Causal attention from T more positions to themselves and all before: (B, T, 3 * N * H) -> (B, T, N * H)."""
         q, k, v = split_qkv(qkv, heads)
         k, v = self.append(k, v)
-        return merge_heads(attend(q, k, v, causal=True, dropout=dropout, recompute=recompute))
+        y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute, sinks_N=sinks_N)
+        return merge_heads(y_BNTH)
 
     def kept(self) -> tuple[Tensor, int]:
         """Keys and values (2, B, N, S, H) of the last S positions that it has, and how many there have been."""

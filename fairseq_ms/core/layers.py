@@ -68,6 +68,8 @@ class LayerConfig:
             connections (post-LN)
         qk_norm: an RMS norm of every head's queries and keys, before they are turned; with "scaled", queries are then
             multiplied by a learned temperature a head, from 1
+        sinks: every head has a key beside those of positions, with a learned score, from 0, and a value of zero: it may
+            attend to nothing
         short_conv: how many positions before it are added to every normalised input of attention (``ShortConv``)
         bias: whether the projections of attention and feed-forward have one
         positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
@@ -93,6 +95,7 @@ class LayerConfig:
     normalize_before: bool = True
     qk_norm: bool | str = False
     short_conv: int = 0
+    sinks: bool = False
     bias: bool = True
     positions: str = "learned"
     rotary_base: float = 10000.0
@@ -270,15 +273,17 @@ class Attending(Protocol):
 
     before: Any
 
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
 
 
 class QueryKey(nn.Module):
     """What happens to projected queries and keys before they meet: an RMS norm of every head, and their rotation.
 
+    It also holds the scores of the heads' ``sinks``, if they have any.
+
     Args:
-        config: which of the two there are
+        config: which of these there are
         head_dim: H
         heads: of queries
 
@@ -294,10 +299,14 @@ class QueryKey(nn.Module):
         self.key = NORMS["rms"](head_dim) if config.qk_norm else None
         self.temperature = nn.Parameter(torch.ones(heads)) if config.qk_norm == "scaled" else None
 
+        self.sinks = nn.Parameter(torch.zeros(heads)) if config.sinks else None
+
     def reset_parameters(self) -> None:
-        """Scale nothing; the norms start as all do."""
+        """Scale nothing, and sinks are as any key that says nothing; the norms start as all do."""
         if self.temperature is not None:
             nn.init.ones_(self.temperature)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
         """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
@@ -336,8 +345,8 @@ class SelfAttention(nn.Module):
         qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
         if past is None:
-            return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute)
-        return self.out(past.attend(qkv, self.heads, dropout, self.recompute))
+            return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute, self.qk.sinks)
+        return self.out(past.attend(qkv, self.heads, dropout, self.recompute, self.qk.sinks))
 
 
 class ResidualLayer(nn.Module):

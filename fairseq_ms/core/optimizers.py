@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
+from fairseq_ms.core.layers import QueryKey
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.ops.orthogonal import orthogonalised
@@ -36,6 +37,12 @@ def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
     return [p for p in parameters if id(p) in inner], [p for p in parameters if id(p) not in inner]
 
 
+def undecayed(model: nn.Module) -> list[nn.Parameter]:
+    """What no weight decay is for: the temperatures and sinks of heads, which are scores and not weights."""
+    scores = [getattr(m, name) for m in model.modules() if isinstance(m, QueryKey) for name in ("temperature", "sinks")]
+    return [parameter for parameter in scores if parameter is not None]
+
+
 def rows_of_projections(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
     """The matrices of ``matrices_and_others``, and how many rows of each belong to the same projection.
 
@@ -55,11 +62,16 @@ def muon_and_adamw(
     """One optimizer for a whole model: Muon at ``lr`` for the matrices of its layers, AdamW for all other parameters.
 
     ``weight_decay`` is that of both, decoupled, times the rate. Schedulers, checkpoints and copies take it for one
-    optimizer with two groups. Raises RuntimeError where torch has no Muon.
+    optimizer with two groups, and a third without decay for what is ``undecayed``. Raises RuntimeError where torch has
+    no Muon.
     """
-    adamw = {"betas": betas, "weight_decay": weight_decay}
-    others = matrices_and_others(model)[1]
-    return MuonAndAdamW(rows_of_projections(model), others, lr, adam_lr, {"weight_decay": weight_decay}, adamw)
+    adamw, decay = {"betas": betas, "weight_decay": weight_decay}, {"weight_decay": weight_decay}
+    without = {id(parameter): parameter for parameter in undecayed(model)}
+    others = [parameter for parameter in matrices_and_others(model)[1] if id(parameter) not in without]
+    optimizer = MuonAndAdamW(rows_of_projections(model), others, lr, adam_lr, decay, adamw)
+    if without:
+        optimizer.add_param_group({"params": list(without.values()), "weight_decay": 0.0})
+    return optimizer
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

@@ -269,6 +269,8 @@ class Retina(LanguageModel):
         check_scales(config.scales)
         if config.head_dim is not None:
             raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
+        if config.sinks:
+            raise ValueError("sinks must be left out with windows: got True")
         scales = share_heads(config.scales, config.heads)
         for scale in scales:
             window, k = f"{scale}={scale.near}:{scale.far}", scale.factor

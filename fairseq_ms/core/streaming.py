@@ -110,7 +110,7 @@ def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
 
 
 # Of these a model with a memory has its own, or none.
-_ITS_OWN = {"positions": "learned", "qk_norm": False, "short_conv": 0, "scale_embedding": False}
+_ITS_OWN = {"positions": "learned", "qk_norm": False, "short_conv": 0, "sinks": False, "scale_embedding": False}
 
 
 @dataclass(frozen=True, kw_only=True)

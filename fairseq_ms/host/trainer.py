@@ -63,7 +63,10 @@ class Trainer(fairseq_trainer.Trainer):
         forget_best()
         super().__init__(cfg, task, model, criterion, quantizer)
         # An optimizer, which is made later, is given parameters without names.
-        if getattr(cfg.optimizer, "_name", None) == "muon":
+        optimizer = getattr(cfg.optimizer, "_name", None)
+        if optimizer in ("adamw", "muon"):
+            of_torch.note_undecayed(cfg, self.get_model())
+        if optimizer == "muon":
             of_torch.prepare_muon(cfg, self.get_model())
         if getattr(cfg.model, "compile", False):
             try:

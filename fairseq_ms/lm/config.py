@@ -106,6 +106,9 @@ class PositionFlags(TransformerFlags):
         "temperature a head multiplies the queries",
         argparse_const="True",
     )
+    sinks: bool = option(
+        False, "every head may attend to nothing: a key with a learned score, from 0, and a value of zero"
+    )
     short_conv: int = option(
         0,
         "add to every normalised input of attention so many before it, each times a learned weight a channel "
@@ -236,7 +239,7 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if hasattr(cfg, "positions"):
         own = {"positions": str(cfg.positions), "rotary_base": float(cfg.rotary_base)}
-        own |= {"normalize_before": not cfg.decoder_normalize_after, "short_conv": cfg.short_conv}
+        own |= {"normalize_before": not cfg.decoder_normalize_after, "short_conv": cfg.short_conv, "sinks": cfg.sinks}
         own |= {"qk_norm": {"False": False, "True": True}.get(str(cfg.qk_norm), cfg.qk_norm)}
     return {
         **own,

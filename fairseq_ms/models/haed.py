@@ -51,7 +51,7 @@ _SIZES = {
 # Flags of both transformers, the main model and the decoder.
 _OF_TRANSFORMERS = (
     *("activation_fn", "attention_dropout", "activation_dropout", "checkpoint_activations"),
-    *("norm", "decoder_normalize_after", "qk_norm", "short_conv", "no_bias", "init_residual"),
+    *("norm", "decoder_normalize_after", "qk_norm", "sinks", "short_conv", "no_bias", "init_residual"),
 )
 
 

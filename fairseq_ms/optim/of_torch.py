@@ -15,9 +15,12 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_ms.core.ops.device import has_fused_optimizers
-from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
+from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections, undecayed
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import option
+
+# fairseq copies it to the float32 masters of half precision.
+_UNDECAYED = "without decay"
 
 
 @dataclass
@@ -68,6 +71,15 @@ def _rate(cfg: AdamWFlags) -> float:
     return float(cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr)
 
 
+def _without_decay(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """What ``note_undecayed`` has noted."""
+    return [parameter for parameter in params if getattr(parameter, "param_group", None) == _UNDECAYED]
+
+
+def _with_decay(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for parameter in params if getattr(parameter, "param_group", None) != _UNDECAYED]
+
+
 @register_optimizer("adamw", dataclass=AdamWFlags)
 class FairseqAdamW(FairseqOptimizer):
     """torch's AdamW, or NVIDIA Apex's where that is installed and there is a GPU."""
@@ -77,7 +89,9 @@ class FairseqAdamW(FairseqOptimizer):
         params = list(params)
         apex = get_fused_adam_class() if torch.cuda.is_available() else None
         adamw = apex or partial(torch.optim.AdamW, fused=has_fused_optimizers(params))
-        self._optimizer = adamw(params, lr=_rate(cfg), **_settings(cfg))
+        self._optimizer = adamw(_with_decay(params), lr=_rate(cfg), **_settings(cfg))
+        if without := _without_decay(params):
+            self._optimizer.add_param_group({"params": without, "weight_decay": 0.0})
 
     @property
     def supports_flat_params(self) -> bool:
@@ -93,7 +107,7 @@ class FairseqMuon(FairseqOptimizer):
         super().__init__(cfg)
         rows = {parameter: getattr(parameter, "param_group", None) for parameter in params}
         matrices = {parameter: given for parameter, given in rows.items() if isinstance(given, tuple)}
-        others = [parameter for parameter in rows if parameter not in matrices]
+        others = [parameter for parameter in _with_decay(rows) if parameter not in matrices]
         if not matrices:
             got = f"{len(others)} other parameters"
             raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {got}")
@@ -104,11 +118,20 @@ class FairseqMuon(FairseqOptimizer):
             "adjust_lr_fn": str(cfg.adjust_lr_fn),
         }
         self._optimizer = MuonAndAdamW(matrices, others, _rate(cfg), float(cfg.adam_lr), muon, _settings(cfg))  # type: ignore[arg-type]
+        if without := _without_decay(rows):
+            self._optimizer.add_param_group({"params": without, "weight_decay": 0.0})
 
     def set_lr(self, lr: float) -> None:
         """The schedule's rate for the matrices, and as large a part of its own for all others."""
         for group in self.param_groups:
             group["lr"] = lr if "rows" in group else lr / _rate(self.cfg) * self.cfg.adam_lr
+
+
+def note_undecayed(cfg: Any, model: nn.Module) -> None:
+    """Note what is not decayed, and have fairseq keep its shapes in half precision."""
+    for parameter in undecayed(model):
+        parameter.param_group = _UNDECAYED  # type: ignore[attr-defined]
+        cfg.common.fp16_no_flatten_grads = True
 
 
 def prepare_muon(cfg: Any, model: nn.Module) -> None:

@@ -24,6 +24,7 @@ from tests.core.test_model import NAMES, build
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
 ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled", "short_conv": 3}
+SINKS: dict[str, Any] = {**ROTARY, "sinks": True}
 WORDS: dict[str, Any] = {"separators": (3, 7), "max_segment_len": 5, "dim": 128, "heads": 2}
 PIXELS = {**WORDS, "segmentation": "fixed", "separators": (), "max_segment_len": 3}
 SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
@@ -31,19 +32,23 @@ QL = (core.Scale(1, 2), core.Scale(2, 1), core.Scale(4, 1))
 # A name, what differs from the usual sizes, and how many kinds of step there are.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vanilla": ("Vanilla", {"normalize_before": False}, 1),
-    "vanilla, rotary": ("Vanilla", ROTARY, 1),
+    "vanilla, rotary": ("Vanilla", SINKS, 1),
     "retina": ("Retina", {"downsampler": "max"}, 1),
     "retina, rotary": ("Retina", {**ROTARY, "downsampler": "conv", "normalize_before": False}, 1),
     "topdown": ("TopDown", {"downsampler": "max", "scales": SCALES}, 4),
-    "topdown, rotary": ("TopDown", {**ROTARY, "downsampler": "conv", "scales": SCALES}, 4),
+    "topdown, rotary": ("TopDown", {**SINKS, "downsampler": "conv", "scales": SCALES}, 4),
     "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),
-    "bottomup, rotary": ("BottomUp", {**ROTARY, "downsampler": "max", "scales": SCALES}, 4),
+    "bottomup, rotary": ("BottomUp", {**SINKS, "downsampler": "max", "scales": SCALES}, 4),
     "transformer-xl": ("TransformerXL", {"segment_len": 7, "mem_len": 9}, 2),
     "transformer-ql": ("TransformerQL", {"segment_len": 4, "mem_len": 5, "scales": QL, "output_layers": 1}, 4),
     "transformer-ql, no memory": ("TransformerQL", {"segment_len": 4, "mem_len": 0, "scales": QL}, 4),
     "haed, words": ("HAED", {**WORDS, "short_conv": 2}, 1),
     "haed, fixed": ("HAED", {**PIXELS, "positions": "rotary", "short_conv": 3}, 2),
-    "haed, local": ("HAED", {**WORDS, "decoder": "transformer", "decoder_units": 24, "short_conv": 3}, 1),
+    "haed, local": (
+        "HAED",
+        {**WORDS, "decoder": "transformer", "decoder_units": 24, "short_conv": 3, "sinks": True},
+        1,
+    ),
     "hred, words": ("HRED", {**WORDS, "main_units": 20, "encoder_units": 24, "decoder_units": 16}, 1),
     "hred, fixed": ("HRED", {**PIXELS, "main_units": 20}, 2),
     "compressive": ("CompressiveTransformer", {"segment_len": 6, "mem_len": 4, "normalize_before": False}, 2),

@@ -28,7 +28,7 @@ def build(name: str, **changes: Any) -> core.LanguageModel:
     config = getattr(core, f"{name}Config")(**{"vocab_size": 11, **own, **changes})
     model = getattr(core, name)(config)
     for parameter_name, parameter in model.named_parameters():
-        if ".short_conv." in parameter_name:  # which is zero before training
+        if ".short_conv." in parameter_name or ".sinks" in parameter_name:  # which are zero before training
             torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()
 

@@ -24,8 +24,20 @@ CASES = [
     *(("Vanilla", {**ADAPTIVE, "tie_adaptive_weights": tied}) for tied in (False, True)),
     ("HAED", {"decoder": "transformer"}),
     ("TopDown", {"downsampler": "conv"}),
+    ("BottomUp", SCORES := {"qk_norm": "scaled", "sinks": True, "short_conv": 2}),
 ]
-NO_MATRIX = ("embed", "places", "positions", "project.", "adaptive_softmax", "lstm.cell", "norm", "bias")
+NO_MATRIX = (
+    "embed",
+    "places",
+    "positions",
+    "project.",
+    "adaptive_softmax",
+    "lstm.cell",
+    "norm",
+    "bias",
+    "qk.",
+    "short_conv",
+)
 
 # Queries, keys and values share their weight; so do a coarse scale's keys and values.
 SEVERAL = ("qkv", "attention.fine", "attention.coarse", "aggregate.coarse", "aggregate.attention.coarse")
@@ -60,6 +72,18 @@ def test_the_first_phase_of_haed_has_its_encoder_and_main_model() -> None:
     # Two of the encoder, four of the layer, and the projection that is compared with encodings.
     assert len(matrices) == 7
     assert len(others) == len(list(model.parameters())) - 7
+
+
+def test_the_scores_of_heads_are_not_decayed() -> None:
+    model = build("BottomUp", vocab_size=SYMBOLS, **SCORES)
+    optimizer = core.muon_and_adamw(model, 0.02, 0.005, weight_decay=0.5)
+    before = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    same = [name for name, now in model.state_dict().items() if now.equal(before[name]) and now.any()]
+    scores = [name for name in before if name.endswith((".temperature", ".sinks"))]
+    assert same == scores != []
 
 
 def updates(model: core.CausalModel, optimizer: torch.optim.Optimizer, count: int, first: int = 0) -> None:

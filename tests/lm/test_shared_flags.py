@@ -27,6 +27,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "decoder_normalize_after": (False, True),
     "qk_norm": ("True", "scaled"),
     "short_conv": (0, 3),
+    "sinks": (False, True),
     "scale_embedding": (False, True),
     "init_residual": ("scaled", "zero"),
     "checkpoint_activations": (False, True),

@@ -202,6 +202,19 @@ def test_half_precision_trains_masters_in_single_precision(
     assert {parameter.dtype for parameter in trainer.get_model().parameters()} == {half}
 
 
+@pytest.mark.parametrize("optimizer", [("--optimizer", "adamw", "--lr", "0.01"), MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=str)
+def test_the_scores_of_heads_are_a_group_without_decay(
+    precision: dict[str, bool], optimizer: tuple[str, ...], data: Path
+) -> None:
+    trainer = trainer_of(data, *VANILLA, "--qk-norm", "scaled", "--sinks", *optimizer, *OWN, **precision)
+    *others, scores = trainer.optimizer.param_groups
+    heads = trainer.get_model().decoder.core.config.heads
+    assert [parameter.numel() for parameter in scores["params"]] == 4 * [heads]
+    assert scores["weight_decay"] == 0.0
+    assert {group["weight_decay"] for group in others} == {0.1}
+
+
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=str)
 @pytest.mark.parametrize("first", ["adam", "muon"])
 def test_a_checkpoint_of_another_optimizer_is_one_sentence(

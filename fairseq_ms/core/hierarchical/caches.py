@@ -45,7 +45,7 @@ class Rectangles:
             self.cache.remember(last_WND.index_select(0, self.last_B))
         return torch.cat([add_before(part, weight_ND).flatten(0, 1) for part in joined])
 
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Queries, keys and values (Q, 3 * N * H) of one list -> (Q, N * H); nothing is computed for padding."""
         if self.cache is not None:
             self.cache.write(qkv[self.cached_X], heads)
@@ -53,7 +53,7 @@ class Rectangles:
         parts = qkv.split([count * length for count, length in self.shapes])
         for part, (count, length) in zip(parts, self.shapes, strict=True):
             q, k, v = split_qkv(part.view(count, length, -1), heads)
-            y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute)
+            y_BNTH = attend(q, k, v, None, True, dropout, recompute, sinks_N)
             outputs.append(merge_heads(y_BNTH).flatten(0, 1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -109,7 +109,7 @@ class RowCache:
         self.buffer[0, self.row_X, :, self.place_X] = k.to(self.buffer.dtype)
         self.buffer[1, self.row_X, :, self.place_X] = v.to(self.buffer.dtype)
 
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Causal attention from C more positions of R rows to all before: (..., 3 * N * H) -> (..., N * H)."""
         assert self.bias is not None
         rows, _, count, seen = self.bias.shape
@@ -118,7 +118,7 @@ class RowCache:
         kept = self.buffer[:, :, :, :seen]
         # Rows ascend, so as many as there are in the buffer are all of them.
         k, v = kept if rows == self.buffer.shape[1] else kept.index_select(1, self.row_X.squeeze(1))
-        y_RNCH = attend(split_qkv(qkv_RCE, heads)[0], k, v, self.bias, dropout=dropout, recompute=recompute)
+        y_RNCH = attend(split_qkv(qkv_RCE, heads)[0], k, v, self.bias, False, dropout, recompute, sinks_N)
         return merge_heads(y_RNCH).view(*qkv.shape[:-1], -1)
 
 

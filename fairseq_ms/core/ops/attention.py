@@ -27,11 +27,13 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
     recompute: bool = True,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H) + bias) v, of shape (B, N, T, H).
 
     ``bias`` is additive and broadcasts to (B, N, T, S); every row must have a finite entry. ``causal``
     lets query t see keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias.
+    ``sinks`` are the scores of a key of every head that all queries see, and whose value is zero.
     Dropout on a CPU goes through a path of our own, because torch's keeps all score matrices there;
     ``recompute=False`` takes torch's.
     """
@@ -39,15 +41,55 @@ def attend(
     on_cpu = q_BNTH.device.type == "cpu"
     if dropout > 0.0 and recompute and on_cpu and saves():
         with torch.autocast("cpu", enabled=False):
-            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout))
-            return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH)
+            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout), sinks_N=_values(sinks_N))
+            return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH, sinks_N)
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
     if causal and queries == 1:
         causal = False
+    if sinks_N is not None:
+        return _attend_with_sinks(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, sinks_N)
     if causal and queries != keys:
         ones = torch.ones(queries, keys, dtype=torch.bool, device=q_BNTH.device)
         causal, bias = False, ones.tril_(keys - queries)
     return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal)
+
+
+def _attend_with_sinks(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    dropout: float,
+    sinks_N: Tensor,
+) -> Tensor:
+    """As ``attend``, by torch's kernels, for which the sink is a key in front of the others."""
+    (queries, width), keys = q_BNTH.shape[2:], k_BNSH.size(2)
+    sinks_N11 = sinks_N.to(q_BNTH.dtype).view(-1, 1, 1)
+    if queries == 1:  # without a copy of a cache
+        scores = (q_BNTH * width**-0.5) @ k_BNSH.transpose(2, 3)
+        scores = scores if bias is None else scores + bias
+        scores = torch.cat([scores, sinks_N11.expand(len(scores), -1, 1, -1)], dim=-1)
+        return F.dropout(scores.softmax(-1)[..., :-1], dropout) @ v_BNSH
+    # One more channel, of eight for their alignment, has the score of the sink: queries have 1 there, other keys 0.
+    q, k, v = F.pad(q_BNTH, (0, 8)), F.pad(k_BNSH, (0, 8, 1, 0)), F.pad(v_BNSH, (0, 8, 1, 0))
+    sink_1H = F.pad(q.new_ones(1, 1), (width, 7))
+    q, k = q + sink_1H, k + F.pad(sinks_N11 * sink_1H * width**0.5, (0, 0, 0, keys))
+    square = causal and queries == keys
+    if square:  # so that the first query is that of the first key, as torch wants it
+        q = F.pad(q, (0, 0, 1, 0))
+    elif causal:
+        bias = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril_(keys - queries)
+    if bias is not None:
+        bias = F.pad(bias, (1, 0), value=1.0 if bias.dtype == torch.bool else 0.0)
+    scale = width**-0.5
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=square, scale=scale)
+    return y[:, :, int(square) :, :width]
+
+
+def _values(sinks_N: Tensor | None) -> Tensor | None:
+    """What an operation that defines its own gradient reads of a parameter."""
+    return None if sinks_N is None else sinks_N.detach()
 
 
 @dataclass(frozen=True)
@@ -64,6 +106,7 @@ class ChunkedAttention:
         masks: the masks of dropout, or None for no dropout
         place: tells the masks of this attention from those of others with the same ``masks``
         sees_a_key: broadcasts to (B, N, T, 1); where it is False, the result is zero
+        sinks_N: as in ``attend``
     """
 
     bias: Tensor | None
@@ -71,6 +114,7 @@ class ChunkedAttention:
     masks: DropoutMasks | None = None
     place: tuple[int, ...] = ()
     sees_a_key: Tensor | None = None
+    sinks_N: Tensor | None = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
         """q (B, N, T, H), k and v (B, N, S, H) -> (B, N, T, H), with the heads of a position side by side.
@@ -81,16 +125,25 @@ class ChunkedAttention:
             out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         for index, (rows, visible) in enumerate(self._chunks(q, k)):
-            weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            weights, _ = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             if self.masks is not None:
                 weights.mul_(self.masks.keep(weights, index, self.place))
             out[:, :, rows] = torch.bmm(weights, v3[:, :visible]).unflatten(0, q.shape[:2])
         return out.mul_(1.0 / self.masks.keep_prob) if self.masks is not None else out
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None = None,
+        grad_sinks_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v; the result of ``forward`` is written into ``out``, if there is one."""
+        """The gradients of q, k and v; the result of ``forward`` is written into ``out``, if there is one.
+
+        The gradient of the sinks is added to ``grad_sinks``.
+        """
         scale = 1.0 / math.sqrt(q.size(-1))
         grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         if self.masks is not None:
@@ -99,7 +152,7 @@ class ChunkedAttention:
         # The last chunk first: it sees every key, so it fills all of the fresh gradients.
         chunks = list(enumerate(self._chunks(q, k)))
         for index, (rows, visible) in reversed(chunks):
-            weights = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            weights, sunk = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
             grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
             dropped = weights
             if self.masks is not None:
@@ -110,7 +163,11 @@ class ChunkedAttention:
                 out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
             kept = 0.0 if index == len(chunks) - 1 else 1.0
             grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            if grad_sinks_N is not None:
+                # What is given to the sink is taken from all others; its value being zero, it has no gradient itself.
+                taken = (grad_weights * weights).sum(-1).mul_(sunk.squeeze(-1))
+                grad_sinks_N -= taken.unflatten(0, q.shape[:2]).sum((0, 2))
+            grad_scores = torch._softmax_backward_data(grad_weights, weights.contiguous(), -1, weights.dtype)
             grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
             grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
         if out is not None and self.masks is not None:
@@ -131,8 +188,8 @@ class ChunkedAttention:
             end = min(start + _QUERY_CHUNK, queries)
             yield slice(start, end), end + keys - queries if self.causal else keys
 
-    def _weights(self, q3: Tensor, k3: Tensor, rows: slice, outer: torch.Size) -> Tensor:
-        """The attention weights (B * N, rows, S) of a chunk, before dropout."""
+    def _weights(self, q3: Tensor, k3: Tensor, rows: slice, outer: torch.Size) -> tuple[Tensor, Tensor]:
+        """The attention weights (B * N, rows, S) of a chunk, before dropout, and those of its sinks, if it has any."""
         scores = torch.bmm(q3, k3.transpose(1, 2))
         if self.causal:
             count, keys = scores.shape[1:]
@@ -140,18 +197,22 @@ class ChunkedAttention:
         elif self.bias is not None:
             bias = self.bias if self.bias.size(-2) == 1 else self.bias[..., rows, :]
             scores.unflatten(0, outer).add_(bias)
-        weights = scores.softmax(-1)
+        keys = scores.size(-1)
+        if self.sinks_N is not None:
+            sinks_BN11 = self.sinks_N.to(scores.dtype).view(-1, 1, 1).expand(*outer, 1, 1).flatten(0, 1)
+            scores = torch.cat([scores, sinks_BN11.expand(-1, scores.size(1), -1)], dim=-1)
+        weights, sunk = scores.softmax(-1).tensor_split([keys], dim=-1)
         if self.sees_a_key is not None:
             sees_a_key = self.sees_a_key[..., rows, :].to(weights.dtype)
             weights.unflatten(0, outer).mul_(sees_a_key)
-        return weights
+        return weights, sunk
 
 
 class _KeepingInputs(torch.autograd.Function):
     """``ChunkedAttention`` to autograd: q, k and v are all that it keeps."""
 
     @staticmethod
-    def forward(ctx, attention: ChunkedAttention, q, k, v):
+    def forward(ctx, attention: ChunkedAttention, q, k, v, sinks_N: Tensor | None):
         ctx.attention = attention
         ctx.save_for_backward(q, k, v)
         return attention.forward(q, k, v)
@@ -159,14 +220,28 @@ class _KeepingInputs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return None, *ctx.attention.backward(grad, *ctx.saved_tensors)
+        grad_sinks_N = zeros_like(ctx.attention.sinks_N)
+        return None, *ctx.attention.backward(grad, *ctx.saved_tensors, None, grad_sinks_N), grad_sinks_N
+
+
+def zeros_like(sinks_N: Tensor | None) -> Tensor | None:
+    """Where the gradient of sinks is added up, if there are any."""
+    return None if sinks_N is None else torch.zeros_like(sinks_N)
 
 
 class _SelfAttentionLinear(torch.autograd.Function):
     """Causal self-attention and the projection after it, keeping queries, keys and values in one tensor alone."""
 
     @staticmethod
-    def forward(ctx, attention: ChunkedAttention, heads: int, qkv: Tensor, weight_OI: Tensor, bias_O: Tensor | None):
+    def forward(
+        ctx,
+        attention: ChunkedAttention,
+        heads: int,
+        qkv: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        sinks_N: Tensor | None,
+    ):
         ctx.attention, ctx.heads, ctx.has_bias = attention, heads, bias_O is not None
         ctx.save_for_backward(qkv, weight_OI)
         with torch.autocast("cpu", enabled=False):
@@ -181,11 +256,12 @@ class _SelfAttentionLinear(torch.autograd.Function):
             grad_attended = split_heads((grad @ weight_OI.to(grad.dtype)).to(qkv.dtype), ctx.heads)
             q, k, v = split_qkv(qkv, ctx.heads)
             out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-            grads = ctx.attention.backward(grad_attended, q, k, v, out)
+            grad_sinks_N = zeros_like(ctx.attention.sinks_N)
+            grads = ctx.attention.backward(grad_attended, q, k, v, out, grad_sinks_N)
             grad_qkv = torch.empty_like(qkv)
             for into, own in zip(split_qkv(grad_qkv, ctx.heads), grads):
                 into.copy_(own)
-            return None, None, grad_qkv, *weight_gradients(grad, merge_heads(out), ctx.has_bias)
+            return None, None, grad_qkv, *weight_gradients(grad, merge_heads(out), ctx.has_bias), grad_sinks_N
 
 
 def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,14 +280,18 @@ def merge_heads(x_BNTH: Tensor) -> Tensor:
     return x_BNTH.transpose(1, 2).flatten(2)
 
 
-def self_attention_linear(qkv: Tensor, heads: int, out: nn.Linear, dropout: float, recompute: bool) -> Tensor:
+def self_attention_linear(
+    qkv: Tensor, heads: int, out: nn.Linear, dropout: float, recompute: bool, sinks_N: Tensor | None = None
+) -> Tensor:
     """``out(merge_heads(attend(*split_qkv(qkv, heads), causal=True)))``, its naive twin.
 
     (B, T, 3 * N * H) -> (B, T, D).
     On a CPU, with ``recompute``, neither the scores nor what ``out`` reads are kept for backward.
     """
     if recompute and qkv.device.type == "cpu" and saves() and plain(out):
-        attention = ChunkedAttention(None, True, DropoutMasks(dropout) if dropout > 0.0 else None)
-        return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias)
+        masks = DropoutMasks(dropout) if dropout > 0.0 else None
+        attention = ChunkedAttention(None, True, masks, sinks_N=_values(sinks_N))
+        return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias, sinks_N)
     q, k, v = split_qkv(qkv, heads)
-    return out(merge_heads(attend(q, k, v, causal=True, dropout=dropout, recompute=recompute)))
+    y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute, sinks_N=sinks_N)
+    return out(merge_heads(y_BNTH))

@@ -21,6 +21,7 @@ def attention(
     causal: bool = False,
     masks: Sequence[Tensor] | None = None,
     share: float = 1.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H) + bias) v, query by query, (B, N, T, H); twin of ``attention.attend``.
 
@@ -34,7 +35,8 @@ def attention(
             scores_BNS = scores_BNS + bias.expand(*q_BNTH.shape[:3], k_BNSH.size(2))[:, :, t]
         if causal:
             scores_BNS = scores_BNS[..., : t + k_BNSH.size(2) - q_BNTH.size(2) + 1]
-        weights_BNS = scores_BNS.exp() / scores_BNS.exp().sum(-1, keepdim=True)
+        total_BN1 = scores_BNS.exp().sum(-1, keepdim=True) + (0.0 if sinks_N is None else sinks_N.exp().unsqueeze(-1))
+        weights_BNS = scores_BNS.exp() / total_BN1
         if masks is not None:
             weights_BNS = weights_BNS * masks[t][..., : weights_BNS.size(-1)] / share
         rows.append((weights_BNS[..., None] * v_BNSH[:, :, : weights_BNS.size(-1)]).sum(2))

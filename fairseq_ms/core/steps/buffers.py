@@ -109,14 +109,14 @@ class FixedCache(KeyValueCache):
             part.index_copy_(2, self.slots.index_1, new)
         return self.buffer[0], self.buffer[1]
 
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool) -> Tensor:
+    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         q, k, v = split_qkv(qkv, heads)
         self.append(k, v)
-        return merge_heads(self.read(q))
+        return merge_heads(self.read(q, sinks_N=sinks_N))
 
-    def read(self, q_BN1H: Tensor, *_: Any) -> Tensor:
+    def read(self, q_BN1H: Tensor, *_: Any, sinks_N: Tensor | None = None) -> Tensor:
         """What the query of this step sees, (B, N, 1, H); zero if that is nothing. Its slots say the rest."""
-        y_BN1H = attend(q_BN1H, *self.buffer, bias=self.slots.bias)
+        y_BN1H = attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
         return y_BN1H if self.slots.sees_a_key is None else y_BN1H * self.slots.sees_a_key
 
     def load(self, cache: KeyValueCache | SlidingCache) -> None:
@@ -212,6 +212,6 @@ class FixedState(State):
 class BlockReads(FixedCache):
     """The ``FixedCache`` of a ``BlockCache``."""
 
-    def read(self, q_BN1H: Tensor, *_: Any) -> Tensor:
+    def read(self, q_BN1H: Tensor, *_: Any, sinks_N: Tensor | None = None) -> Tensor:
         """What the query of this step sees, (B, 1, N, H)."""
-        return super().read(q_BN1H).transpose(1, 2)
+        return super().read(q_BN1H, sinks_N=sinks_N).transpose(1, 2)

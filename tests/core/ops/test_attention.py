@@ -18,10 +18,18 @@ from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
 
+either = pytest.mark.parametrize("sinks", [False, True])
+
 
 def tensors(queries: int, keys: int) -> list[torch.Tensor]:
     shapes = [(2, 3, queries, 5), (2, 3, keys, 5), (2, 3, keys, 5)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def scores(sinks: bool) -> torch.Tensor | None:
+    """Of the sinks of three heads, one of them as good as none."""
+    given = torch.tensor([-40.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    return given if sinks else None
 
 
 def masks_of(monkeypatch) -> list[torch.Tensor]:
@@ -45,30 +53,33 @@ def by_query(drawn: list[torch.Tensor], chunks: int, queries: int) -> list[torch
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (1, 7), (70, 70), (67, 150)])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_without_dropout_is_the_formula(queries: int, keys: int, causal: bool) -> None:
-    q, k, v = tensors(queries, keys)
-    bias = None if causal else torch.randn(2, 1, queries, keys, dtype=torch.float64)
-    result = attend(q, k, v, bias=bias, causal=causal)
-    assert_same_with_gradients(result, naive.attention(q, k, v, bias, causal), [q, k, v], 1e-10)
+@pytest.mark.parametrize("kind", ["causal", "bias", "plain"])
+@either
+def test_attention_without_dropout_is_the_formula(queries: int, keys: int, kind: str, sinks: bool) -> None:
+    (q, k, v), causal, sinks_N = tensors(queries, keys), kind == "causal", scores(sinks)
+    bias = torch.randn(2, 1, queries, keys, dtype=torch.float64) if kind == "bias" else None
+    result = attend(q, k, v, bias=bias, causal=causal, sinks_N=sinks_N)
+    expected = naive.attention(q, k, v, bias, causal, sinks_N=sinks_N)
+    assert_same_with_gradients(result, expected, [q, k, v, *([sinks_N] if sinks else [])], 1e-10)
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (70, 70), (67, 150)])
 @pytest.mark.parametrize("kind", ["causal", "bias", "row bias", "plain"])
+@either
 def test_attention_with_dropout_is_the_formula_with_the_same_mask(
-    queries: int, keys: int, kind: str, monkeypatch
+    queries: int, keys: int, kind: str, sinks: bool, monkeypatch
 ) -> None:
-    q, k, v = tensors(queries, keys)
+    (q, k, v), sinks_N = tensors(queries, keys), scores(sinks)
     shapes = {"bias": (1, 3, queries, keys), "row bias": (2, 1, 1, keys)}
     bias = torch.randn(shapes[kind], dtype=torch.float64) if kind in shapes else None
     drawn = masks_of(monkeypatch)
-    result = attend(q, k, v, bias=bias, causal=kind == "causal", dropout=0.4)
+    result = attend(q, k, v, bias=bias, causal=kind == "causal", dropout=0.4, sinks_N=sinks_N)
     chunks = -(-queries // module._QUERY_CHUNK)
     assert len(drawn) == chunks
     masks = by_query(drawn, chunks, queries)
-    expected = naive.attention(q, k, v, bias, kind == "causal", masks, keep_prob(0.4))
-    assert_same_with_gradients(result, expected, [q, k, v], 1e-10)
+    expected = naive.attention(q, k, v, bias, kind == "causal", masks, keep_prob(0.4), sinks_N)
+    assert_same_with_gradients(result, expected, [q, k, v, *([sinks_N] if sinks else [])], 1e-10)
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
 
@@ -83,10 +94,13 @@ def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
 
 @pytest.mark.parametrize("length", [1, 6, 64, 131])
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.cpu)])
+@either
 def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
-    length: int, dropout: float, monkeypatch
+    length: int, dropout: float, sinks: bool, monkeypatch
 ) -> None:
-    layer = SelfAttention(LayerConfig(dim=15, ffn_dim=1, heads=3, attention_dropout=dropout)).double()
+    layer = SelfAttention(LayerConfig(dim=15, ffn_dim=1, heads=3, attention_dropout=dropout, sinks=sinks)).double()
+    if sinks:
+        nn.init.normal_(layer.qk.sinks)
     x = torch.randn(2, length, 15, dtype=torch.float64, requires_grad=True)
     drawn = masks_of(monkeypatch)
     result = layer(x)
@@ -94,7 +108,7 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     masks = by_query(drawn, chunks, length) if dropout else None
     q, k, v = split_qkv(layer.qkv(layer.norm(x)), 3)
     share = keep_prob(dropout) if dropout else 1.0
-    expected = layer.out(merge_heads(naive.attention(q, k, v, None, True, masks, share)))
+    expected = layer.out(merge_heads(naive.attention(q, k, v, None, True, masks, share, layer.qk.sinks)))
     assert_same_with_gradients(result, expected, [x, *layer.parameters()], 1e-10)
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from benchmarks.device import peak
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
-from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
+from fairseq_ms.core import Scale, window_attention
 from fairseq_ms.tools.saved_bytes import saved_bytes
 
 HEAD_DIM = 64
-GROUPS = [HeadGroup(1, 0, 8, 4), HeadGroup(4, 8, 256, 4), HeadGroup(16, 256, 512, 4)]
-HEADS = sum(group.heads for group in GROUPS)
+SCALES = [Scale(1, near=0, far=8), Scale(4, near=8, far=256), Scale(16, near=256, far=512)]
+# Of every scale, and of all.
+EACH, HEADS = 4, 12
 FLASH, MASKS, WINDOWS = KINDS = ("dense flash attention", "dense masks", "windows")
 # As many tokens at every length, on a GPU.
 TOKENS = 32_768
@@ -29,7 +28,8 @@ TOLERANCE = 2e-5
 
 @dataclass
 class Inputs:
-    """Projections as a layer has them: queries of all groups with the fine keys and values, and the coarse pairs."""
+    """Queries, keys and values (B, N, T, H) as layers have them, the heads of a position side by side: of every scale,
+    and of as many heads as all of them."""
 
     length: int
     rows: int = 1
@@ -38,51 +38,33 @@ class Inputs:
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
-        width = HEAD_DIM * GROUPS[0].heads
-        dim = HEAD_DIM * HEADS
-        shapes = [(self.rows, self.length, dim + 2 * width)]
-        shapes += [(self.rows, self.length // group.factor, 2 * HEAD_DIM * group.heads) for group in GROUPS[1:]]
-        device, dtype = torch.device(self.device), self.dtype
-        self.tensors = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
-        self.grad = torch.randn(self.rows, self.length, dim, device=device, dtype=dtype)
-        self.windows = WindowAttention(Layouts(GROUPS, self.length, device), HEAD_DIM, 0.0)
-        self.qkv = torch.randn(self.rows, self.length, 3 * dim, device=device, dtype=dtype, requires_grad=True)
+        self.scales = [self.of_scale(scale.factor, EACH) for scale in SCALES]
+        self.whole = self.of_scale(1, HEADS)
+        self.grad = self.heads(self.length, HEADS).detach()
+
+    def of_scale(self, factor: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        blocks = self.length // factor
+        return self.heads(self.length, heads), self.heads(blocks, heads), self.heads(blocks, heads)
+
+    def heads(self, length: int, heads: int) -> Tensor:
+        x = torch.randn(self.rows, length, heads, HEAD_DIM, device=torch.device(self.device), dtype=self.dtype)
+        return x.transpose(1, 2).requires_grad_()
 
     def forward(self, kind: str) -> Callable[[], Tensor]:
-        """Attention (B, T, D) of one kind; ``windows`` is what ``retina_lm`` computes in training."""
+        """Attention (B, N, T, H) of one kind."""
         if kind == FLASH:
-            return self.flash
+            q, k, v = self.whole
+            return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
         if kind == MASKS:
             return Dense(self)
-        if self.grad.device.type == "cpu":
-            return lambda: _Windows.apply(self.windows, *self.tensors)
-        return lambda: self.windows.by_autograd(*self.tensors)
-
-    def flash(self) -> Tensor:
-        """Causal attention of as many heads over all keys, by torch's own."""
-        q, k, v = self.qkv.unflatten(-1, (3, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        parts = list(zip(self.scales, SCALES))
+        return lambda: torch.cat([window_attention(*own, s.factor, s.near, s.far) for own, s in parts], dim=1)
 
     def gradients(self, kind: str, forward: Callable[[], Tensor]) -> list[Tensor]:
-        """The output and the gradients of the projections."""
+        """The output and the gradients of queries, keys and values."""
         output = forward()
-        wanted = [self.qkv] if kind == FLASH else self.tensors
+        wanted = self.whole if kind == FLASH else [x for heads in self.scales for x in heads]
         return [output.detach(), *torch.autograd.grad(output, wanted, self.grad)]
-
-
-class _Windows(torch.autograd.Function):
-    """``WindowAttention`` without the projection after it."""
-
-    @staticmethod
-    def forward(ctx: Any, windows: WindowAttention, *inputs: Tensor) -> Tensor:
-        ctx.windows = windows
-        ctx.save_for_backward(*inputs)
-        return windows.forward(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, *ctx.windows.backward(grad, *ctx.saved_tensors)[1]
 
 
 class Dense:
@@ -93,23 +75,18 @@ class Dense:
         self.masks = []
         like = inputs.grad
         positions = torch.arange(inputs.length, device=like.device)
-        for group in GROUPS:
-            visible = group.visible(positions[:, None], positions[: inputs.length // group.factor])
+        for scale in SCALES:
+            visible = scale.visible(positions[:, None], positions[: inputs.length // scale.factor])
             sees_a_key = visible.any(-1, keepdim=True)
             bias = like.new_zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
             self.masks.append((bias, sees_a_key.to(like.dtype)))
 
     def __call__(self) -> Tensor:
-        fine, *coarse = self.inputs.tensors
-        widths = [HEAD_DIM * group.heads for group in GROUPS]
-        *queries, pair = fine.split([*widths, 2 * widths[0]], dim=-1)
-        heads = []
-        for group, (bias, sees_a_key), q, both in zip(GROUPS, self.masks, queries, [pair, *coarse]):
-            q = q.unflatten(-1, (group.heads, HEAD_DIM)).transpose(1, 2)
-            k, v = both.unflatten(-1, (2, group.heads, HEAD_DIM)).permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * sees_a_key
-            heads.append(y.transpose(1, 2).flatten(2))
-        return torch.cat(heads, dim=-1)
+        seen = [
+            F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * sees_a_key
+            for (q, k, v), (bias, sees_a_key) in zip(self.inputs.scales, self.masks)
+        ]
+        return torch.cat(seen, dim=1)
 
 
 def tables(options: Options) -> list[Table]:
@@ -121,7 +98,7 @@ def tables(options: Options) -> list[Table]:
         for length in lengths
         for kind in KINDS
     ]
-    windows = ", ".join(f"{group.factor}x={group.near}:{group.far}" for group in GROUPS)
+    windows = ", ".join(scale.window for scale in SCALES)
     how_many = f"as many rows as make {TOKENS:,} tokens" if options.on_gpu else "one row"
     about = (
         f"Forward and backward of the attention alone: windows {windows}, {HEADS} heads of {HEAD_DIM}, {how_many}, "
@@ -153,7 +130,7 @@ def work(kind: str, length: int, precision: str, options: Options) -> Work:
 
 def parity() -> str:
     """Windows against dense masks, output and gradients, at lengths below and beyond the windows."""
-    names = ["output", "gradient of the fine projection", *(f"gradient of {group.factor}x" for group in GROUPS[1:])]
+    names = ["output", *(f"gradient of {name} at {scale}" for scale in SCALES for name in "qkv")]
     worst = 0.0
     for length in (128, 512, 2048):
         inputs = Inputs(length)

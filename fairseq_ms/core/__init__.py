@@ -24,6 +24,7 @@ from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
 from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
 from fairseq_ms.core.model import Bands, CausalModel, LanguageModel, ModelConfig
+from fairseq_ms.core.ops.window_attention import window_attention
 from fairseq_ms.core.optimizers import MuonAndAdamW, matrices_and_others, muon_and_adamw
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
@@ -63,4 +64,5 @@ __all__ = [
     "VanillaConfig",
     "matrices_and_others",
     "muon_and_adamw",
+    "window_attention",
 ]

@@ -4,28 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One scale of a model.
+    """One scale of a model, or what some heads see of it through a window.
 
     Attributes:
-        factor: how many tokens a position of this scale stands for
+        factor: how many tokens a position of this scale stands for, k
         layers: transformer layers at this scale (0 where a model does not count layers by scale)
-        near, far: the attention window in tokens, near <= distance < far
-        heads: attention heads at this scale (0 at all scales that share them: evenly)
+        near, far: the attention window in tokens: a block is seen iff near <= distance of its first token < far and it
+            is finished; None is an open end
+        heads: attention heads at this scale or of this window (0 at all that share them: evenly)
     """
 
     factor: int
     layers: int = 0
     near: int = 0
-    far: int = 0
+    far: int | None = None
     heads: int = 0
 
     def __str__(self) -> str:
         return f"{self.factor}x"
+
+    @property
+    def window(self) -> str:
+        """As ``--scale-windows`` has it."""
+        return f"{self.factor}x={self.near}:{'' if self.far is None else self.far}"
+
+    def visible(self, queries: Any, blocks: Any) -> Any:
+        """Whether queries (..., J, 1) see blocks (..., 1, S), both tensors of integers: finished and in the window."""
+        distance = queries - blocks * self.factor
+        seen = distance >= max(self.near, self.factor - 1)
+        return seen if self.far is None else seen & (distance < self.far)
+
+    def first_visible(self, query: int) -> int:
+        """The oldest block in a query's window; below 0 if the window reaches before the text."""
+        return 0 if self.far is None else (query - self.far) // self.factor + 1
+
+    def last_visible(self, query: int) -> int:
+        """The newest block that is finished and not too near; below 0 if there is none."""
+        return (query - max(self.near, self.factor - 1)) // self.factor
+
+    def most_blocks(self, length: int) -> int:
+        """How many blocks a query of a text of so many tokens can see: those from ``far`` on are out of sight."""
+        return -(-length // self.factor) if self.far is None else self.far // self.factor
 
 
 def check_scales(scales: Sequence[Scale], finest: bool = True) -> None:
@@ -54,7 +80,47 @@ def share_heads(scales: Sequence[Scale], heads: int) -> list[Scale]:
     if not each:
         raise ValueError(f"heads must be at least {len(scales)}, one for each scale that shares them: got {heads}")
     if more:
-        split = ",".join(f"{scale}={each + (place < more)}" for place, scale in enumerate(scales))
+        alone = len({scale.factor for scale in scales}) == len(scales)
+        names = [f"{scale}=" if alone else f"{scale.window}*" for scale in scales]
+        split = ",".join(f"{name}{each + (place < more)}" for place, name in enumerate(names))
         rule = f"heads must be a multiple of {len(scales)}, one for each scale, unless they are split as in {split}"
         raise ValueError(f"{rule}: got {heads}")
     return [replace(scale, heads=each) for scale in scales]
+
+
+def window_turns(scales: Sequence[Any], heads: int, layers: int) -> list[list[Scale]]:
+    """The windows of one layer after the other, with their heads: a tuple of scales, or of such tuples in turns.
+
+    Several windows may share a factor. Raises ValueError for windows that leave a gap or that blocks do not fit, for
+    heads that do not add up, and for more turns than layers.
+    """
+    turns = [list(turn) for turn in ([scales] if not scales or isinstance(scales[0], Scale) else scales)]
+    if len(turns) > layers:
+        raise ValueError(f"layers must be at least {len(turns)}, since so many scales take turns: got {layers}")
+    return [_windows(turn, heads) for turn in turns]
+
+
+def _windows(scales: list[Scale], heads: int) -> list[Scale]:
+    check_scales([next(same) for _, same in groupby(scales, attrgetter("factor"))])
+    for scale in scales:
+        check_window(scale, "scales")
+    reached = 0
+    for scale in sorted(scales, key=attrgetter("factor", "near")):
+        if scale.near > reached:
+            raise ValueError(f"scales must leave no gap: got {scale.window} after windows that end at {reached}")
+        # Nothing is missing where a finer window is open.
+        reached = max(reached, 2**62 if scale.far is None else scale.far)
+    return share_heads(scales, heads)
+
+
+def check_window(scale: Scale, name: str) -> None:
+    """Raise ValueError for a window of no blocks, or with bounds within some; its sentence is on ``name``."""
+    k, near, far = scale.factor, scale.near, scale.far
+    if near < 0 or (far is not None and near >= far):
+        raise ValueError(f"{name} must be near:far with 0 <= near < far: got {scale.window}")
+    if k > 1 and (near < k or near % k or (far is not None and far % k)):
+        near = max(k, (near + k // 2) // k * k)
+        far = None if far is None else max(near + k, (far + k // 2) // k * k)
+        rule = f"be multiples of {k} for {scale}, near at least {k}, since blocks are seen when they are finished"
+        nearest = replace(scale, near=near, far=far).window
+        raise ValueError(f"{name} must {rule} (nearest: {nearest}): got {scale.window}")

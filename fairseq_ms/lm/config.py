@@ -207,7 +207,6 @@ _OF_CORE = {
     "segment_len": "tokens_per_sample",
     "position_dim": "position_embed_dim",
     "local_heads": "local_attention_heads",
-    "Scale.heads": "scale_heads",
     "output_vocab_size": "output_dictionary_size",
     "tie_embeddings": "share_decoder_input_output_embed",
     "tie_adaptive_projections": "tie_adaptive_proj",
@@ -224,6 +223,7 @@ def naming_flags(flags: Flags) -> Iterator[None]:
     """Context manager: a ValueError of the core becomes a ``UsageError`` that names flags instead of fields."""
     names = {**{name: name for name in flags}, **_OF_CORE}
     names["scales"] = "scale_windows" if "scale_windows" in flags else "scale_layers"
+    names["Scale.heads"] = "scale_heads" if "scale_heads" in flags else "scale_windows"
     spelled = {**{name: flag(own) for name, own in names.items()}, "vocab_size": "the dictionary's size"}
     try:
         yield

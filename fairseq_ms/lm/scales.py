@@ -16,40 +16,45 @@ from fairseq_ms.errors import UsageError
 Scales = tuple[Scale, ...]
 
 _COUNTS = re.compile(r"(\d+)x=(0*[1-9]\d*)"), "SCALEx=N with N of at least 1, such as 4x=8,1x=12"
-_WINDOWS = re.compile(r"(\d+)x=(\d+):(\d+)"), "SCALEx=near:far, such as 1x=0:8,4x=8:256"
+_WINDOWS = re.compile(r"(\d+)x=(\d+):(\d*)(?:\*(0*[1-9]\d*))?"), "SCALEx=near:far*HEADS, such as 1x=0:8*2,4x=8:*4"
 
 
-def _items(flag: str, text: str, form: tuple[re.Pattern[str], str]) -> list[list[int]]:
+def _items(flag: str, text: str, form: tuple[re.Pattern[str], str]) -> list[tuple[str, ...]]:
     """The numbers of every comma separated item, finest scale first; UsageError for an item of another form."""
     found = [(item.strip(), form[0].fullmatch(item.strip())) for item in text.split(",")]
     for item, match in found:
         if match is None:
             raise UsageError(f"{flag} must be a comma separated list of {form[1]}: got {item!r} in {text!r}")
-    return sorted(list(map(int, match.groups())) for _, match in found if match)
+    return sorted((match.groups("") for _, match in found if match), key=lambda numbers: int(numbers[0]))
 
 
 def layer_scales(layers: str) -> Scales:
     """The scales of ``--scale-layers``: ``"4x=8,1x=12"``; raises UsageError for text of another form."""
-    return tuple(Scale(factor, count) for factor, count in _items("--scale-layers", layers, _COUNTS))
+    return tuple(Scale(int(factor), int(count)) for factor, count in _items("--scale-layers", layers, _COUNTS))
 
 
-def window_scales(windows: str, overlap: bool = False) -> Scales:
-    """The scales of ``--scale-windows``: ``"1x=0:8,4x=8:256"``.
+def window_scales(windows: str, heads: str | None = None, overlap: bool = False) -> tuple[Scales, ...]:
+    """The scales of ``--scale-windows``, ``"1x=0:8,4x=8:256"``, or of several that take turns, ``"1x=0:8|1x=0:"``.
 
-    Each window begins where the finer one ends and reaches farther; with ``overlap`` it may begin earlier. Raises
-    UsageError for text of another form, an overlap or a gap.
+    Windows of one scale stay in their order. Their heads follow a ``*``, or are those of ``--scale-heads``. A coarser
+    scale begins where the closed windows of finer ones end; with ``overlap`` it may begin earlier. Raises UsageError
+    for text of another form, an overlap, and heads in both flags.
     """
-    flag, reached = "--scale-windows", 0
-    spans = _items(flag, windows, _WINDOWS)
-    for factor, near, far in spans:
-        rule = "must leave no gap" if near > reached else "must reach farther at coarser scales"
-        if near < reached and not overlap:
-            rule = "must not overlap (--window-overlap allow permits it)"
-        elif near <= reached < far:
-            reached = far
-            continue
-        raise UsageError(f"{flag} {rule}: got {factor}x={near}:{far} after windows that end at {reached}")
-    return tuple(Scale(factor, near=near, far=far) for factor, near, far in spans)
+    turns, flag = [], "--scale-windows"
+    for turn in windows.split("|"):
+        spans = [
+            (int(k), int(near), int(far) if far else None, own) for k, near, far, own in _items(flag, turn, _WINDOWS)
+        ]
+        scales = [Scale(k, near=near, far=far, heads=int(own or 0)) for k, near, far, own in spans]
+        for scale in scales:
+            reached = max((finer.far or 0 for finer in scales if finer.factor < scale.factor), default=0)
+            if scale.near < reached and not overlap:
+                rule = "must not overlap (--window-overlap allow permits it)"
+                raise UsageError(f"{flag} {rule}: got {scale.window} after windows that end at {reached}")
+        if heads and any(scale.heads for scale in scales):
+            raise UsageError(f"--scale-heads must not be given where {flag} has heads, {windows}: got {heads!r}")
+        turns.append(with_heads(scales, heads))
+    return tuple(turns)
 
 
 def with_heads(scales: Sequence[Scale], heads: str | None) -> Scales:
@@ -57,9 +62,9 @@ def with_heads(scales: Sequence[Scale], heads: str | None) -> Scales:
 
     Raises UsageError for text of another form, and for heads of other scales.
     """
-    if heads is None:
+    if not heads:
         return tuple(scales)
-    counts = _items("--scale-heads", heads, _COUNTS)
+    counts = [(int(factor), int(count)) for factor, count in _items("--scale-heads", heads, _COUNTS)]
     if [factor for factor, _ in counts] != [scale.factor for scale in scales]:
         names = ", ".join(map(str, scales))
         raise UsageError(f"--scale-heads must name the scales that have heads, {names}: got {heads!r}")

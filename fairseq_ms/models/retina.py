@@ -9,7 +9,7 @@ from fairseq_ms import core
 from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Downsampler, WindowOverlap, option
 from fairseq_ms.lm.config import MemorylessFlags, model_settings
-from fairseq_ms.lm.scales import Scales, window_scales, with_heads
+from fairseq_ms.lm.scales import Scales, window_scales
 
 
 @dataclass
@@ -18,7 +18,10 @@ class RetinaFlags(MemorylessFlags):
 
     decoder_layers: int = option(12, "number of layers", least=1)
     scale_windows: str = option(
-        "1x=0:8,4x=8:256,16x=256:512", "attention window of each scale k as kx=near:far in tokens, near at least k - 1"
+        "1x=0:8,4x=8:256,16x=256:512",
+        "attention windows of each scale k as kx=near:far in tokens, multiples of k from k on, or kx=near: for an open "
+        "end, with *HEADS where heads are not shared evenly, as 1x=0:8*2,1x=0:*4; layers take several in turns, as "
+        "1x=0:128|1x=0:",
     )
     scale_heads: Optional[str] = option(None, "attention heads of each scale as SCALEx=HEADS (default: split evenly)")
     window_overlap: WindowOverlap = option(
@@ -27,10 +30,10 @@ class RetinaFlags(MemorylessFlags):
     downsampler: Downsampler = option("avg", "how tokens are pooled into blocks")
 
 
-def scales_of(cfg: Any) -> Scales:
-    """The windows and heads of every scale; raises UsageError when they break a rule."""
+def scales_of(cfg: Any) -> tuple[Scales, ...]:
+    """The windows and heads that layers take in turns; raises UsageError when they break a rule."""
     overlap = str(getattr(cfg, "window_overlap", "forbid")) == "allow"
-    return with_heads(window_scales(cfg.scale_windows, overlap), getattr(cfg, "scale_heads", None))
+    return window_scales(cfg.scale_windows, getattr(cfg, "scale_heads", None), overlap)
 
 
 @register_model("retina_lm", dataclass=RetinaFlags)

@@ -18,7 +18,9 @@ class VanillaFlags(MemorylessFlags):
 
     decoder_layers: int = option(12, "number of layers", least=1)
     scale_windows: Optional[str] = option(
-        None, "attention window as 1x=near:far in tokens, such as 1x=0:64 (default: all tokens)"
+        None,
+        "attention windows at 1x, in tokens, as 1x=0:64, 1x=0:8*2,1x=0:*4 (heads after *, an open end sees all tokens) "
+        "or 1x=0:128|1x=0: (layers take turns); default: all tokens",
     )
 
 
@@ -31,11 +33,11 @@ class VanillaLanguageModel(BaseLanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        """With ``--scale-windows``, attention is local: a retina of the single scale 1x."""
+        """With ``--scale-windows``, a retina of the single scale 1x."""
         settings = model_settings(cfg, source_dictionary, target_dictionary)
         if cfg.scale_windows:
             scales = scales_of(cfg)
             rule = "--scale-windows of vanilla_lm must have the single scale 1x"
-            require(len(scales) == 1, f"{rule}: got {cfg.scale_windows!r}")
+            require({scale.factor for turn in scales for scale in turn} == {1}, f"{rule}: got {cfg.scale_windows!r}")
             return core.Retina(core.RetinaConfig(layers=cfg.decoder_layers, scales=scales, **settings))
         return core.Vanilla(core.VanillaConfig(layers=cfg.decoder_layers, **settings))

@@ -221,10 +221,8 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
     Otherwise the oldest state that a layer remembers lies inside a segment, and saw as far back as its first.
 
     A model without a memory sees what is in its window: ``context`` tokens before the first scored one, and all of the
-    window before the last. Through ``--scale-windows`` it sees less. A block of k tokens is seen if it begins less than
-    ``far`` tokens before the position that looks at it. From a position at a multiple of k and from everywhere inside a
-    block, that is the same block; so every layer but the last goes back by a multiple of k, and the last by more where
-    its position lies late in a block of its own.
+    window before the last. Through ``--scale-windows`` it sees less: layer by layer, from the last, the oldest block of
+    any window. How many tokens that goes back depends on where in a block the position lies.
     """
     from fairseq_ms.core import CompressiveTransformer, Retina, TransformerQL, TransformerXL
 
@@ -241,10 +239,14 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
         return ContextLength.of(-oldest, model.segment_len)
     sure, most = context, window - 1
     if isinstance(model, Retina):
-        far, factor = model.groups[-1].far, model.groups[-1].factor
-        before = (len(model.layers) - 1) * ((far - 1) // factor * factor)
-        last = [phase + (far - 1 - phase) // factor * factor for phase in range(factor)]
-        sure, most = min(sure, before + min(last)), min(most, before + max(last))
+        layers = [layer.attention.scales for layer in model.layers]
+        coarsest = max(scale.factor for scales in layers for scale in scales)
+        first = window * coarsest
+        seen = [first + phase for phase in range(coarsest)]
+        for scales in reversed(layers):
+            seen = [min(scale.first_visible(at) * scale.factor for scale in scales) for at in seen]
+        gone = [first + phase - oldest for phase, oldest in enumerate(seen)]
+        sure, most = min(sure, *gone), min(most, max(gone))
     return ContextLength(sure, most + 1, (sure + most + 1) / 2)
 
 

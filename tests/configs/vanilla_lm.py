@@ -4,13 +4,16 @@ from tests.configs import random_parts
 
 
 def random_flags(rng: random.Random) -> dict:
-    heads = rng.choice([1, 2, 3])
+    heads, far = rng.choice([1, 2, 3]), rng.randint(1, 9)
+    windows = [None, None, f"1x=0:{far}"]
+    if heads > 1:
+        windows += [f"1x=0:{far}*1,1x=0:*{heads - 1}"]
     return {
         "decoder_embed_dim": heads * rng.choice([2, 4]),
         "decoder_ffn_embed_dim": rng.choice([5, 12]),
         "decoder_attention_heads": heads,
         "decoder_layers": rng.choice([1, 2, 3]),
         "share_decoder_input_output_embed": rng.random() < 0.5,
-        "scale_windows": rng.choice([None, None, f"1x=0:{rng.randint(1, 9)}"]),
+        "scale_windows": rng.choice(windows),
         **random_parts(rng),
     }

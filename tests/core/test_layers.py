@@ -37,7 +37,7 @@ LAYERS: dict[str, dict[str, Any]] = {
         **{"layers": 2, "head_dim": 4, "separators": (3,), "max_segment_len": 5, "encoder_units": 8},
         **{"decoder": "transformer", "decoder_units": 16, "local_heads": 2, "init_std": 0.3},
     },
-    "Retina": {"layers": 2, "scales": (core.Scale(1, far=5, heads=4), core.Scale(3, near=5, far=20, heads=2))},
+    "Retina": {"layers": 2, "scales": (core.Scale(1, far=6, heads=4), core.Scale(3, near=6, far=21, heads=2))},
 }
 
 every_model = pytest.mark.parametrize("name", MODELS)

@@ -16,7 +16,13 @@ from fairseq_ms.core.streaming import StreamingModel
 from tests.helpers.cli import ROOT
 from tests.helpers.operations import Operations
 
-NAMES = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"]
+# A name and what follows a comma: windows of another kind.
+WINDOWS: dict[str, Any] = {
+    "Retina, groups": (core.Scale(1, far=8, heads=4), core.Scale(1, far=24, heads=8)),
+    "Retina, open": (core.Scale(1, far=5, heads=3), core.Scale(1, heads=5), core.Scale(4, near=4, heads=4)),
+    "Retina, turns": ((core.Scale(1, far=8), core.Scale(2, near=8, far=16)), (core.Scale(1),)),
+}
+NAMES = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"] + [*WINDOWS]
 SIZES = {"dim": 24, "ffn_dim": 32, "heads": 12, "max_positions": 64, "init_std": 0.3}
 ADAPTIVE = {"adaptive_input": core.Bands((4, 7), 2.0), "adaptive_softmax": core.Bands((4, 7), 2.0)}
 
@@ -25,8 +31,9 @@ def build(name: str, **changes: Any) -> core.LanguageModel:
     """A small model in evaluation mode, always of the same weights."""
     torch.manual_seed(1)
     own: dict[str, Any] = {"separators": (3,)} if name in ("HAED", "HRED") else SIZES
-    config = getattr(core, f"{name}Config")(**{"vocab_size": 11, **own, **changes})
-    model = getattr(core, name)(config)
+    windows, kind = {"scales": WINDOWS[name]} if name in WINDOWS else {}, name.split(",")[0]
+    config = getattr(core, f"{kind}Config")(**{"vocab_size": 11, **own, **windows, **changes})
+    model = getattr(core, kind)(config)
     for parameter_name, parameter in model.named_parameters():
         if ".short_conv." in parameter_name or ".sinks" in parameter_name:  # which are zero before training
             torch.nn.init.normal_(parameter, std=0.5)
@@ -275,14 +282,12 @@ def test_a_configuration_survives_json(name: str) -> None:
             lambda m: build("Retina", scales=(core.Scale(1, far=8, heads=4), core.Scale(4, near=8, far=16, heads=4))),
             "Scale.heads must be at least 1 each and add up to heads 12: got 4, 4",
         ),
+        (lambda m: build("Retina", scales=(core.Scale(1, far=0),)), "scales must be near:far with 0 <= near < far"),
         (
-            lambda m: build("Retina", scales=(core.Scale(1, heads=12),)),
-            "scales must have a window near:far of at least 1",
+            lambda m: build("Retina", scales=(core.Scale(1, far=8), core.Scale(4, near=3, far=26))),
+            "since blocks are seen when they are finished (nearest: 4x=4:28): got 4x=3:26",
         ),
-        (
-            lambda m: build("Retina", scales=(core.Scale(1, far=8, heads=8), core.Scale(4, near=2, far=8, heads=4))),
-            "scales must begin 4x at 3 or farther",
-        ),
+        (lambda m: build("Retina, turns", layers=1), "layers must be at least 2, since so many scales take turns: got"),
         (lambda m: build("Retina", downsampler="mean"), "downsampler must be avg, max or conv: got 'mean'"),
         (lambda m: build("TransformerQL", compression="mean"), "compression must be max or avg: got 'mean'"),
         (lambda m: build("TransformerQL", droppath=1.5), "droppath must be at least 0 and below 1: got 1.5"),

@@ -13,8 +13,11 @@ WINDOWS = "1x=0:8,4x=8:256"
 
 def test_scales_are_sorted_from_the_finest_on() -> None:
     assert layer_scales("16x=3,1x=5,4x=4") == (Scale(1, 5), Scale(4, 4), Scale(16, 3))
-    assert window_scales("4x=8:256, 1x=0:8") == (Scale(1, near=0, far=8), Scale(4, near=8, far=256))
-    assert [scale.near for scale in window_scales("1x=0:128,4x=64:256", overlap=True)] == [0, 64]
+    assert window_scales("4x=8:256, 1x=0:8") == ((Scale(1, near=0, far=8), Scale(4, near=8, far=256)),)
+    assert [scale.near for scale in window_scales("1x=0:128,4x=64:256", overlap=True)[0]] == [0, 64]
+    groups = Scale(1, far=8, heads=2), Scale(1, far=None, heads=4), Scale(16, near=256, heads=2)
+    assert window_scales("16x=256:*2,1x=0:8*2,1x=0:*4", overlap=True) == (groups,)
+    assert window_scales("1x=0:128|1x=0:128|1x=0:") == ((Scale(1, far=128),), (Scale(1, far=128),), (Scale(1),))
 
 
 def test_scales_share_the_heads_or_name_their_own() -> None:
@@ -38,9 +41,19 @@ def test_scales_share_the_heads_or_name_their_own() -> None:
         ),
         *(("retina_lm", "scale_windows", text, {}) for text in ("1x=0:8,4x=9:256", "1x=0:8,4x=7:256", "1x=0:8,4x=2:6")),
         *(("retina_lm", "scale_windows", text, {}) for text in ("4x=0:8", "1x=0", "1x=0:8,2x=8:9", "1x=0:8,16x=8:32")),
-        *(("retina_lm", "scale_windows", text, {}) for text in ("1x=0:2,4x=2:24", "1x=4:4", "1x=0:8,1x=8:16")),
-        ("retina_lm", "scale_windows", "1x=0:8,4x=2:256", {"window_overlap": "allow"}),
-        *(("vanilla_lm", "scale_windows", text, {}) for text in (WINDOWS, "2x=1:9", "0:8")),
+        *(
+            ("retina_lm", "scale_windows", text, {})
+            for text in ("1x=0:2,4x=2:24", "1x=4:4", "1x=0:8,1x=10:16", "1x=0:8|")
+        ),
+        *(("retina_lm", "scale_windows", text, {}) for text in ("1x=0:8*0", "1x=0:8*", "1x=0:8,1x=0:16,4x=8:32")),
+        *(("retina_lm", "scale_windows", text, {"window_overlap": "allow"}) for text in ("1x=0:8,4x=2:256", "1x=2:8")),
+        *(("retina_lm", "scale_heads", text, {"scale_windows": "1x=0:8*4,4x=8:*8"}) for text in ("1x=4,4x=8", "1x=12")),
+        *(
+            ("retina_lm", "scale_heads", None, {"scale_windows": text})
+            for text in ("1x=0:8*5,4x=8:*8", "1x=0:8*5,4x=8:")
+        ),
+        ("retina_lm", "decoder_layers", 2, {"scale_windows": "1x=0:8|1x=0:16|1x=0:"}),
+        *(("vanilla_lm", "scale_windows", text, {}) for text in (WINDOWS, "2x=2:8", "0:8", f"1x=0:|{WINDOWS}")),
     ],
 )
 def test_scales_that_break_a_rule_get_one_sentence_with_their_flag(arch, flag, text, others) -> None:

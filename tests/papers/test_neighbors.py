@@ -47,8 +47,8 @@ def test_the_scales_of_the_retina_are_what_the_heads_of_its_last_layer_look_at(m
     model(segments)
     hook.remove()
     found = model.decoder.core.representations(segments)
-    assert found[4].shape == (3, 4, 2 * last.groups[1].heads * last.head_dim)
-    assert found[1].shape == (3, 18, 2 * last.groups[0].heads * last.head_dim)
+    assert found[4].shape == (3, 4, 2 * last.scales[1].heads * last.head_dim)
+    assert found[1].shape == (3, 18, 2 * last.scales[0].heads * last.head_dim)
     torch.testing.assert_close(found[4], seen[0])
 
 

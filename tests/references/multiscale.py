@@ -7,7 +7,7 @@ each position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from tests.references.parts import (
 )
 
 Flags = dict[str, Any]
-Seen = Callable[[int], Sequence[int]]
 
 
 def turned(flags: Flags, attention: Weights, kind: str, state: Vector, position: int) -> Vector:
@@ -111,20 +110,14 @@ def residual_feed_forward(layer: Weights, state: Vector, flags: Flags) -> Vector
     return post_norm(layer, "after_ffn", out, flags)
 
 
-def everything_before(t: int) -> Sequence[int]:
-    """A causal model sees the present and the past."""
-    return range(t + 1)
-
-
 def self_attention(
     layer: Weights,
     projection: str,
     states: Sequence[Vector],
     flags: Flags,
-    seen: Seen = everything_before,
     k: int = 1,
 ) -> list[Vector]:
-    """x + W_o [head_1, ..., head_N], where block t of k tokens attends to the blocks ``seen(t)``."""
+    """x + W_o [head_1, ..., head_N], where block t of k tokens attends to itself and the blocks before it."""
     heads, weights = flags["decoder_attention_heads"], within(layer, "attention")
     normed = [in_front(weights, state, flags) for state in states]
     width = len(weights["out.weight"][0])
@@ -134,7 +127,7 @@ def self_attention(
     )
     out = []
     for t, state in enumerate(states):
-        blocks = ([s * k for s in seen(t)], [keys[s] for s in seen(t)], [values[s] for s in seen(t)])
+        blocks = [s * k for s in range(t + 1)], keys[: t + 1], values[: t + 1]
         answers = of_a_scale(flags, weights, t * k, queries[t], *blocks, 0, heads, heads)
         summed = state + linear(within(weights, "out"), torch.cat(answers))
         out.append(post_norm(layer, "after_attention", summed, flags))
@@ -152,29 +145,35 @@ def transformer(stack: Weights, states: Sequence[Vector], count: int, flags: Fla
 
 
 def vanilla_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
-    """Section 3.1; with ``--scale-windows 1x=near:far`` t sees s iff near <= t - s < far (Figure 1d)."""
+    """Section 3.1; with ``--scale-windows`` (Figure 1d), a retina that has 1x alone."""
+    if flags.get("scale_windows"):
+        return retina_lm(weights, flags, tokens)
     states = embed(weights, flags, tokens)
-    if not flags.get("scale_windows"):
-        out = transformer(within(weights, "decoder.stack"), states, flags["decoder_layers"], flags)
-        return [predict(weights, state) for state in out]
-    near, far = (int(bound) for bound in by_scale(flags["scale_windows"])[1].split(":"))
+    out = transformer(within(weights, "decoder.stack"), states, flags["decoder_layers"], flags)
+    return [predict(weights, state) for state in out]
 
-    def in_window(t: int) -> list[int]:
-        return [s for s in range(t + 1) if near <= t - s < far]
 
-    for number in range(flags["decoder_layers"]):
-        layer = within(weights, f"decoder.layers.{number}")
-        states = self_attention(layer, "fine", states, flags, in_window)
-        states = [residual_feed_forward(layer, state, flags) for state in states]
-    return [predict(weights, in_front(within(weights, "decoder"), state, flags)) for state in states]
+def windows_of(flags: Flags, number: int) -> list[tuple[int, int, float, int]]:
+    """The windows of a layer, finest scale first: tokens of a block k, near, far, and heads."""
+    turns = flags["scale_windows"].split("|")
+    items = [item.split("x=") for item in turns[number % len(turns)].split(",")]
+    windows = []
+    for k, text in sorted(items, key=lambda item: int(item[0])):
+        span, _, own = text.partition("*")
+        near, far = span.split(":")
+        shared = flags["decoder_attention_heads"] // len(items)
+        if flags.get("scale_heads"):
+            shared = heads_at(flags, [])[int(k)]
+        windows.append((int(k), int(near), int(far) if far else math.inf, int(own or shared)))
+    return windows
 
 
 def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vector]:
     """Section 3.4 and Listing 3: keys and values of a head come from the layer's input, pooled at the head's scale."""
-    windows = {k: [int(bound) for bound in text.split(":")] for k, text in by_scale(flags["scale_windows"]).items()}
-    heads = heads_at(flags, list(windows))
     states = embed(weights, flags, tokens)
     for number in range(flags["decoder_layers"]):
+        windows = windows_of(flags, number)
+        factors, total = sorted({window[0] for window in windows}), sum(window[3] for window in windows)
         layer = within(weights, f"decoder.layers.{number}")
         attention = within(layer, "attention")
         normed = [in_front(attention, state, flags) for state in states]
@@ -182,9 +181,14 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
         for t, state in enumerate(states):
             query = linear(rows(within(attention, "fine"), 0, len(state)), normed[t])
             answers: list[Vector] = []
-            for place, (k, (near, far)) in enumerate(windows.items()):
-                width = heads[k] * len(state) // sum(heads.values())
-                starts, keys, values = [], [], []
+            for place, (k, near, far, heads) in enumerate(windows):
+                # The rows of a scale's keys, and as many of its values, are those of all its windows in their order.
+                of_scale = [count for factor, *_, count in windows if factor == k]
+                before = sum(count for factor, *_, count in windows[:place] if factor == k)
+                head_dim, level = len(state) // total, factors.index(k)
+                starts: list[int] = []
+                keys: list[Vector] = []
+                values: list[Vector] = []
                 for start in range(0, len(tokens), k):
                     # A block is visible once it is finished, and while its first position lies in the window.
                     if start + k - 1 > t or not near <= t - start < far:
@@ -193,15 +197,15 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                         block, offset, projection = normed[start], len(state), within(attention, "fine")
                     else:
                         pool_weights = {
-                            name.removeprefix(f"pools.{place - 1}.conv."): value for name, value in attention.items()
+                            name.removeprefix(f"pools.{level - 1}.conv."): value for name, value in attention.items()
                         }
                         block = pool(flags["downsampler"], pool_weights, normed[start : start + k])
-                        offset, projection = 0, within(attention, f"coarse.{place - 1}")
+                        offset, projection = 0, within(attention, f"coarse.{level - 1}")
                     starts.append(start)
-                    keys.append(linear(rows(projection, offset, offset + width), block))
-                    values.append(linear(rows(projection, offset + width, offset + 2 * width), block))
-                seen = starts, keys, values
-                answers += of_a_scale(flags, attention, t, query, *seen, len(answers), heads[k], sum(heads.values()))
+                    for into, first in ((keys, before), (values, sum(of_scale) + before)):
+                        own = (offset + count * head_dim for count in (first, first + heads))
+                        into.append(linear(rows(projection, *own), block))
+                answers += of_a_scale(flags, attention, t, query, starts, keys, values, len(answers), heads, total)
             summed = state + linear(within(attention, "out"), torch.cat(answers))
             out.append(post_norm(layer, "after_attention", summed, flags))
         states = [residual_feed_forward(layer, state, flags) for state in out]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fairseq.models import FairseqLanguageModel
     from torch import Tensor
 
-    from fairseq_ms.core.ops.window_attention import HeadGroup
+    from fairseq_ms.core.scales import Scale
 
 # A colour for each scale, from the finest; they differ in lightness too.
 COLOURS = ("#b5482a", "#3f7fbf", "#2f5d3a", "#8a6fb0", "#c9a227", "#5b5b5b")
@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
     model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
     name, drawn = str(cfg.model._name), patterns(model, args.length)
-    # Head groups of the same layer together see near and far.
-    together = isinstance(model.decoder.core, Retina) and len(drawn) > 1
+    # The windows of one layer together see near and far.
+    core = model.decoder.core
+    together = isinstance(core, Retina) and len(core.turns) == 1 and len(drawn) > 1
     rows = []
     for pattern in drawn:
         seen = pattern.block[-1][pattern.block[-1] >= 0]
@@ -73,15 +74,17 @@ def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
     import torch
 
     from fairseq_ms.core import BottomUp, CoarseLM, Retina, TopDown, Vanilla
-    from fairseq_ms.core.ops.window_attention import HeadGroup
+    from fairseq_ms.core.scales import Scale
 
     core, positions = model.decoder.core, torch.arange(length)
     if isinstance(core, Vanilla):
-        return [_finished("all heads, 1x", HeadGroup(1, 0, length, heads=1), positions)]
+        return [_finished("all heads, 1x", Scale(1), positions)]
     if isinstance(core, Retina):
+        several = len(core.turns) > 1
         return [
-            _finished(f"{group.heads} heads, {group.factor}x={group.near}:{group.far}", group, positions)
-            for group in core.groups
+            _finished(f"{f'turn {turn}: ' * several}{scale.heads} heads, {scale.window}", scale, positions)
+            for turn, scales in enumerate(core.turns, 1)
+            for scale in scales
         ]
     if isinstance(core, TopDown):
         factors = sorted(scale.factor for scale in core.scales)
@@ -90,21 +93,21 @@ def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:
         return [_right_aligned(f"layers at {core.factor}x", core.factor, positions)]
     if isinstance(core, BottomUp):
         aggregated = [
-            _finished(f"aggregation, {heads} heads, {factor}x", HeadGroup(factor, 0, length, heads), positions)
+            _finished(f"aggregation, {heads} heads, {factor}x", Scale(factor), positions)
             for factor, heads in core.aggregate.attention.heads.items()
         ]
-        return [_finished("layers at 1x", HeadGroup(1, 0, length, heads=1), positions), *aggregated]
+        return [_finished("layers at 1x", Scale(1), positions), *aggregated]
     raise UsageError(
         "--arch of plot attention must be a multi-scale model (vanilla_lm, retina_lm, multiscale_topdown, "
         f"multiscale_bottomup or coarse_lm): got a {type(model).__name__}"
     )
 
 
-def _finished(title: str, group: HeadGroup, positions: Tensor) -> Pattern:
+def _finished(title: str, scale: Scale, positions: Tensor) -> Pattern:
     """Blocks jk .. (j+1)k-1, seen once they are finished and while they are in the window."""
-    index = positions // group.factor
-    seen = group.visible(positions[:, None], index)
-    return Pattern(title, group.factor, index.where(seen, -1))
+    index = positions // scale.factor
+    seen = scale.visible(positions[:, None], index)
+    return Pattern(title, scale.factor, index.where(seen, -1))
 
 
 def _right_aligned(title: str, factor: int, positions: Tensor) -> Pattern:

@@ -105,7 +105,9 @@ class ChunkedAttention:
         causal: as in ``attend``; excludes a bias
         masks: the masks of dropout, or None for no dropout
         place: tells the masks of this attention from those of others with the same ``masks``
-        sees_a_key: broadcasts to (B, N, T, 1); where it is False, the result is zero
+        factor: with ``causal``, how many queries share a row: there is a key a row, and query i sees those up to
+            row i // factor
+        width: with ``causal``, how many of them it sees at most
         sinks_N: as in ``attend``
     """
 
@@ -113,7 +115,8 @@ class ChunkedAttention:
     causal: bool
     masks: DropoutMasks | None = None
     place: tuple[int, ...] = ()
-    sees_a_key: Tensor | None = None
+    factor: int = 1
+    width: int | None = None
     sinks_N: Tensor | None = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
@@ -125,10 +128,10 @@ class ChunkedAttention:
             out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         q3, k3, v3 = self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         for index, (rows, visible) in enumerate(self._chunks(q, k)):
-            weights, _ = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
+            weights, _ = self._weights(q3[:, rows], k3[:, visible], rows, q.shape[:2])
             if self.masks is not None:
                 weights.mul_(self.masks.keep(weights, index, self.place))
-            out[:, :, rows] = torch.bmm(weights, v3[:, :visible]).unflatten(0, q.shape[:2])
+            out[:, :, rows] = torch.bmm(weights, v3[:, visible]).unflatten(0, q.shape[:2])
         return out.mul_(1.0 / self.masks.keep_prob) if self.masks is not None else out
 
     def backward(
@@ -148,28 +151,29 @@ class ChunkedAttention:
         grad3, q3, k3, v3 = grad.flatten(0, 1), self._scaled(q), k.flatten(0, 1), v.flatten(0, 1)
         if self.masks is not None:
             grad3 = grad3 * (1.0 / self.masks.keep_prob)
-        grad_q, grad_k, grad_v = torch.empty_like(q3), torch.empty_like(k3), torch.empty_like(v3)
-        # The last chunk first: it sees every key, so it fills all of the fresh gradients.
+        fresh = torch.empty_like if self.width is None else torch.zeros_like
+        grad_q, grad_k, grad_v = torch.empty_like(q3), fresh(k3), fresh(v3)
+        # The last chunk first: without a width it sees every key, so it fills all of the fresh gradients.
         chunks = list(enumerate(self._chunks(q, k)))
         for index, (rows, visible) in reversed(chunks):
-            weights, sunk = self._weights(q3[:, rows], k3[:, :visible], rows, q.shape[:2])
-            grad_weights = torch.bmm(grad3[:, rows], v3[:, :visible].transpose(1, 2))
+            weights, sunk = self._weights(q3[:, rows], k3[:, visible], rows, q.shape[:2])
+            grad_weights = torch.bmm(grad3[:, rows], v3[:, visible].transpose(1, 2))
             dropped = weights
             if self.masks is not None:
                 keep = self.masks.keep(weights, index, self.place)
                 grad_weights.mul_(keep)
                 dropped = keep.mul_(weights)
             if out is not None:
-                out[:, :, rows] = torch.bmm(dropped, v3[:, :visible]).unflatten(0, q.shape[:2])
-            kept = 0.0 if index == len(chunks) - 1 else 1.0
-            grad_v[:, :visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
+                out[:, :, rows] = torch.bmm(dropped, v3[:, visible]).unflatten(0, q.shape[:2])
+            kept = 0.0 if self.width is None and index == len(chunks) - 1 else 1.0
+            grad_v[:, visible].baddbmm_(dropped.transpose(1, 2), grad3[:, rows], beta=kept)
             if grad_sinks_N is not None:
                 # What is given to the sink is taken from all others; its value being zero, it has no gradient itself.
                 taken = (grad_weights * weights).sum(-1).mul_(sunk.squeeze(-1))
                 grad_sinks_N -= taken.unflatten(0, q.shape[:2]).sum((0, 2))
             grad_scores = torch._softmax_backward_data(grad_weights, weights.contiguous(), -1, weights.dtype)
-            grad_q[:, rows] = torch.bmm(grad_scores, k3[:, :visible])
-            grad_k[:, :visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
+            grad_q[:, rows] = torch.bmm(grad_scores, k3[:, visible])
+            grad_k[:, visible].baddbmm_(grad_scores.transpose(1, 2), q3[:, rows], beta=kept)
         if out is not None and self.masks is not None:
             out.mul_(1.0 / self.masks.keep_prob)
         return grad_q.mul_(scale).view(q.shape), grad_k.view(k.shape), grad_v.view(v.shape)
@@ -181,19 +185,28 @@ class ChunkedAttention:
         scaled = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         return scaled.copy_(q).mul_(1.0 / math.sqrt(q.size(-1))).flatten(0, 1)
 
-    def _chunks(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-        """Slices of queries, each with the number of leading keys its last query can see."""
-        queries, keys = q.size(2), k.size(2)
-        for start in range(0, queries, _QUERY_CHUNK):
-            end = min(start + _QUERY_CHUNK, queries)
-            yield slice(start, end), end + keys - queries if self.causal else keys
+    def _chunks(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+        """Slices of queries, each with that of the keys its queries can see: from its first's to its last's."""
+        queries, keys, chunk = q.size(2), k.size(2), self.factor * -(-_QUERY_CHUNK // self.factor)
+        # The last queries are those of the last key.
+        offset = keys - -(-queries // self.factor)
+        for start in range(0, queries, chunk):
+            end = min(start + chunk, queries)
+            oldest = 0 if self.width is None else max(0, start // self.factor + offset + 1 - self.width)
+            newest = offset - (-end // self.factor) if self.causal else keys
+            yield slice(start, end), slice(oldest, newest)
 
     def _weights(self, q3: Tensor, k3: Tensor, rows: slice, outer: torch.Size) -> tuple[Tensor, Tensor]:
         """The attention weights (B * N, rows, S) of a chunk, before dropout, and those of its sinks, if it has any."""
         scores = torch.bmm(q3, k3.transpose(1, 2))
         if self.causal:
             count, keys = scores.shape[1:]
-            scores[..., keys - count :] += torch.full((count, count), -torch.inf, dtype=scores.dtype).triu_(1)
+            # As many keys as rows of queries.
+            last = -(-count // self.factor)
+            hidden = torch.full((last, last), -torch.inf, dtype=scores.dtype)
+            scores[..., keys - last :] += self._by_query(hidden.triu(1), count)
+            if self.width is not None:
+                scores[..., :last] += self._by_query(hidden.tril(keys - last - self.width), count)
         elif self.bias is not None:
             bias = self.bias if self.bias.size(-2) == 1 else self.bias[..., rows, :]
             scores.unflatten(0, outer).add_(bias)
@@ -202,10 +215,11 @@ class ChunkedAttention:
             sinks_BN11 = self.sinks_N.to(scores.dtype).view(-1, 1, 1).expand(*outer, 1, 1).flatten(0, 1)
             scores = torch.cat([scores, sinks_BN11.expand(-1, scores.size(1), -1)], dim=-1)
         weights, sunk = scores.softmax(-1).tensor_split([keys], dim=-1)
-        if self.sees_a_key is not None:
-            sees_a_key = self.sees_a_key[..., rows, :].to(weights.dtype)
-            weights.unflatten(0, outer).mul_(sees_a_key)
         return weights, sunk
+
+    def _by_query(self, bias_RS: Tensor, queries: int) -> Tensor:
+        """Of every row's queries, what is of the row."""
+        return bias_RS.repeat_interleave(self.factor, 0)[:queries] if self.factor > 1 else bias_RS
 
 
 class _KeepingInputs(torch.autograd.Function):

@@ -47,21 +47,22 @@ def window_attention(
     q_BNTH: Tensor,
     k_BNCH: Tensor,
     v_BNCH: Tensor,
-    factor: int,
-    near: int,
-    far: int,
+    factor: int = 1,
+    near: int = 0,
+    far: int | None = None,
     mask: Tensor | None = None,
     share: float = 1.0,
 ) -> Tensor:
     """What queries see of blocks of k tokens through near:far, (B, N, T, H), zero where that is nothing.
 
     With a T x C table of scores, of which a ``mask`` keeps a share, as dropout does; twin of
-    ``window_attention.window_attention_linear`` (Multi-scale Transformer LMs, Section 3.4).
+    ``window_attention.window_attention`` (Multi-scale Transformer LMs, Section 3.4).
     """
     t_T1 = torch.arange(q_BNTH.size(2))[:, None]
     start_C = factor * torch.arange(k_BNCH.size(2))
     # The block is finished, and its start lies in the window.
-    visible_TC = (start_C + factor - 1 <= t_T1) & (near <= t_T1 - start_C) & (t_T1 - start_C < far)
+    visible_TC = (start_C + factor - 1 <= t_T1) & (near <= t_T1 - start_C)
+    visible_TC &= t_T1 - start_C < (t_T1.max() + 1 if far is None else far)
     weights = (q_BNTH @ k_BNCH.transpose(-1, -2) / math.sqrt(q_BNTH.size(-1))).exp() * visible_TC
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
     if mask is not None:

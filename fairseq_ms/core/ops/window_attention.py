@@ -1,18 +1,23 @@
-"""Attention through windows over blocks of tokens, forward and backward, at a cost linear in the number of tokens.
+"""Attention through a window over blocks of tokens, forward and backward, at a cost linear in the number of tokens.
 
-A group of heads looks at one scale k through a window near:far. Its keys are blocks of k tokens; block j is
-visible at query t iff it is finished, j k + k - 1 <= t, and its start lies in the window, near <= t - j k < far
-(Multi-scale Transformer LMs, Section 3.4, Figure 1e). Queries are processed in blocks of J, each against the constant
-number S of keys that any of its queries can see::
+The keys of a scale k are blocks of k tokens. Block j is visible at query t iff it is finished and its first token lies
+in the window, near <= t - j k < far (Multi-scale Transformer LMs, Section 3.4, Figure 1e). Where near and far are
+multiples of k, all k queries of a row see the same blocks: after the first ``near`` queries, which see none, row r
+sees the blocks r - w + 1 .. r, with w = (far - near) / k. A window over blocks is a causal window over rows, whose k
+queries share what they see::
 
-    J = 4, scale 1x, window 0:3          keys 0 1 2 3 4 5 6 7
-        query block 0 (t = 0..3)         [-2..3] two of them before the first token: hidden
-        query block 1 (t = 4..7)             [2 3 4 5 6 7]
+    k = 2, window 2:6 (w = 2)      blocks    0 1 2 3
+        t = 0, 1                             . . . .      zero
+        t = 2, 3                   row 0     x . . .
+        t = 4, 5                   row 1     x x . .
+        t = 6, 7                   row 2     . x x .
+
+On a CPU, narrow windows take blocks of J queries, each against the slice of S keys that any of them sees; wide and open
+ones take their queries in chunks, as full attention does.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,325 +29,304 @@ from torch.nn import functional as F
 from fairseq_ms.core.ops.attention import ChunkedAttention, attend
 from fairseq_ms.core.ops.linear import weight_gradients
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import DropoutMasks
+from fairseq_ms.core.ops.recompute import DropoutMasks, keep_in_graph
+from fairseq_ms.core.scales import Scale, check_window
 
 # Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
 _QUERY_BLOCK, _NARROW_BLOCK = 64, 32
+
+# Keys of a slice from which on a block of queries is worth matrix products of its own.
+_WIDE = 256
 
 # Positions whose scores are in memory at a time: as few as a core's cache holds, as many as make a matrix product
 # worth its call. Twice or half as many take 5 to 10 % longer on a CPU.
 _PIECE = 512
 
+# Queries, keys and values, (B, N, T, H) and twice (B, N, C, H).
+Heads = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
-class HeadGroup:
-    """The heads of one scale: ``heads`` of them see blocks of ``factor`` tokens through near:far."""
+class _Piece:
+    """Some blocks of queries in one row of the batch, and the overlapping slices of keys that they see.
 
-    factor: int
-    near: int
-    far: int
-    heads: int
-
-    def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
-        """Whether queries (..., J, 1) may attend to blocks (..., 1, S), both integers: finished and in the window."""
-        start = blocks * self.factor
-        distance = queries - start
-        return (distance >= max(self.near, self.factor - 1)) & (distance < self.far)
-
-    def first_visible(self, query: int) -> int:
-        """The first block that the window does not leave behind, which may lie before the first token."""
-        return (query - self.far) // self.factor + 1
-
-    def last_visible(self, query: int) -> int:
-        """The last block that is finished and not too near."""
-        return (query - max(self.near, self.factor - 1)) // self.factor
-
-
-class Layout:
-    """How the queries of T tokens are laid out against the keys of one head group, the same for every layer.
-
-    Args:
-        group: the heads
-        length: number of tokens T
-        query_block: J, a multiple of the group's scale
-        device: where the mask is built
+    The first slice may begin before the first key; slices of ``span`` keys are ``step`` apart.
     """
 
-    def __init__(self, group: HeadGroup, length: int, query_block: int, device: torch.device) -> None:
-        self.group = group
-        self.length = length
-        self.keys = length // group.factor
-        first, last = group.first_visible(0), group.last_visible(query_block - 1)
-        span = last - first + 1
-        # Where the window of a query block is wider than all there is, one slice holds every key.
-        self.sliced = span < self.keys
-        self.query_block = query_block if self.sliced else length
-        self.blocks = -(-length // self.query_block)
-        self.span = span if self.sliced else self.keys
-        self.step = self.query_block // group.factor if self.sliced else self.span
-        self.pad_left = -first if self.sliced else 0
-        self.pad_right = max(0, (self.blocks - 1) * self.step + self.span - self.pad_left - self.keys)
-        block = torch.arange(self.blocks, device=device)[:, None, None, None]
-        queries = block * self.query_block + torch.arange(self.query_block, device=device)[:, None]
-        keys = block * self.step - self.pad_left + torch.arange(self.span, device=device)
-        # (blocks, 1, J, S)
-        visible = group.visible(queries, keys) & (keys >= 0) & (keys < self.keys)
-        # A query that sees nothing attends to everything, so that no softmax is empty, and its result is zeroed.
-        self.sees_a_key = visible.any(-1, keepdim=True) if self._leaves_a_query_blind() else None
-        self.visible = visible | ~self.sees_a_key if self.sees_a_key is not None else visible
-        self._bias: Tensor | None = None
+    row: int
+    queries: slice
+    blocks: int
+    first: int
+    span: int
+    step: int
 
-    def _leaves_a_query_blind(self) -> bool:
-        """Whether some query, padding included, sees no key, without reading the mask.
+    def of_queries(self, x_BNTH: Tensor) -> Tensor:
+        """A view (blocks, N, J, H)."""
+        return x_BNTH[self.row, :, self.queries].unflatten(1, (self.blocks, -1)).transpose(0, 1)
 
-        The first query has the least before it, and the last is the farthest after the keys.
-        """
-        last = self.blocks * self.query_block - 1
-        return self.group.last_visible(0) < 0 or self.group.first_visible(last) >= self.keys
+    def of_keys(self, x_BNCH: Tensor) -> Tensor:
+        """Slices (blocks, N, S, H), zero before the first key."""
+        x_NCH = x_BNCH[self.row, :, self._keys]
+        padded = F.pad(x_NCH, (0, 0, -self.first, 0)) if self.first < 0 else x_NCH
+        return padded.unfold(1, self.span, self.step).permute(1, 0, 3, 2)
 
-    def bias(self, dtype: torch.dtype) -> Tensor:
-        """The mask as an additive bias (blocks, 1, J, S)."""
-        if self._bias is None or self._bias.dtype != dtype:
-            zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
-            self._bias = zeros.masked_fill(~self.visible, -torch.inf)
-        return self._bias
+    def add(self, sums_BNCH: Tensor, grad: Tensor) -> None:
+        """The transpose of ``of_keys``: a key's gradient is the sum over the slices (blocks, N, S, H) that have it."""
+        # With room for whole steps after the last slice.
+        own = grad.new_zeros(grad.size(1), (self.blocks - 1 - -self.span // self.step) * self.step, grad.size(3))
+        for offset in range(0, self.span, self.step):
+            part = grad[:, :, offset : offset + self.step].transpose(0, 1)
+            into = own[:, offset : offset + self.blocks * self.step].unflatten(1, (self.blocks, self.step))
+            into[:, :, : part.size(2)] += part
+        sums_NCH = sums_BNCH[self.row, :, self._keys]
+        before = max(-self.first, 0)
+        sums_NCH += own[:, before : before + sums_NCH.size(1)]
+
+    @property
+    def _keys(self) -> slice:
+        return slice(max(self.first, 0), self.first + (self.blocks - 1) * self.step + self.span)
 
 
-class Layouts:
-    """The layouts of all head groups for sequences of one length, the same for every layer."""
+class _Window:
+    """Attention through one window over T tokens.
 
-    def __init__(self, groups: Sequence[HeadGroup], length: int, device: torch.device) -> None:
-        self.groups = list(groups)
-        self.layouts = [Layout(group, length, _query_block(group), device) for group in groups]
+    ``forward`` and ``backward`` are for a CPU: they keep nothing but queries, keys and values. Dropout's masks are the
+    same in both; the ``place`` tells them from those of other windows.
+    """
 
-    def biases(self, dtype: torch.dtype) -> list[Tensor]:
-        """The masks of all groups as additive biases (blocks, 1, J, S)."""
-        return [layout.bias(dtype) for layout in self.layouts]
+    def __init__(self, scale: Scale, length: int, masks: DropoutMasks | None = None, place: int = 0) -> None:
+        self.factor, self.near, self.masks, self.place = scale.factor, scale.near, masks, place
+        # Queries that see anything, and how many rows they are.
+        self.queries = max(length - scale.near, 0)
+        self.rows = -(-self.queries // self.factor)
+        self.width = self.rows if scale.far is None else scale.most_blocks(length) - scale.near // self.factor
+        least = _NARROW_BLOCK if self.width * self.factor <= _NARROW_BLOCK else _QUERY_BLOCK
+        # Of a block of queries: its rows, and the keys that they see.
+        self.step = -(-least // self.factor)
+        self.span = self.step + self.width - 1
+
+    def within(self, q_BNTH: Tensor, k_BNCH: Tensor, v_BNCH: Tensor) -> Heads:
+        """Queries that see anything, with keys and values that are seen."""
+        return q_BNTH[:, :, self.near :], k_BNCH[:, :, : self.rows], v_BNCH[:, :, : self.rows]
+
+    def forward(self, heads: Heads, out_BNTH: Tensor) -> None:
+        """Write what queries see."""
+        out_BNTH[:, :, : self.near] = 0.0
+        (q, k, v), out = self.within(*heads), out_BNTH[:, :, self.near :]
+        for piece, attention in self._pieces(q):
+            if piece is None:
+                attention.forward(q, k, v, out)
+            else:
+                attention.forward(piece.of_queries(q), piece.of_keys(k), piece.of_keys(v), piece.of_queries(out))
+
+    def backward(self, grad_BNTH: Tensor, heads: Heads, grads: Heads, out_BNTH: Tensor) -> None:
+        """Write the gradients of queries, keys and values, and what queries see once more."""
+        for x in (out_BNTH[:, :, : self.near], grads[0][:, :, : self.near], *grads[1:]):
+            x.zero_()
+        (q, k, v), (grad_q, grad_k, grad_v) = self.within(*heads), self.within(*grads)
+        grad, out = grad_BNTH[:, :, self.near :], out_BNTH[:, :, self.near :]
+        for piece, attention in self._pieces(q):
+            if piece is None:
+                for into, own in zip((grad_q, grad_k, grad_v), attention.backward(grad, q, k, v, out)):
+                    into.copy_(own)
+                continue
+            parts = piece.of_queries(grad), piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
+            own_q, own_k, own_v = attention.backward(*parts, piece.of_queries(out))
+            piece.of_queries(grad_q).copy_(own_q)
+            piece.add(grad_k, own_k)
+            piece.add(grad_v, own_v)
+
+    def _pieces(self, q: Tensor) -> Iterator[tuple[_Piece | None, ChunkedAttention]]:
+        """Blocks of queries, some at a time, in one row of the batch; None for all queries at once."""
+        if self.span >= min(self.rows, _WIDE):
+            width = self.width if self.width < self.rows else None
+            if self.queries:
+                yield None, ChunkedAttention(None, True, self.masks, (self.place,), self.factor, width)
+            return
+        block, bias_JS = self.step * self.factor, self.band(self.step, q)
+        whole, rest = divmod(self.queries, block)
+        at_once = max(1, _PIECE // block)
+        pieces = [(start, min(at_once, whole - start), block) for start in range(0, whole, at_once)]
+        for start, blocks, count in [*pieces, *([(whole, 1, rest)] if rest else [])]:
+            queries = slice(start * block, start * block + blocks * count)
+            first, span = start * self.step - self.width + 1, -(-count // self.factor) + self.width - 1
+            bias = bias_JS[:count, :span]
+            if first < 0:
+                bias = self._after_the_first(bias, blocks, -first)
+            for row in range(q.size(0)):
+                piece = _Piece(row, queries, blocks, first, span, self.step)
+                yield piece, ChunkedAttention(bias, False, self.masks, (self.place, row, start))
+
+    def band(self, rows: int, like: Tensor) -> Tensor:
+        """What the queries of some rows see of the keys from ``width - 1`` before the first row on: a bias (J, S)."""
+        row = torch.arange(rows * self.factor, device=like.device)[:, None] // self.factor
+        key = torch.arange(rows + self.width - 1, device=like.device)
+        hidden = (key < row) | (key >= row + self.width)
+        return like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+
+    def _after_the_first(self, bias_JS: Tensor, blocks: int, before: int) -> Tensor:
+        """The same in slices of which the first begins so many keys before the first one: (blocks, 1, J, S)."""
+        starts = torch.arange(blocks, device=bias_JS.device)[:, None] * self.step
+        keys = starts + torch.arange(bias_JS.size(1), device=bias_JS.device)
+        return bias_JS.masked_fill((keys < before)[:, None, None], -torch.inf)
+
+    def by_autograd(self, heads: Heads, dropout: float) -> Tensor:
+        """What queries see, (B, N, T, H), by torch's own attention, which keeps more and runs on every device."""
+        if not self.queries:
+            # Zeros that still lead back to all parameters: distributed training waits for every gradient.
+            return keep_in_graph(torch.zeros_like(heads[0]), heads)
+        q, k, v = self.within(*heads)
+        if self.factor == 1 and self.width >= self.rows:
+            y = attend(q, k, v, causal=True, dropout=dropout, recompute=False)
+        elif self.span >= self.rows:
+            bias = self.band(self.rows, q)[: self.queries, self.width - 1 :]
+            y = attend(q, k, v, bias=bias, dropout=dropout, recompute=False)
+        else:
+            blocks, block = -(-self.rows // self.step), self.step * self.factor
+            q = F.pad(q, (0, 0, 0, blocks * block - self.queries)).unflatten(2, (blocks, block))
+            padded = [F.pad(x, (0, 0, self.width - 1, blocks * self.step - self.rows)) for x in (k, v)]
+            k, v = (x.unfold(2, self.span, self.step).transpose(-1, -2) for x in padded)
+            bias = self._after_the_first(self.band(self.step, q), blocks, self.width - 1).squeeze(1)
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B * N, blocks, J or S, H)
+            y = attend(q, k, v, bias=bias, dropout=dropout, recompute=False)
+            y = y.unflatten(0, heads[0].shape[:2]).flatten(2, 3)[:, :, : self.queries]
+        return F.pad(y, (0, 0, self.near, 0))
 
 
-def _query_block(group: HeadGroup) -> int:
-    """J, a multiple of the scale; a narrow window wastes fewer scores on a short block."""
-    least = _QUERY_BLOCK if group.far - group.near > _NARROW_BLOCK else _NARROW_BLOCK
-    return group.factor * -(-least // group.factor)
+class LayerWindows:
+    """All windows of a layer, on its projections.
 
-
-class WindowAttention:
-    """All head groups' attention as a function of the projections, keeping nothing else for backward.
-
-    ``forward`` and ``backward`` are for a CPU: a few query blocks of one group in one row of the batch at a time.
+    These are ``fine``, (B, T, D + 2 * N * H), queries of all windows beside keys and values of those at 1x; and of
+    every other factor k keys beside values, (B, T // k, 2 * N * H).
 
     Args:
-        layouts: the head groups, laid out
+        scales: the windows with their heads, those of one factor side by side, 1x first
         head_dim: H
         dropout: probability of dropping an attention weight
     """
 
-    def __init__(self, layouts: Layouts, head_dim: int, dropout: float) -> None:
-        self.layouts = layouts
-        self.head_dim = head_dim
+    def __init__(self, scales: Sequence[Scale], head_dim: int, dropout: float = 0.0) -> None:
+        self.scales, self.head_dim, self.dropout = scales, head_dim, dropout
         self.masks = DropoutMasks(dropout) if dropout > 0.0 else None
-        widths = [group.heads * head_dim for group in layouts.groups]
-        ends = list(itertools.accumulate(widths, initial=0))
-        # The columns of every group's queries and results, and how many there are.
-        self.columns, self.width = [slice(*ends[index : index + 2]) for index in range(len(widths))], ends[-1]
 
-    def forward(self, fine: Tensor, *coarse: Tensor) -> Tensor:
-        """Queries of all groups with keys and values of the first (B, T, D + 2 * N * H), the others' -> (B, T, D)."""
-        batch_size, length, _ = fine.shape
-        pairs, fine = [fine[..., self.width :], *coarse], self._pad(fine)
-        out = fine.new_empty(batch_size, fine.size(1), self.width)
-        biases = self.layouts.biases(fine.dtype)
-        with torch.autocast(fine.device.type, enabled=False):
-            for index, pair in enumerate(pairs):
-                for row in range(batch_size):
-                    q, result = self._queries(index, fine[row]), self._queries(index, out[row])
-                    if pair.size(1) == 0:
-                        result.zero_()
-                        continue
-                    for piece, attention in self._pieces(index, row, biases[index]):
-                        attention.forward(q[piece], *self._keys(index, pair[row], piece), out=result[piece])
-        return out[:, :length]
+    def heads(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
+        """By window, views of its queries, keys and values."""
+        width = self.head_dim * sum(scale.heads for scale in self.scales)
+        pairs = dict(zip(dict.fromkeys(scale.factor for scale in self.scales), [fine[..., width:], *coarse]))
+        taken, found = dict.fromkeys(pairs, 0), []
+        for scale, q in zip(self.scales, self.split(fine[..., :width])):
+            own = slice(taken[scale.factor], taken[scale.factor] + scale.heads)
+            taken[scale.factor] = own.stop
+            # (B, C, 2 * N * H) -> keys and values, (B, N, C, H) each
+            k, v = pairs[scale.factor].unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)[:, :, own]
+            found.append((q, k, v))
+        return found
 
-    def backward(self, grad: Tensor, fine: Tensor, *coarse: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The result once more, and the gradients of the projections given the gradient of the result."""
-        batch_size, length, _ = fine.shape
-        pairs, fine, grad = [fine[..., self.width :], *coarse], self._pad(fine), self._pad(grad.to(fine.dtype))
-        out, grad_fine, grad_coarse = torch.empty_like(grad), torch.empty_like(fine), []
-        biases = self.layouts.biases(fine.dtype)
-        with torch.autocast(fine.device.type, enabled=False):
-            for index, pair in enumerate(pairs):
-                if index == 0:
-                    grad_keys = grad_fine[:, :length, self.width :].zero_()
-                else:
-                    grad_keys = torch.zeros_like(pair)
-                    grad_coarse.append(grad_keys)
-                for row in range(batch_size):
-                    q, grad_q, result, grad_result = (
-                        self._queries(index, part[row]) for part in (fine, grad_fine, out, grad)
-                    )
-                    if pair.size(1) == 0:
-                        result.zero_()
-                        grad_q.zero_()
-                        continue
-                    for piece, attention in self._pieces(index, row, biases[index]):
-                        k, v = self._keys(index, pair[row], piece)
-                        grad_q[piece], *grads = attention.backward(
-                            grad_result[piece], q[piece], k, v, out=result[piece]
-                        )
-                        _add_slices(self.layouts.layouts[index], grad_keys[row], piece.start, grads)
-        return out[:, :length], [grad_fine[:, :length], *grad_coarse]
+    def split(self, x_BTD: Tensor) -> Sequence[Tensor]:
+        """(B, T, D) -> by window, (B, N, T, H)."""
+        return x_BTD.unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split([s.heads for s in self.scales], dim=1)
 
-    def _pad(self, x_BTD: Tensor) -> Tensor:
-        """As many positions as the query blocks of every group need."""
-        padding = max(layout.blocks * layout.query_block for layout in self.layouts.layouts) - x_BTD.size(1)
-        return F.pad(x_BTD, (0, 0, 0, padding)) if padding else x_BTD
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """What all heads see, (B, T, D)."""
+        heads = self.heads(*inputs)
+        rows, length = heads[0][0].size(0), heads[0][0].size(2)
+        out_BTD = inputs[0].new_empty(rows, length, self.head_dim * sum(scale.heads for scale in self.scales))
+        for window, own, out in zip(self.windows(length), heads, self.split(out_BTD)):
+            window.forward(own, out)
+        return out_BTD
 
-    def _queries(self, index: int, x_TD: Tensor) -> Tensor:
-        """A view (blocks, N, J, H) of a group's columns of one row (T, ...)."""
-        layout = self.layouts.layouts[index]
-        own = x_TD[: layout.blocks * layout.query_block, self.columns[index]]
-        return own.view(layout.blocks, layout.query_block, -1, self.head_dim).transpose(1, 2)
+    def backward(self, grad_BTD: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The result once more, and the gradients of the inputs given the gradient of the result."""
+        out_BTD, grads = torch.empty_like(grad_BTD), [torch.empty_like(x) for x in inputs]
+        windows, columns = self.windows(grad_BTD.size(1)), zip(self.split(grad_BTD), self.split(out_BTD))
+        for window, (grad, out), own, into in zip(windows, columns, self.heads(*inputs), self.heads(*grads)):
+            window.backward(grad, own, into, out)
+        return out_BTD, grads
 
-    def _keys(self, index: int, pair_CD: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
-        """Views (blocks, N, S, H) of the keys and the values of some blocks in overlapping slices of one row."""
-        slices = _slices(self.layouts.layouts[index], pair_CD, piece.start, piece.stop - piece.start)
-        k, v = slices.unflatten(1, (2, -1, self.head_dim)).transpose(-1, -2).unbind(1)
-        return k, v
+    def by_autograd(self, *inputs: Tensor) -> Tensor:
+        """The same as ``forward``, of torch's own attention."""
+        heads = self.heads(*inputs)
+        windows = zip(self.windows(heads[0][0].size(2)), heads)
+        return (
+            torch.cat([window.by_autograd(own, self.dropout) for window, own in windows], 1).transpose(1, 2).flatten(2)
+        )
 
-    def _pieces(self, index: int, row: int, bias: Tensor) -> Iterator[tuple[slice, ChunkedAttention]]:
-        """A group's query blocks in one row, some at a time, with dropout masks that are the same ones in backward."""
-        layout = self.layouts.layouts[index]
-        step = max(1, _PIECE // layout.query_block)
-        for start in range(0, layout.blocks, step):
-            piece = slice(start, min(start + step, layout.blocks))
-            sees_a_key = None if layout.sees_a_key is None else layout.sees_a_key[piece]
-            yield piece, ChunkedAttention(bias[piece], False, self.masks, (index, row, start), sees_a_key)
-
-    def by_autograd(self, fine: Tensor, *coarse: Tensor) -> Tensor:
-        """The same of torch's own attention, which keeps more and runs on every device."""
-        heads = []
-        widths = [columns.stop - columns.start for columns in self.columns]
-        *queries, pair = fine.split([*widths, fine.size(-1) - self.width], dim=-1)
-        for layout, q_BTD, pair_BCD in zip(self.layouts.layouts, queries, [pair, *coarse]):
-            group = layout.group
-            if pair_BCD.size(1) == 0:
-                # Zeros that still lead back to all parameters: distributed training waits for every gradient.
-                heads.append(q_BTD * 0.0 + pair_BCD.sum())
-                continue
-            k, v = pair_BCD.unflatten(-1, (2, group.heads, self.head_dim)).unbind(2)
-            y = attend(
-                _fold_queries(layout, q_BTD.unflatten(-1, (group.heads, self.head_dim))),
-                _slice_keys(layout, k),
-                _slice_keys(layout, v),
-                bias=layout.bias(q_BTD.dtype),
-                dropout=self.masks.p if self.masks is not None else 0.0,
-                recompute=False,
-            )
-            if layout.sees_a_key is not None:
-                y = y * layout.sees_a_key.to(y.dtype)
-            heads.append(_unfold_queries(layout, y, q_BTD.size(0)))
-        return torch.cat(heads, dim=-1)
+    def windows(self, length: int) -> list[_Window]:
+        """Those over T tokens."""
+        return [_Window(scale, length, self.masks, place) for place, scale in enumerate(self.scales)]
 
 
-class _WindowAttentionLinear(torch.autograd.Function):
-    """``WindowAttention`` and the projection after it, keeping the projections in front of it alone."""
+class _OneWindow(LayerWindows):
+    """A window, on queries, keys and values by head."""
+
+    def heads(self, q: Tensor, *keys: Tensor) -> list[Heads]:
+        k, v = keys
+        return [(q, k, v)]
+
+
+class _Attended(torch.autograd.Function):
+    """``LayerWindows``, and the projection after it if there is one, keeping the inputs alone."""
 
     @staticmethod
-    def forward(ctx, attention: WindowAttention, weight_OI: Tensor, bias_O: Tensor | None, *inputs: Tensor):
-        ctx.attention, ctx.has_bias = attention, bias_O is not None
+    def forward(ctx, windows: LayerWindows, weight_OI: Tensor | None, bias_O: Tensor | None, *inputs: Tensor):
+        ctx.windows, ctx.has_bias = windows, bias_O is not None
         ctx.save_for_backward(weight_OI, *inputs)
-        return F.linear(attention.forward(*inputs), weight_OI, bias_O)
+        with torch.autocast("cpu", enabled=False):
+            attended = windows.forward(*inputs)
+        return attended if weight_OI is None else F.linear(attended, weight_OI, bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         weight_OI, *inputs = ctx.saved_tensors
-        attended, grad_inputs = ctx.attention.backward(grad @ weight_OI.to(grad.dtype), *inputs)
-        return None, *weight_gradients(grad, attended, ctx.has_bias), *grad_inputs
+        grad_attended = grad if weight_OI is None else (grad @ weight_OI.to(grad.dtype)).to(inputs[0].dtype)
+        with torch.autocast("cpu", enabled=False):
+            attended, grads = ctx.windows.backward(grad_attended, *inputs)
+        own = (None, None) if weight_OI is None else weight_gradients(grad, attended, ctx.has_bias)
+        return None, *own, *grads
 
 
-def window_attention_linear(
-    fine: Tensor,
-    coarse: Sequence[Tensor],
-    layouts: Layouts,
-    head_dim: int,
-    out: nn.Linear,
-    dropout: float,
-    recompute: bool,
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, factor: int = 1, near: int = 0, far: int | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of all head groups through their windows, and the projection after it: (B, T, D) -> (B, T, D).
+    """What queries see of blocks of ``factor`` tokens through the window near:far, (B, N, T, H); zero where nothing.
 
-    Its naive twin attends under dense masks (``tests/core/test_retina.py``). On a CPU, with ``recompute``, only
-    ``fine`` and ``coarse`` are kept for backward.
+    Softmax attention of query t to the blocks j with near <= t - j * factor < far, from the beginning of texts, at a
+    cost that grows with T and the width of the window. ``naive.window_attention`` says it in a few lines.
 
     Args:
-        fine: queries of all groups beside keys and values of the first, (B, T, D + 2 * N * H)
-        coarse: keys beside values of the other groups, (B, T // k, 2 * N * H) each
-        layouts: the groups, laid out for T tokens
-        head_dim: H
-        out: the projection
+        q: (B, N, T, H)
+        k, v: of the whole blocks of the T tokens, (B, N, T // factor, H)
+        factor: tokens of a block
+        near, far: in tokens, multiples of ``factor``; blocks of several tokens are seen from ``near=factor`` on, since
+            the newest is unfinished; ``far=None`` sees everything
         dropout: probability of dropping an attention weight
-        recompute: keep less for backward
+
+    Raises ValueError for other bounds and other shapes.
     """
-    attention = WindowAttention(layouts, head_dim, dropout)
-    on_cpu = recompute and fine.device.type == "cpu"
-    if on_cpu and not torch.is_grad_enabled():
-        return out(attention.forward(fine, *coarse))
-    if not (on_cpu and plain(out)):
-        return out(attention.by_autograd(fine, *coarse))
-    return _WindowAttentionLinear.apply(attention, out.weight, out.bias, fine, *coarse)
+    check_window(Scale(factor, near=near, far=far), "near and far")
+    wanted = (*q.shape[:2], q.size(2) // factor, q.size(3)) if q.dim() == 4 else None
+    if wanted is None or k.shape != wanted or v.shape != wanted:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"q must be (B, N, T, H), k and v (B, N, T // {factor}, H): got {shapes}")
+    windows = _OneWindow([Scale(factor, near=near, far=far, heads=q.size(1))], q.size(3), dropout)
+    attended = _Attended.apply(windows, None, None, q, k, v) if _in_blocks(q) else windows.by_autograd(q, k, v)
+    return windows.split(attended)[0]
 
 
-def _slices(layout: Layout, k_CD: Tensor, first: int, count: int) -> Tensor:
-    """The keys that ``count`` blocks from ``first`` on can see, (count, D, S), zero before the first token."""
-    before, inside, behind = _rows(layout, k_CD.size(0), first, count)
-    padded = F.pad(k_CD[inside], (0, 0, before, behind)) if before or behind else k_CD[inside]
-    return padded.unfold(0, layout.span, layout.step)
+def _in_blocks(x: Tensor) -> bool:
+    """Whether blocks of queries are what is fastest, with a backward pass of their own."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _add_slices(layout: Layout, sums_CD: Tensor, first: int, grads: Sequence[Tensor]) -> None:
-    """The transpose of ``slices``: a key's gradient is the sum over the blocks that can see it.
+def window_attention_linear(windows: LayerWindows, inputs: Sequence[Tensor], out: nn.Linear, recompute: bool) -> Tensor:
+    """Attention through all windows of a layer, and the projection after it: (B, T, D) -> (B, T, D).
 
-    Adds to ``sums`` the gradients of keys and values, (count, N, S, H) each, of the blocks from ``first`` on.
+    Its naive twin is ``naive.window_attention`` of every window's heads. On a CPU, with ``recompute``, the inputs alone
+    are kept for backward.
     """
-    count, heads, _, head_dim = grads[0].shape
-    # With room for whole steps after the last slice.
-    own = sums_CD.new_zeros((count - 1 - -layout.span // layout.step) * layout.step, sums_CD.size(1))
-    for offset in range(0, layout.span, layout.step):
-        into = own[offset : offset + count * layout.step].view(count, layout.step, len(grads), heads, head_dim)
-        for index, grad in enumerate(grads):
-            part = grad[:, :, offset : offset + layout.step].transpose(1, 2)
-            into[:, : part.size(1), index] += part
-    before, inside, _ = _rows(layout, sums_CD.size(0), first, count)
-    sums_CD[inside] += own[before : before + inside.stop - inside.start]
-
-
-def _rows(layout: Layout, keys: int, first: int, count: int) -> tuple[int, slice, int]:
-    """The rows of keys in the slices of some blocks: how many before the first key, which, how many after."""
-    start = first * layout.step - layout.pad_left
-    total = (count - 1) * layout.step + layout.span
-    inside = slice(min(max(start, 0), keys), min(max(start + total, 0), keys))
-    before = min(max(-start, 0), total)
-    return before, inside, total - before - (inside.stop - inside.start)
-
-
-def _fold_queries(layout: Layout, q_BTNH: Tensor) -> Tensor:
-    """(B, T, N, H) -> (blocks, B * N, J, H)."""
-    padding = layout.blocks * layout.query_block - layout.length
-    q = F.pad(q_BTNH, (0, 0, 0, 0, 0, padding)) if padding else q_BTNH
-    return q.unflatten(1, (layout.blocks, layout.query_block)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-
-def _slice_keys(layout: Layout, k_BCNH: Tensor) -> Tensor:
-    """(B, C, N, H) -> (blocks, B * N, S, H), every block the keys it can see."""
-    k = F.pad(k_BCNH, (0, 0, 0, 0, layout.pad_left, layout.pad_right)) if layout.sliced else k_BCNH
-    # (B, C', N, H) -> (B, blocks, N, H, S)
-    slices = k.unfold(1, layout.span, layout.step)
-    # The last keys may be too near for every query: they are in no slice.
-    return slices[:, : layout.blocks].permute(1, 0, 2, 4, 3).flatten(1, 2)
-
-
-def _unfold_queries(layout: Layout, y: Tensor, batch_size: int) -> Tensor:
-    """(blocks, B * N, J, H) -> (B, T, N * H)."""
-    y = y.unflatten(1, (batch_size, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2).flatten(2)
-    return y[:, : layout.length]
+    if not (recompute and _in_blocks(inputs[0])):
+        return out(windows.by_autograd(*inputs))
+    if torch.is_grad_enabled() and plain(out):
+        return _Attended.apply(windows, out.weight, out.bias, *inputs)
+    return out(_Attended.apply(windows, None, None, *inputs))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State, UnfinishedBlock
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.core.retina import SlidingCache
 
 # What attention on a GPU wants the number of keys to be a multiple of, where there is a mask.
 _ALIGNED = 8
@@ -89,14 +88,14 @@ class Slots(Place):
 
 
 class FixedCache(KeyValueCache):
-    """A ``KeyValueCache`` or ``SlidingCache`` whose buffer (2, B, N, S, H) never moves; it takes one position a step.
+    """A ``KeyValueCache`` whose buffer (2, B, N, S, H) never moves; it takes one position a step.
 
     Args:
         cache: whose sizes it has
         slots: where a step writes and what it sees
     """
 
-    def __init__(self, cache: KeyValueCache | SlidingCache, slots: Slots) -> None:
+    def __init__(self, cache: KeyValueCache, slots: Slots) -> None:
         two, batch_size, heads, _, head_dim = cache.buffer.shape
         # Zeros: what is hidden has to be finite.
         self.buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.capacity, head_dim)
@@ -119,7 +118,7 @@ class FixedCache(KeyValueCache):
         y_BN1H = attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
         return y_BN1H if self.slots.sees_a_key is None else y_BN1H * self.slots.sees_a_key
 
-    def load(self, cache: KeyValueCache | SlidingCache) -> None:
+    def load(self, cache: KeyValueCache) -> None:
         """Take over what another cache holds."""
         kept, end = cache.kept()
         count = min(kept.size(3), self.buffer.size(3))

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpState
-from fairseq_ms.core.ops.window_attention import HeadGroup
+from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.ops.window_attention import Heads
 from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.retina import Retina, RetinaState, WindowCache
+from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.steps.buffers import BlockReads, FixedBlock, FixedCache, FixedRows, FixedState, Place, Slots
 from fairseq_ms.core.topdown import TopDown, TopDownState
 from fairseq_ms.core.vanilla import Vanilla, VanillaState
@@ -35,26 +37,36 @@ class FixedWindows(WindowCache):
     """What one layer remembers, where slots know what a query sees."""
 
     @property
-    def length(self) -> int:
-        return 0
+    def continues(self) -> bool:
+        return True
+
+    def see(self, window: KeyValueCache, scale: Scale, heads: Heads) -> Tensor:
+        q_BN1H, k_BN1H, v_BN1H = heads
+        window.append(k_BN1H, v_BN1H)
+        assert isinstance(window, FixedCache)
+        return window.read(q_BN1H)
 
 
 class FixedRetina(FixedState, RetinaState):
     """The windows of every layer."""
 
     def __init__(self, model: Retina, batch_size: int, capacity: int) -> None:
-        like, growing, groups = model.embed.like(), model.new_state(batch_size), model.groups
+        like, growing = model.embed.like(), model.new_state(batch_size)
         self.position_1 = _first_position(like)
-        # The blocks that a window has, and the unfinished one.
-        rooms = [-(-group.far // group.factor) + 1 for group in groups]
-        slots = [Slots(self.position_1, s, like, group.factor, group.visible) for group, s in zip(groups, rooms)]
-        places = [Place(self.position_1, group.factor) for group in groups[1:]]
-        self.places = [*slots, *places]
+        # Layers share the slots of their windows, whatever heads these have.
+        windows = {scale.window: scale for turn in model.turns for scale in turn}
+        slots = {
+            name: Slots(self.position_1, scale.most_blocks(capacity), like, scale.factor, scale.visible)
+            for name, scale in windows.items()
+        }
+        coarse = {scale.factor for scale in windows.values()} - {1}
+        places = {factor: Place(self.position_1, factor) for factor in coarse}
+        self.places = [*slots.values(), *places.values()]
         caches: list[WindowCache] = []
         for cache in growing.caches:
-            windows: Any = [FixedCache(*pair) for pair in zip(cache.windows, slots)]
-            unfinished: Any = [FixedBlock(*pair) for pair in zip(cache.unfinished, places)]
-            caches.append(FixedWindows(groups, windows, unfinished))
+            own: Any = [FixedCache(kept, slots[scale.window]) for kept, scale in zip(cache.windows, cache.scales)]
+            unfinished: Any = [FixedBlock(block, places[block.factor]) for block in cache.unfinished]
+            caches.append(FixedWindows(cache.scales, own, unfinished))
         super().__init__(model.config, batch_size, caches)
 
 
@@ -91,7 +103,7 @@ class FixedBottomUp(FixedState, BottomUpState):
         rooms = [(k, -(-capacity // k)) for k in self.factors]
         blocks = [Place(at, k // finer, finer) for finer, k in pairwise([1, *self.factors])]
         coarse = [Slots(at, room, like, k) for k, room in rooms]
-        seen = [Slots(at, room, like, k, HeadGroup(k, 0, capacity, 0).visible) for k, room in rooms]
+        seen = [Slots(at, room, like, k, Scale(k).visible) for k, room in rooms]
         fine = Slots(at, capacity, like)
         self.places = [*blocks, *coarse, *seen, fine]
         unfinished: Any = [FixedBlock(*pair) for pair in zip(growing.unfinished, blocks)]

@@ -5,7 +5,8 @@ import torch
 
 from fairseq_ms.core.ops import window_attention
 from fairseq_ms.core.ops.recompute import dropout, keep_prob, mixed_seed
-from fairseq_ms.core.ops.window_attention import HeadGroup, Layouts, WindowAttention
+from fairseq_ms.core.ops.window_attention import LayerWindows
+from fairseq_ms.core.scales import Scale
 
 P = 0.3
 
@@ -20,15 +21,11 @@ def dropped_streams(
     block, whose queries see fewer keys, is left out, and all but the first ``keys`` columns.
     """
     heads, head_dim, length = 2, window, blocks * queries
-    group = HeadGroup(1, 0, window, heads)
-    layouts = Layouts([group] * groups, length, torch.get_default_device())
-    pair = torch.zeros(rows, length, 2, heads, head_dim)
-    pair[:, :, 1] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
-    pair = pair.flatten(2)
-    fine = torch.cat([torch.zeros(rows, length, groups * heads * head_dim), pair], dim=2)
-    attention = WindowAttention(layouts, head_dim, P)
-    run = attention.forward if recompute else attention.by_autograd
-    out = run(fine, *[pair] * (groups - 1))
+    windows = LayerWindows(groups * [Scale(1, far=window, heads=heads)], head_dim, P)
+    # Queries, keys and values.
+    fine = torch.zeros(rows, length, 3, groups * heads, head_dim)
+    fine[:, :, 2] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
+    out = (windows.forward if recompute else windows.by_autograd)(fine.flatten(2))
     # (B, T, groups * N * H) -> (groups, B, blocks, Q, N, H)
     out = out.view(rows, blocks, queries, groups, heads, head_dim).permute(3, 0, 1, 2, 4, 5)
     kept = (out[..., :keys] != 0.0).double()

@@ -1,42 +1,106 @@
-"""How windows are laid out: the slice of a block of queries has the keys that they see, and no other."""
+"""``window_attention`` against its naive twin: outputs and gradients, at any length, through any window."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fairseq_ms.core.ops.window_attention import HeadGroup, Layout
+from fairseq_ms.core.ops import naive, window_attention
+from fairseq_ms.core.ops.recompute import keep_prob
+from fairseq_ms.core.scales import Scale
+from tests.helpers.gradients import assert_same_with_gradients
+from tests.registry import seeds
+
+attention = window_attention.window_attention
+LENGTHS = [1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 197, 330, 600]
 
 
-def random_group(rng: random.Random) -> HeadGroup:
-    factor, near = rng.choice([1, 2, 3, 4, 8]), rng.choice([0, 1, 5, 16])
-    return HeadGroup(factor, near, max(near, factor - 1) + rng.randint(1, 40), 1)
+def random_window(rng: random.Random) -> tuple[int, int, int | None]:
+    k = rng.choice([1, 1, 2, 3, 4, 8, 16, 128])
+    near = k * rng.choice([1, 1, 2, 5]) if k > 1 else rng.choice([0, 0, 0, 3])
+    return k, near, rng.choice([None, *(near + k * width for width in (1, 2, 7, 30, 64, 300))])
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_slice_has_every_key_that_its_queries_see_and_none_that_they_do_not(seed: int) -> None:
+def heads(length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries, keys and values of 2 rows and 3 heads, the heads of a position side by side."""
+    shapes = [(2, rows, 3, width) for rows in (length, length // factor, length // factor)]
+    return [torch.randn(shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("seed", seeds(60, 300))
+@pytest.mark.parametrize("way", ["blocks", "autograd"])
+def test_outputs_and_gradients_are_those_of_the_naive_twin(way: str, seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
-    group = random_group(rng)
-    layout = Layout(group, 600, group.factor * rng.randint(1, 40), torch.get_default_device())
-    assert layout.sliced
-    visible = group.visible(torch.arange(600)[:, None], torch.arange(layout.keys))
-    for block in range(layout.blocks):
-        first = block * layout.step - layout.pad_left
-        queries = range(block * layout.query_block, min((block + 1) * layout.query_block, 600))
-        seen = visible[queries.start : queries.stop].any(0).nonzero().flatten().tolist()
-        held = [key for key in range(first, first + layout.span) if 0 <= key < layout.keys]
-        if len(queries) == layout.query_block:
-            assert held == seen
-        else:
-            # The last block's slice is as wide as the others'.
-            assert set(held) >= set(seen)
-    keys_and_padding = layout.pad_left + layout.keys + layout.pad_right
-    assert keys_and_padding >= (layout.blocks - 1) * layout.step + layout.span
+    monkeypatch.setattr(window_attention, "_PIECE", rng.choice([1, 64, 128, 512]))
+    monkeypatch.setattr(window_attention, "_WIDE", rng.choice([40, 256]))
+    length, (factor, near, far) = rng.choice(LENGTHS), random_window(rng)
+    q, k, v = heads(length, factor)
+    if way == "blocks":
+        found = attention(q, k, v, factor, near, far)
+    else:
+        found = window_attention._Window(Scale(factor, near=near, far=far), length).by_autograd((q, k, v), 0.0)
+    expected = naive.window_attention(q, k, v, factor, near, far)
+    assert_same_with_gradients(found, expected, [q, k, v], 1e-10)
 
 
-@pytest.mark.parametrize(("length", "sliced"), [(10, False), (11, True)])
-def test_where_a_slice_would_hold_every_key_there_is_a_single_block(length: int, sliced: bool) -> None:
-    # Queries 0 .. 3 see keys from -6 to 3.
-    layout = Layout(HeadGroup(1, 0, 7, 1), length, 4, torch.get_default_device())
-    assert layout.sliced is sliced
-    assert (layout.blocks, layout.query_block, layout.span) == ((3, 4, 10) if sliced else (1, 10, 10))
+@pytest.mark.cpu
+@pytest.mark.parametrize("seed", range(12))
+def test_dropout_has_the_same_mask_forward_and_backward(seed: int, monkeypatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(window_attention, "_PIECE", rng.choice([64, 128, 512]))
+    length, (factor, near, far) = rng.choice([40, 131, 200]), random_window(rng)
+    near, far = (0, 40) if factor > 16 else (near, far)
+    factor = 1 if factor > 16 else factor
+    blocks = length // factor
+    # Of zeros, every key weighs the same, and values say by which key they are: what is kept is read off the result.
+    nothing, by_key = torch.zeros(2, 3, length, blocks), torch.eye(blocks).expand(2, 3, blocks, blocks)
+    torch.manual_seed(seed)
+    kept = attention(nothing, torch.zeros_like(by_key), by_key, factor, near, far, dropout=0.3) != 0.0
+    q, k, v = heads(length, factor)
+    torch.manual_seed(seed)
+    found = attention(q, k, v, factor, near, far, dropout=0.3)
+    expected = naive.window_attention(q, k, v, factor, near, far, kept.double(), keep_prob(0.3))
+    assert_same_with_gradients(found, expected, [q, k, v], 1e-10)
+    sees = Scale(factor, near=near, far=far).visible(torch.arange(length)[:, None], torch.arange(blocks))
+    assert not (kept & ~sees).any()
+    assert not sees.any() or 0.5 < kept[..., sees].double().mean() < 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [(1, 0, 8), (4, 8, 64), (1, 0, None), (16, 32, None)])
+def test_half_precision_is_near_the_twin_in_double(window: tuple[int, int, int | None], dtype: torch.dtype) -> None:
+    q, k, v = (x.detach() for x in heads(150, window[0], 16, dtype))
+    expected = naive.window_attention(q.double(), k.double(), v.double(), *window)
+    # Values of order 1: a few roundings of them to 8 bits, or to 11.
+    atol = 3.0 * torch.finfo(dtype).eps
+    torch.testing.assert_close(attention(q, k, v, *window).double(), expected, rtol=0.0, atol=atol)
+
+
+def test_a_hidden_key_that_is_not_finite_has_no_gradient() -> None:
+    """Beyond the windows of all queries nothing is read."""
+    q, k, v = heads(20, 4)
+    with torch.no_grad():
+        k[:, :, -1] = v[:, :, -1] = torch.nan
+    attention(q, k, v, 4, 8, 16).sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
+    assert k.grad is not None
+    assert not k.grad[:, :, -1].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        *(({"factor": 4, "near": near, "far": far}, "near and far must") for near, far in ((3, 8), (6, 16), (4, 10))),
+        *(({"near": near, "far": far}, "near and far must") for near, far in ((4, 4), (-1, 4), (0, 0))),
+        ({"k": torch.zeros(2, 3, 19, 4)}, "q must be"),
+        ({"v": torch.zeros(2, 3, 20, 5)}, "q must be"),
+        ({"q": torch.zeros(20, 3, 4)}, "q must be"),
+        ({"factor": 2, "near": 2}, "q must be"),
+    ],
+)
+def test_other_bounds_and_shapes_are_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named}"):
+        attention(**{**dict(zip("qkv", heads(20, 1))), **change})

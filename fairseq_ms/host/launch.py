@@ -169,8 +169,10 @@ def refuse_to_train(cfg: Any) -> None:
 
 def warn_of_warmup(cfg: Any) -> None:
     """Warn where the whole training is a warm-up, and the rate never what it is said to be."""
-    parts = [group.get("lr_scheduler") for group in (cfg.optimizer or {}).get("groups", {}).values()]
-    warmup = max((part.get("warmup_updates", 0) for part in (cfg.lr_scheduler, *parts) if part), default=0)
+    # Optimizers and schedules that fairseq registers without a dataclass have an argparse namespace here.
+    groups = getattr(cfg.optimizer, "groups", None) or {}
+    parts = [cfg.lr_scheduler, *(getattr(group, "lr_scheduler", None) for group in groups.values())]
+    warmup = max(getattr(part, "warmup_updates", None) or 0 for part in parts)
     if 0 < cfg.optimization.max_update <= warmup and distributed_utils.get_global_rank() == 0:
         logger.warning(
             f"--max-update should be greater than --warmup-updates {warmup}, or the learning rate never reaches --lr: "

@@ -119,7 +119,7 @@ def test_every_command_shows_every_token_once(task: str, command: Any, folder: P
         assert {name: noted.targets(name) for name in shown} == expected, changes
 
 
-@pytest.mark.parametrize(("task", "ranks"), zip(TASKS, (2, 3)))
+@pytest.mark.parametrize(("task", "ranks"), [*zip(TASKS, (2, 3))])
 def test_several_processes_and_shards_share_every_token(
     task: str, ranks: int, folder: Path, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,8 +45,11 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
 
 
 def random_conv(dim: int, taps: int) -> ShortConv | None:
-    conv = ShortConv(dim, taps).double() if taps else None
-    return conv and conv.apply(lambda module: nn.init.normal_(module.weight))
+    if not taps:
+        return None
+    conv = ShortConv(dim, taps).double()
+    nn.init.normal_(conv.weight)
+    return conv
 
 
 @pytest.mark.parametrize("taps", [0, 1, 3, 8])

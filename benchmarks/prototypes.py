@@ -7,8 +7,8 @@ gate, share a softmax with tokens, and go without rotation.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,78 +19,63 @@ from torch.nn import functional as F
 from fairseq_ms.core.layers import LayerConfig, QueryKey, TypedList
 from fairseq_ms.core.ops.attention import merge_heads, split_heads
 from fairseq_ms.core.ops.linear import projection
+from fairseq_ms.core.scales import Scale, check_window
+from fairseq_ms.lm.scales import window_scales
 
-GROUP, WINDOW = re.compile(r"(\d+x=\d+:\d*\+)*\d+x=\d+:\d*(\*\d+)?"), re.compile(r"(\d+)x=(\d+):(\d*)")
 # Windows as narrow as this do what a short convolution does, and stay so where others grow with the text.
 NARROW = 8
-
-
-class Window(NamedTuple):
-    """Blocks of ``factor`` tokens at near <= distance < far from their first one; far is None where it is open."""
-
-    factor: int
-    near: int
-    far: int | None
-
-    def visible(self, length: int) -> Tensor:
-        """Whether each of T queries sees each of T // k blocks, which it does once they are finished: (T, C)."""
-        distance = torch.arange(length)[:, None] - torch.arange(length // self.factor) * self.factor
-        return (distance >= self.near) & (distance < (self.far or length))
-
-    def keys(self, length: int) -> int:
-        """Positions that are remembered of a text of T tokens."""
-        return (min(self.far or length, length) - self.near) // self.factor
 
 
 class Group(NamedTuple):
     """So many heads, with one softmax over what these windows show."""
 
     heads: int
-    windows: tuple[Window, ...]
+    windows: tuple[Scale, ...]
 
 
 def parse(text: str, heads: int, stretch: int = 1) -> list[list[Group]]:
-    """The groups of each layer in turn: ``1x=0:8*2,1x=0:96+16x=96:*6|1x=0:`` are two kinds of layers.
+    """The groups of each layer in turn, as ``--scale-windows`` has them and with + between windows of one softmax:
+    ``1x=0:8*2,1x=0:96+16x=96:*6|1x=0:`` are two kinds of layers.
 
-    Bounds above ``NARROW`` are multiplied by ``stretch``. Raises ValueError for another spelling, another sum of heads
-    and a window that shows blocks before they are finished, or nothing.
+    Bounds above ``NARROW`` are multiplied by ``stretch``. Raises ValueError for what is no window, and for heads that
+    do not add up.
     """
     layers = []
     for layer in text.split("|"):
-        groups = []
-        for part in layer.split(","):
-            if not GROUP.fullmatch(part):
-                raise ValueError(f"windows must be like 1x=0:8*2,1x=0:96+16x=96:*6: got {part!r}")
-            found = [(int(k), *(int(b or 0) for b in bounds)) for k, *bounds in WINDOW.findall(part)]
-            found = [(k, *(b * stretch if b > NARROW else b for b in bounds)) for k, *bounds in found]
-            windows = tuple(Window(k, near, far or None) for k, near, far in found)
-            for k, near, far in windows:
-                if near < k - 1 or near % k or near >= (far or math.inf):
-                    raise ValueError(
-                        f"near must be below far and, of blocks, a multiple of the factor above 0: got {part}"
-                    )
-            groups.append(Group(int(part.partition("*")[2] or heads), windows))
+        parts = [part.partition("*") for part in layer.split(",")]
+        groups = [
+            Group(int(own or heads), tuple(_window(n, stretch) for n in names.split("+"))) for names, _, own in parts
+        ]
         if sum(group.heads for group in groups) != heads:
             raise ValueError(f"the heads of all groups must add up to {heads}: got {layer}")
         layers.append(groups)
     return layers
 
 
+def _window(text: str, stretch: int) -> Scale:
+    ((scale,),) = window_scales(text)
+    check_window(scale, "windows")
+    bounds = {"near": scale.near, "far": scale.far}
+    return replace(scale, **{name: bound * stretch for name, bound in bounds.items() if bound and bound > NARROW})
+
+
 def keys_a_head(layers: Sequence[Sequence[Group]], length: int) -> float:
     """Positions that a head remembers of a text of T tokens, heads and layers averaged."""
-    every = [(group.heads, sum(w.keys(length) for w in group.windows)) for groups in layers for group in groups]
-    return sum(heads * keys for heads, keys in every) / sum(heads for heads, _ in every)
+    every = [(group.heads, window) for groups in layers for group in groups for window in group.windows]
+    keys = sum(heads * ((min(w.far or length, length) - w.near) // w.factor) for heads, w in every)
+    return keys / sum(group.heads for groups in layers for group in groups)
 
 
 @lru_cache(maxsize=64)
-def mask_of(windows: tuple[Window, ...], length: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
-    """What T queries see of all windows' keys side by side, (T, S), None if simply causal; who sees anything, (T, 1).
+def mask_of(windows: tuple[Scale, ...], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What T queries see of all windows' keys side by side, (T, S), and who sees anything, (T, 1).
 
     A query that sees nothing attends to everything, so that no softmax is empty, and its result is to be zeroed.
     """
-    visible = torch.cat([window.visible(length) for window in windows], dim=1).to(device)
+    places = torch.arange(length, device=device)
+    visible = torch.cat([w.visible(places[:, None], places[: length // w.factor]) for w in windows], dim=1)
     sees = visible.any(-1, keepdim=True)
-    return None if windows == (Window(1, 0, None),) else visible | ~sees, sees
+    return visible | ~sees, sees
 
 
 class Heads(nn.Module):
@@ -139,8 +124,7 @@ class Heads(nn.Module):
             k = torch.cat([k, levels_NS[..., None].expand(*k.shape[:-1], 1).to(k.dtype)], dim=-1)
             q_BNTH, v = F.pad(q_BNTH, (0, 1), value=1.0), F.pad(v, (0, 1))
         mask, sees = mask_of(self.group.windows, length, k.device)
-        causal, scale = mask is None, 1.0 / math.sqrt(width)
-        y = F.scaled_dot_product_attention(q_BNTH, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        y = F.scaled_dot_product_attention(q_BNTH, k, v, attn_mask=mask, scale=1.0 / math.sqrt(width))
         return y[..., :width] * sees
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from benchmarks.prototypes import DenseAttention, Group, keys_a_head, parse
 from benchmarks.records import Records
 from benchmarks.report import line_of, wrapped
 from benchmarks.table import FAILED, NUMBERS, Options, Record
-from fairseq_ms.core import Retina, RetinaConfig, Scale, Vanilla, VanillaConfig, muon_and_adamw
+from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig, muon_and_adamw
 from fairseq_ms.core.ops.device import wait_for
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, replace_file, write_png, write_text
@@ -122,14 +123,13 @@ def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
     torch.manual_seed(seed)
     sizes = {"dim": size.dim, "ffn_dim": 4 * size.dim, "heads": size.heads, "layers": size.layers}
     start = {"init_residual": "scaled", "embedding_init_std": 0.1, "dropout": 0.0, "attention_dropout": 0.0}
-    config = {**sizes, **start, "vocab_size": symbols, "positions": "rotary", **PARTS, **arm.parts}
+    config: dict[str, Any] = {**sizes, **start, "vocab_size": symbols, "positions": "rotary", **PARTS, **arm.parts}
     layers = layers_of(arm, size)
     if arm.windows == "1x=0:":
         return Vanilla(VanillaConfig.from_dict(config))
-    if in_core(arm, size):
-        of_groups = [(group.heads, *group.windows[0]) for group in layers[0]]
-        scales = [Scale(k, near=near, far=far or 0, heads=heads) for heads, k, near, far in of_groups]
-        return Retina(RetinaConfig(scales=tuple(scales), **config))
+    if in_core(arm):
+        turns = tuple(tuple(replace(g.windows[0], heads=g.heads) for g in groups) for groups in layers)
+        return Retina(RetinaConfig(scales=turns, **config))
     model = Vanilla(VanillaConfig.from_dict(config))
     for layer, groups in zip(model.stack.layers, itertools.cycle(layers)):
         layer.attention = DenseAttention(model.config, groups, **arm.heads)  # type: ignore[assignment]
@@ -137,13 +137,9 @@ def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
     return model
 
 
-def in_core(arm: Arm, size: Size) -> bool:
+def in_core(arm: Arm) -> bool:
     """Whether the core has such windows."""
-    layers = layers_of(arm, size)
-    windows = [window for group in layers[0] for window in group.windows]
-    factors = [window.factor for window in windows]
-    alone = len(layers) == 1 and len(windows) == len(layers[0]) and not arm.heads
-    return arm.windows == "1x=0:" or (alone and factors == sorted(set(factors)) and all(w.far for w in windows))
+    return "+" not in arm.windows and not arm.heads
 
 
 def layers_of(arm: Arm, size: Size) -> list[list[Group]]:
@@ -231,6 +227,7 @@ class Trainer:
         kept = saved_bytes(lambda: self._loss(model, corpus.batch(size, 1, 0)[:1]), model) / size.length
         steps = max(1, int(size.tokens * (TUNING if job.tuning else 1.0)) // (size.rows * size.length))
         optimizer = muon_and_adamw(model, job.rate, OF_ADAMW * job.rate)
+        rates = [group["lr"] for group in optimizer.param_groups]
         file, done, seconds, saved = self.out / f"{name}.pt", 0, 0.0, time.monotonic()
         if file.is_file():
             state = torch.load(file, map_location=self.device, weights_only=True)
@@ -247,7 +244,7 @@ class Trainer:
             if over:
                 return None
             began = self.clock()
-            for group, rate in zip(optimizer.param_groups, (job.rate, OF_ADAMW * job.rate), strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 warm = min(1.0, (step + 1) / (WARMUP * steps))
                 group["lr"] = rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
             loss = self._loss(model, corpus.batch(size, job.seed, step))
@@ -266,7 +263,7 @@ class Trainer:
         inner = sum(p.numel() for part, p in model.named_parameters() if not part.startswith("embed."))
         keys = round(keys_a_head(layers_of(job.arm, size), size.length), 1)
         numbers |= {"keys": keys, "kept": round(kept), "step": round(seconds / steps, 4)}
-        numbers["prototype"] = not in_core(job.arm, size)
+        numbers["prototype"] = not in_core(job.arm)
         return {**line, NUMBERS: {**numbers, "parameters": inner, "updates": steps, "rate": job.rate}}
 
     def _loss(self, model: Vanilla | Retina, rows: Tensor) -> Tensor:

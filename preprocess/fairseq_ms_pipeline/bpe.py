@@ -15,6 +15,8 @@ from subword_nmt import learn_bpe
 from fairseq_ms_pipeline.files import complete_text
 from fairseq_ms_pipeline.text import UNKNOWN
 
+WITHOUT_SPACES = "For languages that put no spaces between words: --language zh, ja or ko, or --bpe hf_byte_bpe."
+
 
 def word_counts(shard: Path) -> Counter[str]:
     """How often each word stands in a tokenised shard."""
@@ -68,6 +70,8 @@ def _most_frequent(stats: Any, key: object = None) -> Any:
 
     subword-nmt calls a function for every pair, which takes two thirds of its time.
     """
+    if not stats:
+        raise ValueError(f"BPE cannot be learnt: no word of the training split has two symbols. {WITHOUT_SPACES}")
     if key is None:
         return max(stats)
     top = max(stats.values())

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from fairseq_ms_pipeline.dataset import SPLITS, Dataset
-from fairseq_ms_pipeline.sources import TextFile, articles, matches, text_files, text_lines
+from tqdm import tqdm
 
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.sources import TAR_ENDS, TextFile, articles, matches, plain_name, text_files, text_lines
+
+# Archives, whose members have names of their own, and what the `map` of Hugging Face's datasets keeps.
+_NO_TEXT = (".zip", ".arrow", *TAR_ENDS)
 HEADING = re.compile(r" ?= [^=].* =\s*")
 
 
@@ -29,12 +35,22 @@ class Reader:
         self.dataset = dataset
         self.inputs = inputs
         self.seed = seed
+        self.passed_over: set[str] = set()
 
     def wanted(self, name: str) -> bool:
-        """Whether a file inside the inputs belongs to the data set."""
+        """Whether a file inside the inputs belongs to the data set; what does not is remembered."""
         if self.dataset.split_names:
-            return self.given_split(name) is not None
-        return matches(name, self.dataset.text_names) or matches(name, self.dataset.json_names)
+            found = self.given_split(name) is not None
+        else:
+            found = matches(name, self.dataset.text_names) or matches(name, self.dataset.json_names)
+        if not found and matches(name, ("*",)) and not name.endswith(_NO_TEXT):
+            self.passed_over.add(name)
+        return found
+
+    def others(self) -> str:
+        """What was passed over, by its ending: `12 .py, 3 .md`; empty if nothing was."""
+        endings = Counter(PurePosixPath(plain_name(name)).suffix or "without an ending" for name in self.passed_over)
+        return ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
 
     def given_split(self, name: str) -> str | None:
         """The split a file belongs to by its name, for data sets whose split is given.
@@ -69,12 +85,25 @@ class Reader:
                     raise ValueError(f"--input {file.name} has no text.")
                 has_text = has_text or file_has_text
             if not found:
-                sought = self.dataset.text_names + self.dataset.json_names
-                if self.dataset.split_names:
-                    sought = tuple(name for names in self.dataset.split_names.values() for name in names)
-                raise ValueError(f"--input {path} holds no file of {self.dataset.title} ({', '.join(sought)}).")
+                held = f"it has {self.others()}" if self.passed_over else "it has none at all"
+                wanted = f"{self.dataset.title} ({', '.join(self._sought())})"
+                raise ValueError(f"--input {path} holds no file of {wanted}: {held}{self._advice()}.")
             if not has_text:
                 raise ValueError(f"--input {path} has no text.")
+        if self.passed_over:
+            tqdm.write(f"Not read: {self.others()}{self._advice()}.", sys.stderr)
+
+    def _advice(self) -> str:
+        """How files of other names are read."""
+        if self.dataset.split_names:
+            return "; their names say no split" if self.passed_over else ""
+        return "; --suffix .ENDING reads others" if self.dataset.name == "text" else ""
+
+    def _sought(self) -> tuple[str, ...]:
+        """Patterns of the names of files that are read."""
+        if self.dataset.split_names:
+            return tuple(name for names in self.dataset.split_names.values() for name in names)
+        return self.dataset.text_names + self.dataset.json_names
 
     def _lines_of(self, file: TextFile, drawn: Draw) -> Iterator[Line]:
         given = self.given_split(file.name) if self.dataset.split_names else None

@@ -46,7 +46,7 @@ def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int, documents: 
     """Cut all lines into shards under `raw`, except those that are there already from an interrupted run.
 
     Returns for each split its shard names and its number of documents; ValueError when a split is empty,
-    which says how to make `documents` smaller than they are.
+    which names larger fractions, and smaller `documents`.
     """
     index = raw / INDEX
     if index.exists():
@@ -59,9 +59,11 @@ def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int, documents: 
     empty = [split for split, writer in writers.items() if not writer.shards]
     if empty:
         lines_each = int(documents.partition(":")[2] or 100) // 10 or 1
-        smaller = f"larger fractions, or smaller documents, such as --documents lines:{lines_each}."
-        advice = "or larger fractions." if documents in ("line", "lines:1") else smaller
-        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: give it files of its own, {advice}")
+        ways = [f"--documents lines:{lines_each}"] if documents not in ("line", "lines:1") else []
+        # Where nothing is left to train on, larger fractions leave less.
+        ways += [f"a larger --{split}-fraction" for split in empty if "train" not in empty]
+        advice = f"name its files {', '.join(SPLITS)}, or give {' or '.join(ways)}" if ways else "give more text"
+        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: {advice}.")
     found = {split: {"shards": w.shards, "documents": w.documents} for split, w in writers.items()}
     write_json(index, found)
     return found

@@ -1,10 +1,11 @@
-"""The lines of a data set's files of text, JSON and tables, wherever they lie: in a folder, a zip, a tar, compressed
-or plain.
+"""The lines of a data set's files of text, JSON and tables (CSV, Parquet, Arrow), wherever they lie: in a folder, a
+zip, a tar, compressed or plain.
 """
 
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -30,6 +31,7 @@ OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
 TAR_ENDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 # What `save_to_disk` of Hugging Face's datasets writes, beside JSON that is none of the data; `map` adds other streams.
 TABLES = ("*.parquet", "data-*.arrow", "dataset.arrow")
+DELIMITED = {"*.csv": ",", "*.tsv": "\t"}
 METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json", "manifest.json")
 ROWS = 1024
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
@@ -194,14 +196,18 @@ def text_lines(file: TextFile) -> Iterator[str]:
 
 
 def articles(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
-    """The articles of a file of JSON, JSON lines, Parquet or Arrow, each as the lines of its `fields`.
+    """The articles of a file of JSON, JSON lines, CSV, Parquet or Arrow, each as the lines of its `fields`.
 
     ValueError names a file that is damaged, and the fields of one whose articles have none of those asked for. An
     article without any of them is passed over.
     """
     found = False
     others: Json = {}
-    for article in _rows(file, fields) if matches(file.name, TABLES) else _json_articles(file):
+    if matches(file.name, TABLES):
+        rows = _rows(file, fields)
+    else:
+        rows = _delimited(file) if matches(file.name, tuple(DELIMITED)) else _json_articles(file)
+    for article in rows:
         values = [article[name] for name in fields if name in article]
         found, others = found or bool(values), others or article
         texts = (value.removesuffix("\n") for value in values if value and isinstance(value, str))
@@ -216,6 +222,20 @@ def articles(file: TextFile, fields: tuple[str, ...]) -> Iterator[list[str]]:
     if not found:
         there = f"its fields are {', '.join(others)}; --column names one" if others else "it has no articles"
         raise ValueError(f"--input {file.name} has no field {' or '.join(fields)}: {there}.")
+
+
+def _delimited(file: TextFile) -> Iterator[Json]:
+    """The names of the columns of a file of comma- or tab-separated values, without values, and then its rows."""
+    delimiter = next(mark for pattern, mark in DELIMITED.items() if matches(file.name, (pattern,)))
+    lines = (line + "\n" for line in decoded(_raw_lines(file), file.name))
+    csv.field_size_limit(1 << 30)
+    try:
+        reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        yield dict.fromkeys(reader.fieldnames or ())
+        # Cells beyond the columns have no name.
+        yield from ({name: cell for name, cell in row.items() if name is not None} for row in reader)
+    except csv.Error as error:
+        raise ValueError(f"--input {file.name} is no table ({error}).") from None
 
 
 def _json_articles(file: TextFile) -> Iterator[Json]:

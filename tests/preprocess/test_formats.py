@@ -1,5 +1,6 @@
 """`prepare text` reads the formats that data comes in, and says in one sentence what is wrong with a file."""
 
+import csv
 import gzip
 import json
 import sys
@@ -28,6 +29,11 @@ def write(folder: Path, form: str, column: str = "text", articles: list = ARTICL
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif form == "jsonl.gz":
         path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
+    elif form in ("csv", "tsv"):
+        with open(path, "w", newline="") as file:
+            table = csv.DictWriter(file, rows[0], delimiter="," if form == "csv" else "\t")
+            table.writeheader()
+            table.writerows(rows)
     elif form == "parquet":
         import pyarrow
         from pyarrow import parquet
@@ -40,7 +46,7 @@ def write(folder: Path, form: str, column: str = "text", articles: list = ARTICL
     return path
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl", "jsonl.gz", "parquet", "saved"])
+@pytest.mark.parametrize("form", ["json", "jsonl", "jsonl.gz", "csv", "tsv", "parquet", "saved"])
 def test_every_row_of_every_format_is_a_document_with_its_own_lines(form: str, tmp_path: Path) -> None:
     source = write(tmp_path, form, "body")
     flags = ("--input", source, "--column", "body", "--tokenise", "none", "--blank-lines", "keep")
@@ -75,6 +81,7 @@ def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(t
         ),
         ("parquet", lambda path: path.write_bytes(path.read_bytes()[:-20]), "mine.parquet is damaged or incomplete ("),
         ("parquet", lambda path: path.write_bytes(b"PAR1"), "mine.parquet is damaged or incomplete ("),
+        ("csv", lambda path: path.write_text('text\n"never ends\n'), "mine.csv is no table ("),
         (
             "saved",
             lambda path: [file.write_bytes(file.read_bytes()[:-900]) for file in path.glob("data-00001*")],
@@ -83,7 +90,7 @@ def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(t
         (
             "saved",
             lambda path: [file.unlink() for file in path.glob("data-*")],
-            "mine.saved holds no file of Text (*.txt, *.tokens, *.json, *.jsonl, *.parquet, data-*.arrow, ",
+            "mine.saved holds no file of Text (",
         ),
     ],
 )
@@ -96,12 +103,13 @@ def test_a_broken_file_is_one_sentence(form, spoil, sentence, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl", "parquet", "saved"])
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv", "parquet", "saved"])
 def test_without_the_column_or_text_in_it_the_sentence_says_what_there_is(form, tmp_path) -> None:
     source = write(tmp_path, form, "body")
     flags = ("--input", source, "--out", tmp_path / "out")
     assert "has no field text: its fields are id, body; --column names one." in prepare(*flags)
-    assert f"--input {source} has no text." in prepare(*flags, "--column", "id")
+    if form != "csv":  # in which a number is text
+        assert f"--input {source} has no text." in prepare(*flags, "--column", "id")
     empty = write(tmp_path, form, "body", ["", "\n \n"])
     assert "has no text." in prepare("--input", empty, "--out", tmp_path / "out", "--column", "body")
     assert not (tmp_path / "out").exists()
@@ -111,6 +119,41 @@ def test_a_column_has_no_meaning_for_plain_text(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("words\n")
     said = prepare("--input", tmp_path / "mine.txt", "--out", tmp_path / "out", "--column", "body")
     assert "--column body has no meaning where --input has no JSON or table" in said
+
+
+def test_files_of_other_endings_are_read_when_they_are_named_and_counted_when_they_are_not(tmp_path: Path) -> None:
+    texts, flags = tmp_path / "texts", ("--tokenise", "none", "--documents", "line", "--out")
+    texts.mkdir()
+    for name in ("a.md", "b.md", "c.py", "dataset_info.json"):
+        (texts / name).write_text("".join(f"line {number} of {name}\n" for number in range(200)))
+    alone = prepare("--input", texts, *flags, tmp_path / "none")
+    assert "it has 2 .md, 1 .py; --suffix" in alone
+    with_md = prepare("--input", texts, "--suffix", ".md", *flags, tmp_path / "md")
+    assert with_md.startswith("Not read: 1 .py; --suffix")
+    assert with_md.count("\n") == 1
+    assert prepare("--input", texts, "--suffix", ".py", ".md", *flags, tmp_path / "both") == ""
+    counts = {name: read_json(tmp_path / name / "manifest.json")["splits"] for name in ("md", "both")}
+    assert [sum(c["lines"] for c in splits.values()) for splits in counts.values()] == [400, 600]
+    assert "--suffix" in prepare("--input", texts, "--suffix", "md", *flags, tmp_path / "wrong")
+    assert "--bpe hf_byte_bpe" in prepare("--input", texts, "--suffix", ".py", "--out", tmp_path / "code")
+
+
+def test_a_language_without_spaces_and_two_files_get_advice(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in "abc":
+        text = "".join(chr(0x4E00 + place % 700) for place in range(3000))
+        (texts / name).with_suffix(".txt").write_text(text.replace("\u4e0c", "\n"))
+    flags = ("text", "--input", texts, "--bpe-merges", "20", "--out")
+    said = sample.prepare(*flags, tmp_path / "characters", check=False).stderr
+    assert "--language zh" in said
+    assert said.count("\n") == 1
+    assert sample.prepare(*flags, tmp_path / "words", "--language", "zh").stderr == ""
+    (texts / "c.txt").unlink()
+    said = prepare("--input", texts, "--out", tmp_path / "two")
+    assert "no text for the split train" in said
+    assert "--documents lines:" in said
+    assert "larger" not in said
 
 
 def test_without_pyarrow_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch) -> None:

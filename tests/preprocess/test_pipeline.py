@@ -150,10 +150,10 @@ def test_a_vocabulary_that_is_not_of_its_manifest_is_refused(prepared, tmp_path)
 @pytest.mark.parametrize(
     ("documents", "advice"),
     [
-        ("file", "larger fractions, or smaller documents, such as --documents lines:10."),
-        ("lines:50", "larger fractions, or smaller documents, such as --documents lines:5."),
-        ("lines:2", "larger fractions, or smaller documents, such as --documents lines:1."),
-        ("lines:1", "give it files of its own, or larger fractions."),
+        ("file", "--documents lines:10"),
+        ("lines:50", "--documents lines:5"),
+        ("lines:2", "--documents lines:1"),
+        ("lines:1", "a larger --valid-fraction "),
     ],
 )
 def test_an_empty_split_leaves_nothing_and_the_advice_names_documents_that_are_smaller(tmp_path, documents, advice):
@@ -162,7 +162,7 @@ def test_an_empty_split_leaves_nothing_and_the_advice_names_documents_that_are_s
     dataset = replace(DATASET, documents=documents, valid_fraction=0.01, test_fraction=0.01)
     with pytest.raises(ValueError, match="--input has no text for the split ") as refused:
         run(job_of(source, tmp_path / "out", dataset))
-    assert str(refused.value).endswith(advice)
+    assert advice in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 

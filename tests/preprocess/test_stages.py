@@ -66,7 +66,7 @@ def test_a_document_begins_with_its_first_line_that_is_kept(kept: str, tmp_path:
 
 
 def test_the_innermost_folder_named_after_a_split_decides() -> None:
-    reader = Reader(replace(DATASET, split_names=text_dataset.GIVEN), [], 1)
+    reader = Reader(replace(DATASET, split_names=text_dataset.given_names(text_dataset.DATASET)), [], 1)
     for name, split in (
         ("n/train/a.txt", "train"),
         ("n/train/en/a.txt", "train"),
@@ -129,7 +129,7 @@ def test_hidden_folders_are_no_part_of_an_input_so_that_it_may_hold_the_folder_t
     for name in ("train/a.txt", ".git/b.txt", "train/.ipynb_checkpoints/c.txt", "out/.work/plan.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"words of {name}\n")
-    for names in ({}, text_dataset.GIVEN):
+    for names in ({}, text_dataset.given_names(text_dataset.DATASET)):
         lines = Reader(replace(text_dataset.DATASET, split_names=names), [tmp_path], 1).lines()
         assert [line.text for line in lines] == ["words of train/a.txt"]
 

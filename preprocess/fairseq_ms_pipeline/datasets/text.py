@@ -1,5 +1,5 @@
-"""Prepare any folder, archive or file of your own text: *.txt, JSON, JSON lines (also compressed), Parquet, or what
-`save_to_disk` of Hugging Face's datasets wrote.
+"""Prepare any folder, archive or file of your own text: *.txt, JSON, JSON lines, CSV (also compressed), Parquet, or
+what `save_to_disk` of Hugging Face's datasets wrote.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from fairseq_ms_pipeline.cli import (
     seed_of,
 )
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.datasets.code import NAMES as CODE
 from fairseq_ms_pipeline.documents import Reader
 from fairseq_ms_pipeline.run import Job
-from fairseq_ms_pipeline.sources import TABLES, check_inputs, text_files
+from fairseq_ms_pipeline.sources import DELIMITED, TABLES, check_inputs, text_files
 
 DATASET = Dataset(
     name="text",
@@ -29,23 +30,43 @@ DATASET = Dataset(
     tokenise="moses",
     blank_lines="drop",
     text_names=("*.txt", "*.tokens"),
-    json_names=("*.json", "*.jsonl", *TABLES),
+    json_names=("*.json", "*.jsonl", *DELIMITED, *TABLES),
     json_fields=("text",),
 )
-# Hugging Face's data sets have train-00000-of-00002.parquet and a split `validation`.
-GIVEN = {
-    split: tuple(
-        start + Path(file).suffix
-        for name in ((split, "validation") if split == "valid" else (split,))
-        for file in (*DATASET.text_names, *DATASET.json_names)
-        for start in (f"{name}/{Path(file).stem}", name, f"*.{name}", f"{name}-*")
-    )
-    for split in SPLITS
-}
+
+
+def given_names(dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    """By split, the names of its files or folders.
+
+    Hugging Face's data sets have train-00000-of-00002.parquet and a split `validation`.
+    """
+    return {
+        split: tuple(
+            start + Path(file).suffix
+            for name in ((split, "validation") if split == "valid" else (split,))
+            for file in (*dataset.text_names, *dataset.json_names)
+            for start in (f"{name}/{Path(file).stem}", name, f"*.{name}", f"{name}-*")
+        )
+        for split in SPLITS
+    }
+
+
+def with_suffixes(dataset: Dataset, suffixes: list[str]) -> Dataset:
+    """One that reads files of more endings as text; ValueError for what is none."""
+    wrong = [suffix for suffix in suffixes if not suffix.startswith(".") or "/" in suffix]
+    if wrong:
+        raise ValueError(f"--suffix must be endings such as .md: got {wrong[0]}.")
+    code = [suffix for suffix in suffixes if f"*{suffix}" in CODE]
+    if code and dataset.tokenise == "moses":
+        what = "loses the spaces that code begins its lines with"
+        raise ValueError(f"--suffix {code[0]}: --tokenise moses {what}; give --bpe hf_byte_bpe, or use prepare code.")
+    return replace(dataset, text_names=(*dataset.text_names, *(f"*{suffix}" for suffix in suffixes)))
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
     """What a declaration says for other data sets, said here by flags."""
+    others = "endings of more files that are text, such as .md .py"
+    parser.add_argument("--suffix", nargs="+", metavar=".ENDING", default=[], help=others)
     parser.add_argument("--level", choices=("bpe", "word"), default=DATASET.level, help="default: %(default)s")
     parser.add_argument(
         "--bpe",
@@ -74,12 +95,12 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dict-size", type=int, help="most frequent symbols to keep (default: all)")
 
 
-def is_given(args: argparse.Namespace) -> bool:
+def is_given(args: argparse.Namespace, dataset: Dataset) -> bool:
     """Whether the split is given by names; ValueError when it must be and one of the splits has no file."""
     if args.split == "random":
         return False
     check_inputs(args.input)
-    reader = Reader(replace(DATASET, split_names=GIVEN), args.input, seed_of(args))
+    reader = Reader(replace(dataset, split_names=given_names(dataset)), args.input, seed_of(args))
     found = {reader.given_split(file.name) for file in text_files(args.input, reader.wanted)}
     missing = [split for split in SPLITS if split not in found]
     if missing and args.split == "given":
@@ -89,11 +110,14 @@ def is_given(args: argparse.Namespace) -> bool:
 
 def make_job(args: argparse.Namespace) -> Job:
     """The run of this data set as the flags ask for it."""
-    dataset = replace(DATASET, level=args.level, split_names=GIVEN if is_given(args) else {})
+    dataset = replace(DATASET, level=args.level)
     if args.bpe and args.level != "bpe":
         raise ValueError(f"--bpe has no meaning with the level {args.level}: leave it out.")
     if args.bpe == "hf_byte_bpe":
         dataset = replace(dataset, level=args.bpe, tokenise="none", blank_lines="keep")
+    dataset = with_suffixes(replace(dataset, tokenise=args.tokenise or dataset.tokenise), args.suffix)
+    if is_given(args, dataset):
+        dataset = replace(dataset, split_names=given_names(dataset))
     return job_from_files(dataset, args)
 
 

@@ -71,6 +71,7 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
     counts = np.bincount(ids)
     newline = tokenizer.token_to_id(NEWLINE)
     ids[ids == newline] = END
+    assert newline is not None
     counts[newline : newline + 1] = 0
     with complete(out) as part, open(part, "wb") as file:
         np.save(file, ids)
@@ -110,7 +111,9 @@ def for_transformers(folder: Path, dictionary: Sequence[str], begin: str) -> Tok
     vocabulary = {token: index[str(number)] for token, number in json.loads(learnt.read_text("utf-8")).items()}
     # No line has a newline, whose own number stays free.
     own = {spelled(symbol): index[symbol] for symbol in dictionary[:4]} | {"<newline>": vocabulary[NEWLINE]}
-    pairs = [tuple(line.split(" ")) for line in merges.read_text("utf-8").split("\n")[1:] if line]
+    pairs: list[tuple[str, str]] = [
+        tuple(line.split(" ")) for line in merges.read_text("utf-8").split("\n")[1:] if line
+    ]
     tokenizer = _tokenizer(models.BPE(vocab={**vocabulary, **own}, merges=pairs))
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in ("<s>", "<pad>", "<unk>")])
     first = spelled(begin)

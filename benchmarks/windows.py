@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import math
 import signal
 import subprocess
@@ -45,15 +46,14 @@ TUNING, WARMUP, BEST, SAVE_SECONDS = 0.1, 0.05, 4, 180.0
 # Distances back to the last occurrence of a pair of tokens, and positions, up to which losses are told apart.
 DISTANCES, POSITIONS = (8, 64, 256, 512, 1024), tuple(2**power for power in range(4, 13))
 COLUMNS = [*(f"to {d}" for d in DISTANCES), "beyond", "never"]
+# Between windows of one softmax, which only the prototype has.
+JOINED = "+"
 PARTS = {"short_conv": 3, "qk_norm": "scaled"}
 BARE = {"short_conv": 0, "qk_norm": False}
 
 
 class Arm(NamedTuple):
-    """A row of the table: what --only takes, windows (``parse``) for texts of 1,024 tokens, and other ``PARTS``.
-
-    ``heads`` are settings of the prototype that the core does not have.
-    """
+    """A row: what --only takes, windows (``parse``) for 1,024 tokens, other ``PARTS``, settings of the prototype."""
 
     name: str
     windows: str
@@ -127,7 +127,7 @@ def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
     layers = layers_of(arm, size)
     if arm.windows == "1x=0:":
         return Vanilla(VanillaConfig.from_dict(config))
-    if in_core(arm):
+    if JOINED not in arm.windows:
         turns = tuple(tuple(replace(g.windows[0], heads=g.heads) for g in groups) for groups in layers)
         return Retina(RetinaConfig(scales=turns, **config))
     model = Vanilla(VanillaConfig.from_dict(config))
@@ -135,11 +135,6 @@ def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
         layer.attention = DenseAttention(model.config, groups, **arm.heads)  # type: ignore[assignment]
     model.reset_parameters()
     return model
-
-
-def in_core(arm: Arm) -> bool:
-    """Whether the core has such windows."""
-    return "+" not in arm.windows and not arm.heads
 
 
 def layers_of(arm: Arm, size: Size) -> list[list[Group]]:
@@ -205,9 +200,7 @@ def evaluate(model: Vanilla | Retina, corpus: Corpus, size: Size, device: torch.
     return {
         "all": round(float(at.mean()), 4),
         "late": round(float(at[size.length // 2 :].mean()), 4),
-        "position": {
-            f"to {end}": round(float(at[start:end].mean()), 4) for start, end in itertools.pairwise([0, *ends])
-        },
+        "position": {f"to {b}": round(float(at[a:b].mean()), 4) for a, b in itertools.pairwise([0, *ends])},
         "distance": {name: round(float(found.mean()), 4) for name, found in of_column.items() if len(found)},
         "share": {name: round(len(found) / loss_RT.numel(), 4) for name, found in of_column.items() if len(found)},
     }
@@ -263,7 +256,6 @@ class Trainer:
         inner = sum(p.numel() for part, p in model.named_parameters() if not part.startswith("embed."))
         keys = round(keys_a_head(layers_of(job.arm, size), size.length), 1)
         numbers |= {"keys": keys, "kept": round(kept), "step": round(seconds / steps, 4)}
-        numbers["prototype"] = not in_core(job.arm)
         return {**line, NUMBERS: {**numbers, "parameters": inner, "updates": steps, "rate": job.rate}}
 
     def _loss(self, model: Vanilla | Retina, rows: Tensor) -> Tensor:
@@ -329,7 +321,7 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
             first, losses = of_seeds[0], [", ".join(f"{run[n]:.3f}" for run in of_seeds) for n in ("all", "late")]
             rate = f"{first['rate']:g}" + (" (at the edge)" if first["rate"] in (RATES[0], RATES[-1]) else "")
             costs = [f"{first['kept'] / 1e3:.0f}", f"{first['step']:.2f}"]
-            costs = [f"({cost})" for cost in costs] if first["prototype"] else costs
+            costs = [f"({cost})" for cost in costs] if JOINED in windows.get(name, "") else costs
             costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
             rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", *losses, rate, *costs])
         header = ["arm", "windows", "keys", "all", "late", "rate", "parameters", "kept, kB a token", "s a step"]
@@ -362,9 +354,7 @@ def draw(records: Mapping[str, Record], figure: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is left; 0 when nothing is, 3 when the time is over before."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.windows", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=str(__doc__).partition("\n")[0])
     parser.add_argument("corpora", nargs="*", type=Path, metavar="CORPUS", help="folder that fairseq-ms prepare made")
     parser.add_argument("--out", type=Path, required=True, help="folder of records.jsonl and checkpoints")
     names = [arm.name for arm in ARMS]
@@ -376,6 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many (default: never)")
     parser.add_argument("--report", metavar="PAGE.md", help="write a page of the records, and PAGE.png beside it")
     args = parser.parse_args(arguments)
+    # fairseq lets everybody say everything.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         return _run(args)
     except UsageError as error:

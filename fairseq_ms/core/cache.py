@@ -123,8 +123,8 @@ class LastInputs(Rows):
     def add(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
         """T more positions, each plus the N before it times their weights."""
         joined = torch.cat([self.x, x_BTD], dim=1)
-        last = joined[:, x_BTD.size(1) :]
-        self.put(last if x_BTD.size(1) == 1 else last.clone())
+        # Of more than a token, not a view that keeps all of them.
+        self.put(joined[:, 1:] if x_BTD.size(1) == 1 else joined[:, x_BTD.size(1) :].clone())
         return add_before(joined, weight_ND)
 
 

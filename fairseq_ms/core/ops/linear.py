@@ -193,10 +193,13 @@ def after_zeros(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
 
 def add_before(joined: Tensor, weight_ND: Tensor) -> Tensor:
     """Of positions (B, N + T, D) the last T, each plus the N before it times their weights; (B, T, D)."""
-    taps, weight_ND = len(weight_ND), weight_ND.to(joined.dtype)
+    taps = weight_ND.size(0)
+    if weight_ND.dtype != joined.dtype:
+        weight_ND = weight_ND.to(joined.dtype)
+    if joined.size(1) == taps + 1:  # a step, which is to cost little
+        before_BND, x_B1D = joined.split((taps, 1), dim=1)
+        return (before_BND * weight_ND).sum(1, keepdim=True).add_(x_B1D)
     x_BTD = joined[:, taps:]
-    if x_BTD.size(1) == 1:
-        return x_BTD + (joined[:, :-1] * weight_ND).sum(1, keepdim=True)
     for first, weight_D in enumerate(weight_ND, -taps):
         x_BTD = torch.addcmul(x_BTD, joined[:, taps + first : first], weight_D)
     return x_BTD

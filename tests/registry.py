@@ -120,6 +120,8 @@ def random_case(arch: str, seed: int, symbols: int = 9, std: float = 0.4) -> Cas
         # Gates start closed, and gains of queries and keys at 1, where they are the same turned or not.
         if name.endswith(".gate") or ".qk." in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        elif ".short_conv." in name:
+            torch.nn.init.uniform_(parameter, -0.5, 0.5)
     return Case(arch, flags, model, words, rng)
 
 

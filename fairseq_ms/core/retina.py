@@ -92,9 +92,9 @@ class RetinaAttention(nn.Module):
         queries = [sum(self.heads.values()), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
         fine, *coarse = map(self.qk, [fine, *coarse], queries, self.heads.values(), turns)
-        windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0)
+        windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0, self.qk.sinks)
         if past is not None and past.continues:
-            return self.out(past.attend(windows.heads(fine, *coarse)))
+            return self.out(past.attend(windows.heads(fine, *coarse), windows.by_window(self.qk.sinks)))
         if past is not None:
             past.append(windows.heads(fine, *coarse))
         return window_attention_linear(windows, (fine, *coarse), self.out, self.recompute)
@@ -199,12 +199,12 @@ class WindowCache:
         for window, (_, k_BNCH, v_BNCH) in zip(self.windows, heads):
             window.append(k_BNCH, v_BNCH)
 
-    def attend(self, heads: Sequence[Heads]) -> Tensor:
+    def attend(self, heads: Sequence[Heads], sinks: Sequence[Tensor | None]) -> Tensor:
         """Take in new positions, with their queries: what those see, (B, T, D)."""
-        seen = [self.see(*of_window) for of_window in zip(self.windows, self.scales, heads)]
+        seen = [self.see(*of_window) for of_window in zip(self.windows, self.scales, heads, sinks)]
         return torch.cat(seen, dim=1).transpose(1, 2).flatten(2)
 
-    def see(self, window: KeyValueCache, scale: Scale, heads: Heads) -> Tensor:
+    def see(self, window: KeyValueCache, scale: Scale, heads: Heads, sinks_N: Tensor | None) -> Tensor:
         """What queries at the last T tokens see through a window, (B, N, T, H)."""
         q_BNTH, (k, v) = heads[0], window.append(*heads[1:])
         length = self.windows[0].length
@@ -214,13 +214,13 @@ class WindowCache:
             return torch.zeros_like(q_BNTH)
         k, v = k[:, :, first - oldest : end - oldest], v[:, :, first - oldest : end - oldest]
         if q_BNTH.size(2) == 1:
-            return attend(q_BNTH, k, v)
+            return attend(q_BNTH, k, v, sinks_N=sinks_N)
         rows = torch.arange(start, length, device=q_BNTH.device)[:, None]
         visible = scale.visible(rows, torch.arange(first, end, device=q_BNTH.device))
         # A query that sees nothing attends to everything, so that no softmax is empty, and its result is zeroed.
         sees_a_key = visible.any(-1, keepdim=True)
         bias = q_BNTH.new_zeros(visible.shape).masked_fill_(~visible & sees_a_key, -torch.inf)
-        return attend(q_BNTH, k, v, bias=bias) * sees_a_key
+        return attend(q_BNTH, k, v, bias=bias, sinks_N=sinks_N) * sees_a_key
 
 
 class RetinaState(State):
@@ -245,8 +245,6 @@ class Retina(LanguageModel):
         super().__init__(config)
         if config.head_dim is not None:
             raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
-        if config.sinks:
-            raise ValueError("sinks must be left out with windows: got True")
         self.turns = window_turns(config.scales, config.heads, config.layers)
         self.head_dim = config.dim // config.heads
         of_layers = [self.turns[index % len(self.turns)] for index in range(config.layers)]

@@ -77,11 +77,11 @@ def parse_plainly(original: Callable[..., Any], parser: ArgumentParser, *args: A
 
 
 def one_word_at_most(arguments: Iterable[str]) -> list[str]:
-    """Arguments whose ``--qk-norm`` has the word that it knows or none; argparse takes a data folder for its word."""
-    found: list[str] = []
+    """Arguments whose ``--qk-norm`` has a word that it knows or none; argparse takes a data folder for its word."""
+    found, words = list[str](), ("scaled", "True", "False")
     for argument in arguments:
         if found and found[-1] == "--qk-norm":
-            found[-1:] = ["--qk-norm=scaled"] if argument == "scaled" else ["--qk-norm=True", argument]
+            found[-1:] = [f"--qk-norm={argument}"] if argument in words else ["--qk-norm=True", argument]
         else:
             found.append(argument)
     return found

@@ -32,11 +32,15 @@ def layer_parts(rng: random.Random) -> dict:
 
 def random_parts(rng: random.Random) -> dict:
     """What layers without a memory may be made of, positions among it."""
+    parts, positions = layer_parts(rng), rng.choice(["learned", "rotary", "none"])
+    after, attention = rng.random() < 0.3, random.Random(rng.random())
     return {
-        **layer_parts(rng),
-        "positions": rng.choice(["learned", "rotary", "none"]),
-        "decoder_normalize_after": rng.random() < 0.3,
-        "qk_norm": rng.random() < 0.5,
+        **parts,
+        "positions": positions,
+        "decoder_normalize_after": after,
+        "qk_norm": attention.choice(["False", "False", "True", "scaled"]),
+        "sinks": attention.random() < 0.3,
+        "short_conv": attention.choice([0, 0, 1, 3]),
         "scale_embedding": rng.random() < 0.3,
     }
 

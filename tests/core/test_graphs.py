@@ -23,8 +23,7 @@ from fairseq_ms.core.steps.chunks import tensors as tensors_of
 from tests.core.test_model import NAMES, build
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
-ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled", "short_conv": 3}
-SINKS: dict[str, Any] = {**ROTARY, "sinks": True}
+ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled", "short_conv": 3, "sinks": True}
 WORDS: dict[str, Any] = {"separators": (3, 7), "max_segment_len": 5, "dim": 128, "heads": 2}
 PIXELS = {**WORDS, "segmentation": "fixed", "separators": (), "max_segment_len": 3}
 SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
@@ -32,16 +31,16 @@ QL = (core.Scale(1, 2), core.Scale(2, 1), core.Scale(4, 1))
 # A name, what differs from the usual sizes, and how many kinds of step there are.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vanilla": ("Vanilla", {"normalize_before": False}, 1),
-    "vanilla, rotary": ("Vanilla", SINKS, 1),
+    "vanilla, rotary": ("Vanilla", ROTARY, 1),
     "retina": ("Retina", {"downsampler": "max"}, 1),
     "retina, rotary": ("Retina", {**ROTARY, "downsampler": "conv", "normalize_before": False}, 1),
     "retina, groups": ("Retina, groups", ROTARY, 1),
     "retina, open": ("Retina, open", ROTARY, 1),
     "retina, turns": ("Retina, turns", {"downsampler": "max"}, 1),
     "topdown": ("TopDown", {"downsampler": "max", "scales": SCALES}, 4),
-    "topdown, rotary": ("TopDown", {**SINKS, "downsampler": "conv", "scales": SCALES}, 4),
+    "topdown, rotary": ("TopDown", {**ROTARY, "downsampler": "conv", "scales": SCALES}, 4),
     "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),
-    "bottomup, rotary": ("BottomUp", {**SINKS, "downsampler": "max", "scales": SCALES}, 4),
+    "bottomup, rotary": ("BottomUp", {**ROTARY, "downsampler": "max", "scales": SCALES}, 4),
     "transformer-xl": ("TransformerXL", {"segment_len": 7, "mem_len": 9}, 2),
     "transformer-ql": ("TransformerQL", {"segment_len": 4, "mem_len": 5, "scales": QL, "output_layers": 1}, 4),
     "transformer-ql, no memory": ("TransformerQL", {"segment_len": 4, "mem_len": 0, "scales": QL}, 4),

@@ -21,13 +21,13 @@ PARTS: dict[str, dict[str, Any]] = {
     "qk": {"qk_norm": True},
     "temperature": {"qk_norm": "scaled"},
     "conv": {"short_conv": 3},
+    "sinks": {"sinks": True},
     "no_bias": {"bias": False},
     "swiglu": {"activation": "swiglu"},
     "relu_squared": {"activation": "relu_squared"},
     "scaled": {"scale_embedding": True, "init_residual": "scaled"},
 }
 PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.items()}
-PARTS["sinks"] = {"sinks": True}
 LAYERS: dict[str, dict[str, Any]] = {
     "Vanilla": {"layers": 2},
     "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},
@@ -128,7 +128,7 @@ def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() ->
 every_part = pytest.mark.parametrize(
     ("name", "part"),
     [
-        *((name, part) for name in MODELS for part in PARTS if (name, part) != ("Retina", "sinks")),
+        *((name, part) for name in MODELS for part in PARTS),
         *(("HAED", part) for part in PARTS if "scale_embedding" not in PARTS[part]),
     ],
 )

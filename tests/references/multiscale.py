@@ -25,18 +25,30 @@ from tests.references.parts import (
     predict,
     rows,
     within,
+    zeros,
 )
 
 Flags = dict[str, Any]
 
 
-def turned(flags: Flags, attention: Weights, kind: str, state: Vector, position: int) -> Vector:
-    """A head's "query" or "key", with ``--qk-norm`` of mean square 1, times its gain.
+def mixed(attention: Weights, states: Sequence[Vector]) -> list[Vector]:
+    """Every state plus those just before it, times the weights of ``--short-conv``, the last row for the nearest."""
+    weights = attention.get("short_conv.weight", ())
+    return [
+        state + sum((weights[-d] * states[t - d] for d in range(1, min(t, len(weights)) + 1)), zeros(len(state)))
+        for t, state in enumerate(states)
+    ]
+
+
+def turned(flags: Flags, attention: Weights, kind: str, state: Vector, position: int, number: int = 0) -> Vector:
+    """A head's "query" or "key", with ``--qk-norm`` of mean square 1, times its gain, and its temperature if scaled.
 
     By ``--positions``: rotary ones turn channels (c, c + H/2) by position * base^(-2c/H).
     """
-    if flags.get("qk_norm"):
+    if f"qk.{kind}.weight" in attention:
         state = norm(within(attention, f"qk.{kind}"), state)
+    if kind == "query" and "qk.temperature" in attention:
+        state = state * attention["qk.temperature"][number]
     if flags.get("positions") != "rotary":
         return state
     half = len(state) // 2
@@ -65,9 +77,10 @@ def of_a_scale(
     """
     return [
         attend(
-            turned(flags, attention, "query", head(query, first + n, total), t),
+            turned(flags, attention, "query", head(query, first + n, total), t, first + n),
             [turned(flags, attention, "key", head(key, n, count), start) for start, key in zip(starts, keys)],
             [head(value, n, count) for value in values],
+            [attention["qk.sinks"][first + n]] if "qk.sinks" in attention else [],
         )
         for n in range(count)
     ]
@@ -119,7 +132,7 @@ def self_attention(
 ) -> list[Vector]:
     """x + W_o [head_1, ..., head_N], where block t of k tokens attends to itself and the blocks before it."""
     heads, weights = flags["decoder_attention_heads"], within(layer, "attention")
-    normed = [in_front(weights, state, flags) for state in states]
+    normed = mixed(weights, [in_front(weights, state, flags) for state in states])
     width = len(weights["out.weight"][0])
     queries, keys, values = (
         [linear(rows(within(weights, projection), i * width, (i + 1) * width), state) for state in normed]
@@ -176,7 +189,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
         factors, total = sorted({window[0] for window in windows}), sum(window[3] for window in windows)
         layer = within(weights, f"decoder.layers.{number}")
         attention = within(layer, "attention")
-        normed = [in_front(attention, state, flags) for state in states]
+        normed = mixed(attention, [in_front(attention, state, flags) for state in states])
         out = []
         for t, state in enumerate(states):
             query = linear(rows(within(attention, "fine"), 0, len(state)), normed[t])
@@ -266,8 +279,9 @@ def multiscale_bottomup(weights: Weights, flags: Flags, tokens: Sequence[int]) -
     aggregate = within(weights, "decoder.aggregate")
     attention = within(aggregate, "attention")
     out = []
+    normed = mixed(attention, [in_front(attention, state, flags) for state in x])
     for t, state in enumerate(x):
-        query = linear(within(attention, "query"), in_front(attention, state, flags))
+        query = linear(within(attention, "query"), normed[t])
         answers: list[Vector] = []
         for place, k in enumerate(factors):
             projection = within(attention, f"coarse.{place}")

@@ -69,11 +69,14 @@ def softmax(scores: Sequence[Vector]) -> list[Vector]:
     return list(exponentials / exponentials.sum())
 
 
-def attend(query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
-    """One head's answer to one query: the mean of values, weighted by softmax(q k / sqrt(H)); zero with no key."""
+def attend(query: Vector, keys: Sequence[Vector], values: Sequence[Vector], sinks: Sequence[Vector] = ()) -> Vector:
+    """One head's answer to one query: the mean of values, weighted by softmax(q k / sqrt(H)); zero with no key.
+
+    A sink is a score more, whose value is zero.
+    """
     if not keys:
         return zeros(len(query))
-    shares = softmax([query @ key / math.sqrt(len(query)) for key in keys])
+    shares = softmax([query @ key / math.sqrt(len(query)) for key in keys] + [*sinks])
     return sum((share * value for share, value in zip(shares, values)), zeros(len(values[0])))
 
 

@@ -33,7 +33,8 @@ def attend(
 
     ``bias`` is additive and broadcasts to (B, N, T, S); every row must have a finite entry. ``causal``
     lets query t see keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias.
-    ``sinks`` are the scores of a key of every head that all queries see, and whose value is zero.
+    ``sinks``, which broadcast to (B, N), are scores of a key of every head that all queries see, and whose value is
+    zero.
     Dropout on a CPU goes through a path of our own, because torch's keeps all score matrices there;
     ``recompute=False`` takes torch's.
     """
@@ -41,7 +42,7 @@ def attend(
     on_cpu = q_BNTH.device.type == "cpu"
     if dropout > 0.0 and recompute and on_cpu and saves():
         with torch.autocast("cpu", enabled=False):
-            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout), sinks_N=_values(sinks_N))
+            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout), sinks_N=values_of(sinks_N))
             return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH, sinks_N)
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
     if causal and queries == 1:
@@ -65,11 +66,11 @@ def _attend_with_sinks(
 ) -> Tensor:
     """As ``attend``, by torch's kernels, for which the sink is a key in front of the others."""
     (queries, width), keys = q_BNTH.shape[2:], k_BNSH.size(2)
-    sinks_N11 = sinks_N.to(q_BNTH.dtype).view(-1, 1, 1)
+    sinks_N11 = sinks_N.to(q_BNTH.dtype)[..., None, None]
     if queries == 1:  # without a copy of a cache
         scores = (q_BNTH * width**-0.5) @ k_BNSH.transpose(2, 3)
         scores = scores if bias is None else scores + bias
-        scores = torch.cat([scores, sinks_N11.expand(len(scores), -1, 1, -1)], dim=-1)
+        scores = torch.cat([scores, sinks_N11.expand(*scores.shape[:2], 1, 1)], dim=-1)
         return F.dropout(scores.softmax(-1)[..., :-1], dropout) @ v_BNSH
     # One more channel, of eight for their alignment, has the score of the sink: queries have 1 there, other keys 0.
     q, k, v = F.pad(q_BNTH, (0, 8)), F.pad(k_BNSH, (0, 8, 1, 0)), F.pad(v_BNSH, (0, 8, 1, 0))
@@ -87,7 +88,7 @@ def _attend_with_sinks(
     return y[:, :, int(square) :, :width]
 
 
-def _values(sinks_N: Tensor | None) -> Tensor | None:
+def values_of(sinks_N: Tensor | None) -> Tensor | None:
     """What an operation that defines its own gradient reads of a parameter."""
     return None if sinks_N is None else sinks_N.detach()
 
@@ -212,7 +213,7 @@ class ChunkedAttention:
             scores.unflatten(0, outer).add_(bias)
         keys = scores.size(-1)
         if self.sinks_N is not None:
-            sinks_BN11 = self.sinks_N.to(scores.dtype).view(-1, 1, 1).expand(*outer, 1, 1).flatten(0, 1)
+            sinks_BN11 = self.sinks_N.to(scores.dtype)[..., None, None].expand(*outer, 1, 1).flatten(0, 1)
             scores = torch.cat([scores, sinks_BN11.expand(-1, scores.size(1), -1)], dim=-1)
         weights, sunk = scores.softmax(-1).tensor_split([keys], dim=-1)
         return weights, sunk
@@ -304,7 +305,7 @@ def self_attention_linear(
     """
     if recompute and qkv.device.type == "cpu" and saves() and plain(out):
         masks = DropoutMasks(dropout) if dropout > 0.0 else None
-        attention = ChunkedAttention(None, True, masks, sinks_N=_values(sinks_N))
+        attention = ChunkedAttention(None, True, masks, sinks_N=values_of(sinks_N))
         return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias, sinks_N)
     q, k, v = split_qkv(qkv, heads)
     y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute, sinks_N=sinks_N)

@@ -52,6 +52,7 @@ def window_attention(
     far: int | None = None,
     mask: Tensor | None = None,
     share: float = 1.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """What queries see of blocks of k tokens through near:far, (B, N, T, H), zero where that is nothing.
 
@@ -64,7 +65,8 @@ def window_attention(
     visible_TC = (start_C + factor - 1 <= t_T1) & (near <= t_T1 - start_C)
     visible_TC &= t_T1 - start_C < (t_T1.max() + 1 if far is None else far)
     weights = (q_BNTH @ k_BNCH.transpose(-1, -2) / math.sqrt(q_BNTH.size(-1))).exp() * visible_TC
-    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    total = weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    weights = weights / (total if sinks_N is None else total + sinks_N.exp()[:, None, None])
     if mask is not None:
         weights = weights * mask / share
     return weights @ v_BNCH

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.attention import ChunkedAttention, attend
+from fairseq_ms.core.ops.attention import ChunkedAttention, attend, values_of, zeros_like
 from fairseq_ms.core.ops.linear import weight_gradients
 from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_in_graph
@@ -94,8 +94,15 @@ class _Window:
     same in both; the ``place`` tells them from those of other windows.
     """
 
-    def __init__(self, scale: Scale, length: int, masks: DropoutMasks | None = None, place: int = 0) -> None:
-        self.factor, self.near, self.masks, self.place = scale.factor, scale.near, masks, place
+    def __init__(
+        self,
+        scale: Scale,
+        length: int,
+        masks: DropoutMasks | None = None,
+        place: int = 0,
+        sinks_N: Tensor | None = None,
+    ) -> None:
+        self.factor, self.near, self.masks, self.place, self.sinks_N = scale.factor, scale.near, masks, place, sinks_N
         # Queries that see anything, and how many rows they are.
         self.queries = max(length - scale.near, 0)
         self.rows = -(-self.queries // self.factor)
@@ -119,19 +126,22 @@ class _Window:
             else:
                 attention.forward(piece.of_queries(q), piece.of_keys(k), piece.of_keys(v), piece.of_queries(out))
 
-    def backward(self, grad_BNTH: Tensor, heads: Heads, grads: Heads, out_BNTH: Tensor) -> None:
-        """Write the gradients of queries, keys and values, and what queries see once more."""
+    def backward(
+        self, grad_BNTH: Tensor, heads: Heads, grads: Heads, out_BNTH: Tensor, grad_sinks_N: Tensor | None
+    ) -> None:
+        """Write the gradients of queries, keys and values, and what queries see once more; add that of the sinks."""
         for x in (out_BNTH[:, :, : self.near], grads[0][:, :, : self.near], *grads[1:]):
             x.zero_()
         (q, k, v), (grad_q, grad_k, grad_v) = self.within(*heads), self.within(*grads)
         grad, out = grad_BNTH[:, :, self.near :], out_BNTH[:, :, self.near :]
         for piece, attention in self._pieces(q):
             if piece is None:
-                for into, own in zip((grad_q, grad_k, grad_v), attention.backward(grad, q, k, v, out)):
+                all_three = attention.backward(grad, q, k, v, out, grad_sinks_N)
+                for into, own in zip((grad_q, grad_k, grad_v), all_three):
                     into.copy_(own)
                 continue
             parts = piece.of_queries(grad), piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
-            own_q, own_k, own_v = attention.backward(*parts, piece.of_queries(out))
+            own_q, own_k, own_v = attention.backward(*parts, piece.of_queries(out), grad_sinks_N)
             piece.of_queries(grad_q).copy_(own_q)
             piece.add(grad_k, own_k)
             piece.add(grad_v, own_v)
@@ -141,7 +151,8 @@ class _Window:
         if self.span >= min(self.rows, _WIDE):
             width = self.width if self.width < self.rows else None
             if self.queries:
-                yield None, ChunkedAttention(None, True, self.masks, (self.place,), self.factor, width)
+                shape = self.factor, width, values_of(self.sinks_N)
+                yield None, ChunkedAttention(None, True, self.masks, (self.place,), *shape)
             return
         block, bias_JS = self.step * self.factor, self.band(self.step, q)
         whole, rest = divmod(self.queries, block)
@@ -155,7 +166,8 @@ class _Window:
                 bias = self._after_the_first(bias, blocks, -first)
             for row in range(q.size(0)):
                 piece = _Piece(row, queries, blocks, first, span, self.step)
-                yield piece, ChunkedAttention(bias, False, self.masks, (self.place, row, start))
+                place = self.place, row, start
+                yield piece, ChunkedAttention(bias, False, self.masks, place, sinks_N=values_of(self.sinks_N))
 
     def band(self, rows: int, like: Tensor) -> Tensor:
         """What the queries of some rows see of the keys from ``width - 1`` before the first row on: a bias (J, S)."""
@@ -174,13 +186,14 @@ class _Window:
         """What queries see, (B, N, T, H), by torch's own attention, which keeps more and runs on every device."""
         if not self.queries:
             # Zeros that still lead back to all parameters: distributed training waits for every gradient.
-            return keep_in_graph(torch.zeros_like(heads[0]), heads)
-        q, k, v = self.within(*heads)
+            sinks = [] if self.sinks_N is None else [self.sinks_N]
+            return keep_in_graph(torch.zeros_like(heads[0]), [*heads, *sinks])
+        (q, k, v), sinks_N = self.within(*heads), self.sinks_N
         if self.factor == 1 and self.width >= self.rows:
-            y = attend(q, k, v, causal=True, dropout=dropout, recompute=False)
+            y = attend(q, k, v, None, True, dropout, False, sinks_N)
         elif self.span >= self.rows:
             bias = self.band(self.rows, q)[: self.queries, self.width - 1 :]
-            y = attend(q, k, v, bias=bias, dropout=dropout, recompute=False)
+            y = attend(q, k, v, bias, False, dropout, False, sinks_N)
         else:
             blocks, block = -(-self.rows // self.step), self.step * self.factor
             q = F.pad(q, (0, 0, 0, blocks * block - self.queries)).unflatten(2, (blocks, block))
@@ -188,7 +201,8 @@ class _Window:
             k, v = (x.unfold(2, self.span, self.step).transpose(-1, -2) for x in padded)
             bias = self._after_the_first(self.band(self.step, q), blocks, self.width - 1).squeeze(1)
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B * N, blocks, J or S, H)
-            y = attend(q, k, v, bias=bias, dropout=dropout, recompute=False)
+            sinks_N1 = None if sinks_N is None else sinks_N.repeat(heads[0].size(0)).unsqueeze(1)
+            y = attend(q, k, v, bias, False, dropout, False, sinks_N1)
             y = y.unflatten(0, heads[0].shape[:2]).flatten(2, 3)[:, :, : self.queries]
         return F.pad(y, (0, 0, self.near, 0))
 
@@ -203,10 +217,13 @@ class LayerWindows:
         scales: the windows with their heads, those of one factor side by side, 1x first
         head_dim: H
         dropout: probability of dropping an attention weight
+        sinks_N: of all heads in this order, as in ``attention.attend``
     """
 
-    def __init__(self, scales: Sequence[Scale], head_dim: int, dropout: float = 0.0) -> None:
-        self.scales, self.head_dim, self.dropout = scales, head_dim, dropout
+    def __init__(
+        self, scales: Sequence[Scale], head_dim: int, dropout: float = 0.0, sinks_N: Tensor | None = None
+    ) -> None:
+        self.scales, self.head_dim, self.dropout, self.sinks_N = scales, head_dim, dropout, sinks_N
         self.masks = DropoutMasks(dropout) if dropout > 0.0 else None
 
     def heads(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
@@ -235,13 +252,15 @@ class LayerWindows:
             window.forward(own, out)
         return out_BTD
 
-    def backward(self, grad_BTD: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The result once more, and the gradients of the inputs given the gradient of the result."""
+    def backward(self, grad_BTD: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """The result once more, and the gradients of the inputs and sinks given the gradient of the result."""
         out_BTD, grads = torch.empty_like(grad_BTD), [torch.empty_like(x) for x in inputs]
+        grad_sinks_N = zeros_like(self.sinks_N)
         windows, columns = self.windows(grad_BTD.size(1)), zip(self.split(grad_BTD), self.split(out_BTD))
-        for window, (grad, out), own, into in zip(windows, columns, self.heads(*inputs), self.heads(*grads)):
-            window.backward(grad, own, into, out)
-        return out_BTD, grads
+        of_windows = zip(windows, columns, self.heads(*inputs), self.heads(*grads), self.by_window(grad_sinks_N))
+        for window, (grad, out), own, into, grad_sinks in of_windows:
+            window.backward(grad, own, into, out, grad_sinks)
+        return out_BTD, grads, grad_sinks_N
 
     def by_autograd(self, *inputs: Tensor) -> Tensor:
         """The same as ``forward``, of torch's own attention."""
@@ -253,7 +272,13 @@ class LayerWindows:
 
     def windows(self, length: int) -> list[_Window]:
         """Those over T tokens."""
-        return [_Window(scale, length, self.masks, place) for place, scale in enumerate(self.scales)]
+        own = zip(self.scales, self.by_window(self.sinks_N))
+        return [_Window(scale, length, self.masks, place, sinks) for place, (scale, sinks) in enumerate(own)]
+
+    def by_window(self, sinks_N: Tensor | None) -> Sequence[Tensor | None]:
+        """Those of each one's heads."""
+        counts = [scale.heads for scale in self.scales]
+        return [None] * len(counts) if sinks_N is None else sinks_N.split(counts)
 
 
 class _OneWindow(LayerWindows):
@@ -268,7 +293,15 @@ class _Attended(torch.autograd.Function):
     """``LayerWindows``, and the projection after it if there is one, keeping the inputs alone."""
 
     @staticmethod
-    def forward(ctx, windows: LayerWindows, weight_OI: Tensor | None, bias_O: Tensor | None, *inputs: Tensor):
+    def forward(
+        ctx,
+        windows: LayerWindows,
+        weight_OI: Tensor | None,
+        bias_O: Tensor | None,
+        sinks_N: Tensor | None,
+        *inputs: Tensor,
+    ):
+        # The sinks are those of the windows: autograd sees them here.
         ctx.windows, ctx.has_bias = windows, bias_O is not None
         ctx.save_for_backward(weight_OI, *inputs)
         with torch.autocast("cpu", enabled=False):
@@ -281,9 +314,9 @@ class _Attended(torch.autograd.Function):
         weight_OI, *inputs = ctx.saved_tensors
         grad_attended = grad if weight_OI is None else (grad @ weight_OI.to(grad.dtype)).to(inputs[0].dtype)
         with torch.autocast("cpu", enabled=False):
-            attended, grads = ctx.windows.backward(grad_attended, *inputs)
+            attended, grads, grad_sinks_N = ctx.windows.backward(grad_attended, *inputs)
         own = (None, None) if weight_OI is None else weight_gradients(grad, attended, ctx.has_bias)
-        return None, *own, *grads
+        return None, *own, grad_sinks_N, *grads
 
 
 def window_attention(
@@ -310,7 +343,7 @@ def window_attention(
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q must be (B, N, T, H), k and v (B, N, T // {factor}, H): got {shapes}")
     windows = _OneWindow([Scale(factor, near=near, far=far, heads=q.size(1))], q.size(3), dropout)
-    attended = _Attended.apply(windows, None, None, q, k, v) if _in_blocks(q) else windows.by_autograd(q, k, v)
+    attended = _Attended.apply(windows, None, None, None, q, k, v) if _in_blocks(q) else windows.by_autograd(q, k, v)
     return windows.split(attended)[0]
 
 
@@ -328,5 +361,5 @@ def window_attention_linear(windows: LayerWindows, inputs: Sequence[Tensor], out
     if not (recompute and _in_blocks(inputs[0])):
         return out(windows.by_autograd(*inputs))
     if torch.is_grad_enabled() and plain(out):
-        return _Attended.apply(windows, out.weight, out.bias, *inputs)
-    return out(_Attended.apply(windows, None, None, *inputs))
+        return _Attended.apply(windows, out.weight, out.bias, windows.sinks_N, *inputs)
+    return out(_Attended.apply(windows, None, None, windows.sinks_N, *inputs))

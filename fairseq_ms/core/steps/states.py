@@ -40,11 +40,11 @@ class FixedWindows(WindowCache):
     def continues(self) -> bool:
         return True
 
-    def see(self, window: KeyValueCache, scale: Scale, heads: Heads) -> Tensor:
+    def see(self, window: KeyValueCache, scale: Scale, heads: Heads, sinks_N: Tensor | None) -> Tensor:
         q_BN1H, k_BN1H, v_BN1H = heads
         window.append(k_BN1H, v_BN1H)
         assert isinstance(window, FixedCache)
-        return window.read(q_BN1H)
+        return window.read(q_BN1H, sinks_N=sinks_N)
 
 
 class FixedRetina(FixedState, RetinaState):

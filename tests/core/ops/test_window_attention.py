@@ -30,19 +30,29 @@ def heads(length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.f
 
 
 @pytest.mark.parametrize("seed", seeds(60, 300))
-@pytest.mark.parametrize("way", ["blocks", "autograd"])
+@pytest.mark.parametrize("way", ["blocks", "autograd", "blocks, sinks", "autograd, sinks"])
 def test_outputs_and_gradients_are_those_of_the_naive_twin(way: str, seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(window_attention, "_PIECE", rng.choice([1, 64, 128, 512]))
     monkeypatch.setattr(window_attention, "_WIDE", rng.choice([40, 256]))
     length, (factor, near, far) = rng.choice(LENGTHS), random_window(rng)
-    q, k, v = heads(length, factor)
+    inputs = q, k, v = heads(length, factor)
+    # One of them as good as none.
+    sinks = torch.tensor([-40.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True) if "sinks" in way else None
     if way == "blocks":
         found = attention(q, k, v, factor, near, far)
     else:
-        found = window_attention._Window(Scale(factor, near=near, far=far), length).by_autograd((q, k, v), 0.0)
-    expected = naive.window_attention(q, k, v, factor, near, far)
-    assert_same_with_gradients(found, expected, [q, k, v], 1e-10)
+        scale = Scale(factor, near=near, far=far, heads=3)
+        window = window_attention._OneWindow([scale], 4, sinks_N=sinks)
+        blocks = "blocks" in way
+        found = (
+            window_attention._Attended.apply(window, None, None, sinks, *inputs)
+            if blocks
+            else window.by_autograd(*inputs)
+        )
+        found = window.split(found)[0]
+    expected = naive.window_attention(q, k, v, factor, near, far, sinks_N=sinks)
+    assert_same_with_gradients(found, expected, [*inputs, *([] if sinks is None else [sinks])], 1e-10)
 
 
 @pytest.mark.cpu

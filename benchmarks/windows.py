@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.device import facts
-from benchmarks.prototypes import DenseAttention, Group, keys_a_head, parse
+from benchmarks.prototypes import DenseAttention, keys_a_head, parse
 from benchmarks.records import Records
 from benchmarks.report import line_of, wrapped
 from benchmarks.table import FAILED, NUMBERS, Options, Record
@@ -83,19 +84,9 @@ ARMS = [
 ]
 
 
-class Size(NamedTuple):
-    """Of all models; ``tokens`` are those of training, ``held_out`` the rows of validation."""
-
-    dim: int
-    heads: int
-    layers: int
-    length: int
-    rows: int
-    tokens: float
-    held_out: int
-
-
-# 1 and 16 million parameters outside embeddings; and to see that everything runs.
+# Of all models: tokens of training, rows of an update and of validation. The first two have 1 and 16 million parameters
+# outside embeddings; the last shows that everything runs.
+Size = namedtuple("Size", "dim heads layers length rows tokens held_out")
 SIZES = {
     "cpu": Size(144, 8, 4, 1024, 4, 15e6, 256),
     "gpu": Size(512, 8, 5, 4096, 4, 480e6, 256),
@@ -124,7 +115,7 @@ def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
     sizes = {"dim": size.dim, "ffn_dim": 4 * size.dim, "heads": size.heads, "layers": size.layers}
     start = {"init_residual": "scaled", "embedding_init_std": 0.1, "dropout": 0.0, "attention_dropout": 0.0}
     config: dict[str, Any] = {**sizes, **start, "vocab_size": symbols, "positions": "rotary", **PARTS, **arm.parts}
-    layers = layers_of(arm, size)
+    layers = parse(arm.windows, size.heads, max(1, size.length // 1024))
     if arm.windows == "1x=0:":
         return Vanilla(VanillaConfig.from_dict(config))
     if JOINED not in arm.windows:
@@ -135,11 +126,6 @@ def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
         layer.attention = DenseAttention(model.config, groups, **arm.heads)  # type: ignore[assignment]
     model.reset_parameters()
     return model
-
-
-def layers_of(arm: Arm, size: Size) -> list[list[Group]]:
-    """The groups of heads of its layers, in turn."""
-    return parse(arm.windows, size.heads, max(1, size.length // 1024))
 
 
 class Corpus:
@@ -254,8 +240,9 @@ class Trainer:
         if not math.isfinite(numbers["all"]):
             return {**line, FAILED: "the loss is not finite"}
         inner = sum(p.numel() for part, p in model.named_parameters() if not part.startswith("embed."))
-        keys = round(keys_a_head(layers_of(job.arm, size), size.length), 1)
-        numbers |= {"keys": keys, "kept": round(kept), "step": round(seconds / steps, 4)}
+        layers = parse(job.arm.windows, size.heads, max(1, size.length // 1024))
+        numbers |= {"keys": round(keys_a_head(layers, size.length), 1), "kept": round(kept)}
+        numbers["step"] = round(seconds / steps, 4)
         return {**line, NUMBERS: {**numbers, "parameters": inner, "updates": steps, "rate": job.rate}}
 
     def _loss(self, model: Vanilla | Retina, rows: Tensor) -> Tensor:

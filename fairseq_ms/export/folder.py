@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from fairseq_ms import core as models
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
 from fairseq_ms.tools import report
 
 if TYPE_CHECKING:
+    from fairseq_ms.core import CausalModel
     from fairseq_ms.export.tokenizer import Pipeline
     from fairseq_ms.tools.checkpoints import Checkpoint
 
 MODELING = "modeling_fairseq_ms"
+# What ``config.json`` says of it.
+PIPELINE = ("level", "tokenise", "language", "blank_lines")
 
 
 def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace) -> None:
@@ -45,6 +51,7 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: N
 
     core = checkpoint.model.decoder.core
     config = configuration(checkpoint)
+    config["pipeline"] = {name: getattr(pipeline, name) for name in PIPELINE}
     # As fairseq generates: never the padding symbol and never nothing at all.
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     generation |= {"suppress_tokens": [config["pad_token_id"]], "min_length": 2}
@@ -61,6 +68,32 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: N
     words = checkpoint.dictionary
     begin = words.symbols[config["bos_token_id"]]
     tokenizer.write(folder, pipeline, words.symbols, begin, config["max_position_embeddings"])
+
+
+def read(folder: Path) -> tuple[CausalModel, dict[str, Any]]:
+    """The model of an exported folder in evaluation mode, and its ``config.json``; none of the folder's code runs.
+
+    Raises UsageError where the folder is none that ``write`` made.
+    """
+    report.require_package("safetensors", "an exported model", "safetensors")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        name = config["architectures"][0].removesuffix("ForCausalLM")
+        built: CausalModel = getattr(models, name)(getattr(models, f"{name}Config").from_dict(config["model"]))
+        weights = load_file(folder / "model.safetensors")
+        state = {name.removeprefix("decoder."): weights[name] for name in weights}
+        state |= {new.removeprefix("decoder."): weights[old] for new, old in config["tied"].items()}
+        built.load_state_dict(state)
+        tokenizer.LEVELS.index(config["pipeline"]["level"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"CHECKPOINT must be as fairseq-ms export writes a folder: {folder} is not ({reason})"
+        ) from error
+    return built.to(getattr(torch, config["dtype"])).eval(), config
 
 
 def class_name(core: type[nn.Module]) -> str:

@@ -30,12 +30,14 @@ class Pipeline:
         tokenise: ``moses`` or ``none``
         language: of Moses
         codes: the BPE operations, with the levels ``bpe`` and ``hf_byte_bpe``
+        blank_lines: ``keep`` or ``drop``
     """
 
     level: str
     tokenise: str
     language: str
     codes: Path | None
+    blank_lines: str = "keep"
 
     @property
     def packages(self) -> list[str]:
@@ -81,7 +83,8 @@ def pipeline_of(
         )
     if language is not None and tokenise != "moses":
         raise UsageError(f"--language has no effect without --tokenise moses: got {language}")
-    return Pipeline(level, tokenise, language or known.get("language", "en"), codes)
+    language = language or known.get("language", "en")
+    return Pipeline(level, tokenise, language, codes, known.get("blank_lines", "keep"))
 
 
 def classes_of(pipeline: Pipeline, last: tuple[str, str]) -> list[tuple[str, str]]:
@@ -99,6 +102,57 @@ def lines_of(pipeline: Pipeline) -> Lines:
     lines = type("Pipeline", tuple(getattr(import_module(module), name) for module, name in classes), {})()
     lines.level, lines.language, lines.codes_file = pipeline.level, pipeline.language, pipeline.codes
     return lines
+
+
+class Symbols:
+    """Text as a model's tokens and back.
+
+    Args:
+        lines: the pipeline
+        symbols: the dictionary's, in their order
+    """
+
+    def __init__(self, lines: Lines, symbols: Sequence[str]) -> None:
+        self.lines, self.symbols = lines, symbols
+        self.numbers = {symbol: number for number, symbol in enumerate(symbols)}
+
+    def tokens_of(self, text: str) -> list[int]:
+        """The tokens of a text, without a first symbol; what the dictionary lacks is the unknown one."""
+        unknown = self.numbers["<unk>"]
+        return [self.numbers.get(symbol, unknown) for symbol in self.lines.symbols_of(text)]
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.lines.text_of(self.symbols[token] for token in tokens)
+
+
+class FastSymbols:
+    """What ``Symbols`` is, by the ``tokenizer.json`` of an exported folder."""
+
+    def __init__(self, file: Path) -> None:
+        report.require_package("tokenizers", "an exported model of --bpe hf_byte_bpe", "tokenizers")
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(str(file))
+
+    def tokens_of(self, text: str) -> list[int]:
+        """The tokens of a text, without a first symbol."""
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return tokens
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+
+def of_folder(folder: Path, settings: dict[str, str]) -> tuple[Pipeline, Symbols | FastSymbols]:
+    """The pipeline of an exported folder, by the settings in its ``config.json``; none of the folder's code runs."""
+    codes = folder / "codes.bpe" if settings["level"] == "bpe" else None
+    pipeline = Pipeline(**settings, codes=codes)
+    if pipeline.level == "hf_byte_bpe":
+        return pipeline, FastSymbols(folder / "tokenizer.json")
+    return pipeline, Symbols(lines_of(pipeline), json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
 
 
 def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, positions: int | None) -> None:

@@ -59,8 +59,8 @@ def test_help_lists_every_command(capsys):
 
 NAMES = (
     "bench config export lm-eval lm-eval-task memory perplexity prepare train user-dir context-window plot "
-    "coarse-completions context-length context-shuffle neighbors nll-by-frequency recall sample-images sample-metrics "
-    "tradeoff"
+    "coarse-completions context-length context-shuffle neighbors nll-by-frequency recall sample sample-images "
+    "sample-metrics tradeoff"
 )
 
 

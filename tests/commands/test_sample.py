@@ -1,0 +1,197 @@
+"""``fairseq-ms sample``: what it prints is the prompt, and what the model draws after it, as text."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_ms import cli
+from fairseq_ms.commands.sample import Page
+from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import checkpoints
+from tests.helpers.beside import library
+from tests.helpers.trained import NARROW, write_checkpoint
+
+TEXT = """He said: "it's done", didn't he?
+The cats' tails (all 3 of them) cost $5.50 - naïve, isn't it?
+
+    for x in y:  # 東京 😀
+\treturn "a" + 'b'
+No one knew ... why.
+"""
+LEVELS = {
+    "word": ["text", "--level", "word"],
+    "bpe": ["text", "--bpe-merges", "30"],
+    "hf_byte_bpe": ["text", "--bpe", "hf_byte_bpe", "--bpe-merges", "30"],
+    "char": ["chars", "--level", "char"],
+    "byte": ["chars", "--level", "byte"],
+}
+ANY = ("--sampling-topk", 0, "--temperature", 3)
+ROTARY = [*NARROW, "--decoder-layers", "1", "--init-std", "0.4", "--positions", "rotary"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For every level a folder with data, their manifest, and a model of random weights."""
+    folder = tmp_path_factory.mktemp("samples")
+    for split in ("train", "valid", "test"):
+        (folder / "texts" / split).mkdir(parents=True)
+        (folder / "texts" / split / "a.txt").write_text(TEXT * 3)
+    for number, (level, (dataset, *flags)) in enumerate(LEVELS.items()):
+        given = ["--input", str(folder / "texts"), "--out", str(folder / level), "--workers", "1", "--quiet"]
+        assert cli.main(["prepare", dataset, *given, *flags]) == 0
+        torch.manual_seed(number)
+        write_checkpoint(folder / level / "model.pt", folder / level / "bin", "vanilla_lm", *ROTARY)
+    write_checkpoint(
+        folder / "learned.pt", folder / "bpe" / "bin", "vanilla_lm", *ROTARY[:-2], "--tokens-per-sample=30"
+    )
+    return folder
+
+
+class Writes(io.StringIO):
+    """Standard output that remembers its pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def sampled(*arguments: object, prompt: str = "", monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is printed, in the pieces in which it is."""
+    out, read = Writes(), io.TextIOWrapper(io.BytesIO(prompt.encode()))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stdin", read)
+        assert cli.main(["sample", *map(str, arguments), "--cpu"]) == 0
+    return out.pieces
+
+
+def drawn(path: Path, prompt: str, count: int, seed: int) -> tuple[tokenizer.Symbols, list[int]]:
+    """The tokens of the prompt and after it, drawn without a command."""
+    checkpoint = checkpoints.load(str(path), cpu=True)
+    lines = tokenizer.lines_of(tokenizer.pipeline_of(checkpoint.folder, None, None, None, None))
+    symbols = tokenizer.Symbols(lines, checkpoint.dictionary.symbols)
+    tokens = torch.tensor([checkpoint.dictionary.eos(), *symbols.tokens_of(prompt)])
+    allowed = torch.ones(len(checkpoint.dictionary), dtype=torch.bool)
+    allowed[[checkpoint.dictionary.pad(), checkpoint.dictionary.bos()]] = False
+    generator = torch.Generator().manual_seed(seed)
+    found = checkpoint.model.decoder.core.generate(tokens, count, 3.0, generator=generator, allowed=allowed)
+    return symbols, found[1:].tolist()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_it_prints_the_prompt_and_the_tokens_after_it_over_ends_of_lines_as_they_come(
+    level: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "No one knew\nThe cats"
+    symbols, tokens = drawn(place / level / "model.pt", prompt, 400, 7)
+    assert 2 in tokens[len(symbols.tokens_of(prompt)) :], "ends of lines"
+    flags = ("--max-len-b", 400, "--seed", 7, *ANY)
+    pieces = sampled(place / level / "model.pt", *flags, prompt=prompt + "\n", monkeypatch=monkeypatch)
+    assert "".join(pieces) == symbols.text_of(tokens) + "\n"
+    assert len(pieces) > 10, "in pieces"
+    assert sampled(place / level / "model.pt", *flags, "--prompt", prompt, monkeypatch=monkeypatch) == pieces
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_exported_model_writes_what_its_checkpoint_does(
+    level: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = str(library("transformers-5", tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, beside])
+    assert cli.main(["export", str(place / level / "model.pt"), str(tmp_path / "out")]) == 0
+    flags = ("--max-len-b", 50, "--seed", 3, "--prompt", "No one\nthe cats'")
+    expected = sampled(place / level / "model.pt", *flags, monkeypatch=monkeypatch)
+    assert sampled(tmp_path / "out", *flags, monkeypatch=monkeypatch) == expected
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("begun", [0, 9])
+def test_what_is_printed_early_is_what_the_whole_text_has(
+    level: str, begun: int, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Quotes, brackets, contractions and characters of several bytes."""
+    pipeline = tokenizer.pipeline_of(place / level / "bin", None, None, None, None)
+    every = (place / level / "bin" / "dict.txt").read_text().split("\n")
+    symbols = tokenizer.Symbols(
+        tokenizer.lines_of(pipeline), ["<s>", "<pad>", "</s>", "<unk>", *(line.rpartition(" ")[0] for line in every)]
+    )
+    tokens = symbols.tokens_of(TEXT)
+    page = Page(symbols.text_of, 2, (), 2 if level in ("word", "bpe") else 0, tokens[:begun])
+    for token in tokens[begun:]:
+        page.add(token)
+        page.show()
+    page.show(whole=True)
+    assert capsys.readouterr().out == symbols.text_of(tokens)
+
+
+@pytest.mark.parametrize("stop", ["e", "he", "\n", "e\n", "knew"])
+def test_it_ends_in_front_of_a_stop_string_that_the_prompt_may_have(
+    stop: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "No one knew\n"
+    symbols, tokens = drawn(place / "hf_byte_bpe" / "model.pt", prompt, 400, 5)
+    whole = symbols.text_of(tokens)
+    found = whole.find(stop, len(prompt))
+    flags = ("--max-len-b", 400, "--seed", 5, *ANY, "--prompt", prompt, "--stop", "unheard of", "--stop", stop)
+    pieces = sampled(place / "hf_byte_bpe" / "model.pt", *flags, monkeypatch=monkeypatch)
+    assert "".join(pieces) == (whole[:found] if found >= 0 else whole) + "\n"
+
+
+def test_the_most_probable_tokens_are_always_the_same_and_seeds_are_not(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def three(*flags: object) -> set[str]:
+        given = (place / "char" / "model.pt", "--prompt", "a", "--max-len-b", 40, *flags)
+        return {"".join(sampled(*given, monkeypatch=monkeypatch)) for _ in range(3)}
+
+    assert len(three("--temperature", 0)) == len(three("--seed", 4)) == 1
+    assert len(three()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("bpe/model.pt --prompt a --temperature -1", "--temperature"),
+        ("bpe/model.pt --prompt a --sampling-topp 0", "--sampling-topp"),
+        ("bpe/model.pt --prompt a --stop=", "--stop"),
+        ("bpe/model.pt --prompt-file nowhere.txt", "nowhere.txt"),
+        ("bpe/model.pt --prompt-file bpe/model.pt", "UTF-8"),
+        ("bpe --prompt a", "bpe/model.pt"),
+        ("texts --prompt a", "CHECKPOINT"),
+        ("gone.pt --prompt a", "--data"),
+        ("learned.pt --prompt a --max-len-b 31", "--max-len-b"),
+        ("broken --prompt a", "CHECKPOINT"),
+    ],
+)
+def test_what_cannot_be_written_is_one_sentence(
+    arguments: str, named: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    state = torch.load("bpe/model.pt", weights_only=True)
+    state["cfg"]["task"]["data"] = "gone/bin"
+    torch.save(state, "gone.pt")
+    Path("broken").mkdir(exist_ok=True)
+    Path("broken/config.json").write_text(json.dumps({"architectures": ["VanillaForCausalLM"], "model": {}}))
+    assert cli.main(["sample", *arguments.split()]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert named in printed.err
+
+
+def test_a_model_with_learned_positions_writes_as_much_as_it_has_room_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = sampled(place / "learned.pt", "--prompt", "No one", monkeypatch=monkeypatch)
+    assert "".join(pieces).startswith("No one")
+    longest = sampled(place / "learned.pt", "--prompt", "", "--max-len-b", 30, "--seed", 1, monkeypatch=monkeypatch)
+    assert "".join(longest)

@@ -52,9 +52,9 @@ def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: N
     core = checkpoint.model.decoder.core
     config = configuration(checkpoint)
     config["pipeline"] = {name: getattr(pipeline, name) for name in PIPELINE}
-    # As fairseq generates: never the padding symbol and never nothing at all.
-    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    generation |= {"suppress_tokens": [config["pad_token_id"]], "min_length": 2}
+    # Never the padding symbol; the end of a line is no end of a text, and generation goes on after it.
+    generation = {name: config[name] for name in ("bos_token_id", "pad_token_id")}
+    generation |= {"suppress_tokens": [config["pad_token_id"]]}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         report.write_json(folder / name, content)
     report.write_text(folder / "README.md", card.text(checkpoint, pipeline, args, config))

@@ -59,6 +59,9 @@ def text_and_back(folder: Path) -> dict:
         "symbols are the pipeline's": ids[1:] == expected["ids"],
         "text comes back": " ".join(tokenizer.decode(ids[1:]).split()) == " ".join(expected["plain"].split()),
         "nothing is lost": folder.name != "hf_byte_bpe" or tokenizer.decode(ids[1:]) == expected["text"],
+        # The fast tokenizer's end of a line is the newline, which is its first symbol too, and special.
+        "lines stay apart": folder.name == "hf_byte_bpe"
+        or tokenizer.decode([1, *ids], skip_special_tokens=True) == tokenizer.decode(ids),
         "a copy is the same": again(expected["text"]).input_ids == ids,
     }
 
@@ -84,11 +87,11 @@ def found(folder: Path, exported: Path) -> dict:
     prompts = reference["prompts"]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     columns = batch.input_ids.size(1)
-    same = []
+    same, ends_at_lines = [], {"eos_token_id": model.config.eos_token_id, "min_length": 2}
     for prompt, expected_tokens in zip(prompts, reference["continued"]):
         alone = tokenizer([prompt], return_tensors="pt")
         most = len(expected_tokens)
-        one = model.generate(**alone, do_sample=False, max_length=most + 1)[0, 1:].tolist()
+        one = model.generate(**alone, do_sample=False, max_length=most + 1, **ends_at_lines)[0, 1:].tolist()
         # At the greatest length fairseq ends every sequence.
         same.append(one[: most - 1] == expected_tokens[:-1])
     results["greedy is fairseq's"] = all(same)
@@ -112,6 +115,12 @@ def found(folder: Path, exported: Path) -> dict:
             model.generate(tokens, return_dict_in_generate=True, **{wanted: True}, **settings)
         except ValueError as error:
             results[f"generation refuses {wanted}"] = wanted in str(error)
+    set_seed(1)
+    alone = tokenizer(prompts[:1], return_tensors="pt")
+    room = 300 if model.config.max_position_embeddings is None else model.config.max_position_embeddings - columns
+    line = model.generate(**alone, do_sample=True, temperature=5.0, top_k=0, max_new_tokens=room)
+    on = line[0, alone.input_ids.size(1) :].tolist()
+    results["it goes on over ends of lines"] = len(on) == room and (room < 300 or model.config.eos_token_id in on)
     ten = model.generate(**tokenizer(["w1 w2 w3"] * 10, return_tensors="pt"), do_sample=False, **settings)
     results["ten equal prompts are continued equally"] = bool((ten == ten[0]).all())
     return results

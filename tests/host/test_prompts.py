@@ -128,7 +128,7 @@ def placed(words: list[str], folder: Path) -> list[str]:
 
 
 def test_pages_show_commands() -> None:
-    assert {"README.md", "docs/guide.md", "user_dir_examples/demo/run.py"} <= SHOWN["interactive"].keys()
+    assert {"docs/guide.md", "user_dir_examples/demo/run.py"} <= SHOWN["interactive"].keys()
     assert {"docs/guide.md", "user_dir_examples/quickstart.ipynb"} <= SHOWN["hub"].keys()
 
 

@@ -64,7 +64,7 @@ def generate(
     return generator.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=case.dictionary.eos())
 
 
-@pytest.mark.parametrize("seed", seeds(4, 12))
+@pytest.mark.parametrize("seed", seeds(2, 12))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch: str, seed: int) -> None:
     case = exact_case(arch, seed)
@@ -100,7 +100,7 @@ def test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches
     assert (case.model.decoder.core.steps is not None) == has_steps(case.model.decoder.core)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 6))
+@pytest.mark.parametrize("seed", seeds(1, 6))
 @pytest.mark.parametrize("arch", GENERATORS)
 def test_sampling_after_ragged_prompts_draws_what_it_draws_without_caches(arch: str, seed: int) -> None:
     case = exact_case(arch, seed)

@@ -60,7 +60,7 @@ def test_attention_without_dropout_is_the_formula(queries: int, keys: int, kind:
     bias = torch.randn(2, 1, queries, keys, dtype=torch.float64) if kind == "bias" else None
     result = attend(q, k, v, bias=bias, causal=causal, sinks_N=sinks_N)
     expected = naive.attention(q, k, v, bias, causal, sinks_N=sinks_N)
-    assert_same_with_gradients(result, expected, [q, k, v, *([sinks_N] if sinks else [])], 1e-10)
+    assert_same_with_gradients(result, expected, [q, k, v, *([] if sinks_N is None else [sinks_N])], 1e-10)
 
 
 @pytest.mark.cpu
@@ -79,7 +79,7 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
     assert len(drawn) == chunks
     masks = by_query(drawn, chunks, queries)
     expected = naive.attention(q, k, v, bias, kind == "causal", masks, keep_prob(0.4), sinks_N)
-    assert_same_with_gradients(result, expected, [q, k, v, *([sinks_N] if sinks else [])], 1e-10)
+    assert_same_with_gradients(result, expected, [q, k, v, *([] if sinks_N is None else [sinks_N])], 1e-10)
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
 
@@ -99,7 +99,7 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
     length: int, dropout: float, sinks: bool, monkeypatch
 ) -> None:
     layer = SelfAttention(LayerConfig(dim=15, ffn_dim=1, heads=3, attention_dropout=dropout, sinks=sinks)).double()
-    if sinks:
+    if layer.qk.sinks is not None:
         nn.init.normal_(layer.qk.sinks)
     x = torch.randn(2, length, 15, dtype=torch.float64, requires_grad=True)
     drawn = masks_of(monkeypatch)

@@ -167,7 +167,7 @@ def test_masters_are_taken_where_they_round_to_the_weights(
         edit(state)
         torch.save(state, path)
     caplog.clear()
-    resumed = train(cfg, tmp_path, HALF, **BF16, **settings, only_load=True)
+    resumed = train(cfg, tmp_path, WHOLE, **BF16, **settings, only_load=True)
     weights = [weight.detach().float() for weight in resumed.get_model().parameters()]
     masters = masters_of(resumed)
     old = [torch.equal(master, one) for master, one in zip(masters, before, strict=True)]

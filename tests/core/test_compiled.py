@@ -14,7 +14,14 @@ from tests.core.test_model import build
 
 SCALES = (core.Scale(1, layers=1), core.Scale(4, layers=1))
 PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
-ALL = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "qk_norm": "scaled", "short_conv": 3}
+ALL = {
+    "positions": "rotary",
+    "norm": "rms",
+    "activation": "swiglu",
+    "qk_norm": "scaled",
+    "short_conv": 3,
+    "sinks": True,
+}
 # What the compiler keeps for backward is its own affair, so masks are torch's, in the order of torch's own layers.
 DROPPED = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.1, "recompute": False}
 SMALL: dict[str, Any] = {"Vanilla": {"layers": 2}, "TopDown": {"scales": SCALES}, "BottomUp": {"scales": SCALES}}

@@ -76,9 +76,9 @@ def _attend_with_sinks(
     q, k, v = F.pad(q_BNTH, (0, 8)), F.pad(k_BNSH, (0, 8, 1, 0)), F.pad(v_BNSH, (0, 8, 1, 0))
     sink_1H = F.pad(q.new_ones(1, 1), (width, 7))
     q, k = q + sink_1H, k + F.pad(sinks_N11 * sink_1H * width**0.5, (0, 0, 0, keys))
-    square = causal and queries == keys
-    if square:  # so that the first query is that of the first key, as torch wants it
-        q = F.pad(q, (0, 0, 1, 0))
+    square = False
+    if causal and queries == keys:  # so that the first query is that of the first key, as torch wants it
+        q, square = F.pad(q, (0, 0, 1, 0)), True
     elif causal:
         bias = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril_(keys - queries)
     if bias is not None:

@@ -18,6 +18,7 @@ from fairseq_ms.core.ops.linear import (
     norm_linear_and_normed,
 )
 from fairseq_ms.core.ops.recompute import scaled_mask
+from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 
 
@@ -70,6 +71,14 @@ def test_a_norm_and_a_convolution_before_a_projection_equal_autograd(bias: bool,
         assert_same_with_gradients(norm_linear(x, norm, linear, recompute, conv), expected(False), inputs)
         projected, normed = norm_linear_and_normed(x, norm, linear, recompute, conv)
         assert_same_with_gradients(torch.cat([projected, normed.sin()], dim=-1), expected(True), inputs)
+
+
+@pytest.mark.parametrize("taps", [0, 3])
+def test_a_projection_keeps_what_the_norm_reads_alone(taps: int) -> None:
+    modules = nn.ModuleList([random_norm(7), nn.Linear(7, 4).double(), *([random_conv(7, taps)] if taps else [])])
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    norm, linear, *conv = modules
+    assert saved_bytes(lambda: norm_linear(x, norm, linear, True, *conv), modules) == x.nbytes
 
 
 @pytest.mark.parametrize("taps", [1, 3, 8])

@@ -50,7 +50,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 class _Piece:
     """Some blocks of queries in one row of the batch, and the overlapping slices of keys that they see.
 
-    The first slice may begin before the first key; slices of ``span`` keys are ``step`` apart.
+    Slices of ``span`` keys are ``step`` apart; the first begins at ``first``.
     """
 
     row: int
@@ -65,26 +65,17 @@ class _Piece:
         return x_BNTH[self.row, :, self.queries].unflatten(1, (self.blocks, -1)).transpose(0, 1)
 
     def of_keys(self, x_BNCH: Tensor) -> Tensor:
-        """Slices (blocks, N, S, H), zero before the first key."""
-        x_NCH = x_BNCH[self.row, :, self._keys]
-        padded = F.pad(x_NCH, (0, 0, -self.first, 0)) if self.first < 0 else x_NCH
-        return padded.unfold(1, self.span, self.step).permute(1, 0, 3, 2)
+        """A view (blocks, N, S, H)."""
+        end = self.first + (self.blocks - 1) * self.step + self.span
+        return x_BNCH[self.row, :, self.first : end].unfold(1, self.span, self.step).permute(1, 0, 3, 2)
 
     def add(self, sums_BNCH: Tensor, grad: Tensor) -> None:
         """The transpose of ``of_keys``: a key's gradient is the sum over the slices (blocks, N, S, H) that have it."""
-        # With room for whole steps after the last slice.
-        own = grad.new_zeros(grad.size(1), (self.blocks - 1 - -self.span // self.step) * self.step, grad.size(3))
         for offset in range(0, self.span, self.step):
             part = grad[:, :, offset : offset + self.step].transpose(0, 1)
-            into = own[:, offset : offset + self.blocks * self.step].unflatten(1, (self.blocks, self.step))
-            into[:, :, : part.size(2)] += part
-        sums_NCH = sums_BNCH[self.row, :, self._keys]
-        before = max(-self.first, 0)
-        sums_NCH += own[:, before : before + sums_NCH.size(1)]
-
-    @property
-    def _keys(self) -> slice:
-        return slice(max(self.first, 0), self.first + (self.blocks - 1) * self.step + self.span)
+            start = self.first + offset
+            into = sums_BNCH[self.row, :, start : start + self.blocks * self.step]
+            into.unflatten(1, (self.blocks, self.step))[:, :, : part.size(2)] += part
 
 
 class _Window:
@@ -111,6 +102,7 @@ class _Window:
         # Of a block of queries: its rows, and the keys that they see.
         self.step = -(-least // self.factor)
         self.span = self.step + self.width - 1
+        self.sliced = self.span < min(self.rows, _WIDE)
 
     def within(self, q_BNTH: Tensor, k_BNCH: Tensor, v_BNCH: Tensor) -> Heads:
         """Queries that see anything, with keys and values that are seen."""
@@ -120,50 +112,60 @@ class _Window:
         """Write what queries see."""
         out_BNTH[:, :, : self.near] = 0.0
         (q, k, v), out = self.within(*heads), out_BNTH[:, :, self.near :]
+        if not self.sliced:
+            if self.queries:
+                self._whole().forward(q, k, v, out)
+            return
+        k, v = self._padded(k), self._padded(v)
         for piece, attention in self._pieces(q):
-            if piece is None:
-                attention.forward(q, k, v, out)
-            else:
-                attention.forward(piece.of_queries(q), piece.of_keys(k), piece.of_keys(v), piece.of_queries(out))
+            attention.forward(piece.of_queries(q), piece.of_keys(k), piece.of_keys(v), piece.of_queries(out))
 
     def backward(
         self, grad_BNTH: Tensor, heads: Heads, grads: Heads, out_BNTH: Tensor, grad_sinks_N: Tensor | None
     ) -> None:
         """Write the gradients of queries, keys and values, and what queries see once more; add that of the sinks."""
-        for x in (out_BNTH[:, :, : self.near], grads[0][:, :, : self.near], *grads[1:]):
-            x.zero_()
+        grads[0][:, :, : self.near] = out_BNTH[:, :, : self.near] = 0.0
+        grads[1][:, :, self.rows :] = grads[2][:, :, self.rows :] = 0.0
         (q, k, v), (grad_q, grad_k, grad_v) = self.within(*heads), self.within(*grads)
         grad, out = grad_BNTH[:, :, self.near :], out_BNTH[:, :, self.near :]
+        if not self.sliced:
+            own = self._whole().backward(grad, q, k, v, out, grad_sinks_N) if self.queries else ()
+            for into, part in zip((grad_q, grad_k, grad_v), own):
+                into.copy_(part)
+            return
+        k, v = self._padded(k), self._padded(v)
+        # With room for whole steps after the last slice.
+        sums = [x.new_zeros(*x.shape[:2], x.size(2) + self.step, x.size(3)) for x in (k, v)]
         for piece, attention in self._pieces(q):
-            if piece is None:
-                all_three = attention.backward(grad, q, k, v, out, grad_sinks_N)
-                for into, own in zip((grad_q, grad_k, grad_v), all_three):
-                    into.copy_(own)
-                continue
             parts = piece.of_queries(grad), piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
             own_q, own_k, own_v = attention.backward(*parts, piece.of_queries(out), grad_sinks_N)
             piece.of_queries(grad_q).copy_(own_q)
-            piece.add(grad_k, own_k)
-            piece.add(grad_v, own_v)
+            piece.add(sums[0], own_k)
+            piece.add(sums[1], own_v)
+        for into, whole in zip((grad_k, grad_v), sums):
+            into.copy_(whole[:, :, self.width - 1 : self.width - 1 + self.rows])
 
-    def _pieces(self, q: Tensor) -> Iterator[tuple[_Piece | None, ChunkedAttention]]:
-        """Blocks of queries, some at a time, in one row of the batch; None for all queries at once."""
-        if self.span >= min(self.rows, _WIDE):
-            width = self.width if self.width < self.rows else None
-            if self.queries:
-                shape = self.factor, width, values_of(self.sinks_N)
-                yield None, ChunkedAttention(None, True, self.masks, (self.place,), *shape)
-            return
+    def _padded(self, x_BNCH: Tensor) -> Tensor:
+        """Keys or values with as many zeros in front as the first slice begins before the first of them."""
+        return F.pad(x_BNCH, (0, 0, self.width - 1, 0))
+
+    def _whole(self) -> ChunkedAttention:
+        """For all queries at once."""
+        shape = self.factor, self.width if self.width < self.rows else None
+        return ChunkedAttention(None, True, self.masks, (self.place,), *shape, values_of(self.sinks_N))
+
+    def _pieces(self, q: Tensor) -> Iterator[tuple[_Piece, ChunkedAttention]]:
+        """Blocks of queries, some at a time, in one row of the batch."""
         block, bias_JS = self.step * self.factor, self.band(self.step, q)
         whole, rest = divmod(self.queries, block)
         at_once = max(1, _PIECE // block)
         pieces = [(start, min(at_once, whole - start), block) for start in range(0, whole, at_once)]
         for start, blocks, count in [*pieces, *([(whole, 1, rest)] if rest else [])]:
             queries = slice(start * block, start * block + blocks * count)
-            first, span = start * self.step - self.width + 1, -(-count // self.factor) + self.width - 1
+            first, span = start * self.step, -(-count // self.factor) + self.width - 1
             bias = bias_JS[:count, :span]
-            if first < 0:
-                bias = self._after_the_first(bias, blocks, -first)
+            if first < self.width - 1:
+                bias = self._after_the_first(bias, blocks, self.width - 1 - first)
             for row in range(q.size(0)):
                 piece = _Piece(row, queries, blocks, first, span, self.step)
                 place = self.place, row, start

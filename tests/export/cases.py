@@ -13,8 +13,8 @@ PLAIN = ["--decoder-layers", "2", "--tokens-per-sample", "40"]
 LOCAL = ["--add-bos-token", "--scale-windows", "1x=0:7", "--share-decoder-input-output-embed"]
 QL = ["--mem-len", "6", "--tokens-per-sample", "6", "--scale-layers", "1x=1,2x=1", "--output-layers", "1"]
 QL += ["--decoder-normalize-before"]
-PARTS = ["--positions", "rotary", "--norm", "rms", "--activation-fn", "swiglu", "--qk-norm", "--no-bias"]
-PARTS += ["--scale-embedding", "--decoder-normalize-after"]
+PARTS = ["--positions", "rotary", "--norm", "rms", "--activation-fn", "swiglu", "--no-bias"]
+PARTS += ["--scale-embedding", "--decoder-normalize-after", "--qk-norm", "scaled", "--sinks", "--short-conv", "2"]
 WIDE = [*trained.NARROW, "--init-std", "0.4"]
 
 # name -> flags; weights are large enough for every path to matter.
@@ -29,7 +29,7 @@ CASES = {
     "transformer_xl": ["--arch", "transformer_xl", *WIDE, *STREAM, *ADAPTIVE, "--tie-adaptive-proj"],
     "compressive": ["--arch", "compressive_transformer", *WIDE, *STREAM, "--compressed-mem-len", "3"],
     "transformer_ql": ["--arch", "transformer_ql", *WIDE, *QL],
-    "haed": ["--arch", "haed", *HAED, *MAIN, "--separators", "w0 w5", "--norm", "rms", "--qk-norm"],
+    "haed": ["--arch", "haed", *HAED, *MAIN, "--separators", "w0 w5", "--norm", "rms", "--short-conv", "2", "--qk-norm"],
     "hred": ["--arch", "hred", *HAED, "--main-units", "5", "--segmentation", "fixed"],
 }
 STREAMING = ("transformer_xl", "compressive", "transformer_ql")

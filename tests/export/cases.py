@@ -29,7 +29,19 @@ CASES = {
     "transformer_xl": ["--arch", "transformer_xl", *WIDE, *STREAM, *ADAPTIVE, "--tie-adaptive-proj"],
     "compressive": ["--arch", "compressive_transformer", *WIDE, *STREAM, "--compressed-mem-len", "3"],
     "transformer_ql": ["--arch", "transformer_ql", *WIDE, *QL],
-    "haed": ["--arch", "haed", *HAED, *MAIN, "--separators", "w0 w5", "--norm", "rms", "--short-conv", "2", "--qk-norm"],
+    "haed": [
+        "--arch",
+        "haed",
+        *HAED,
+        *MAIN,
+        "--separators",
+        "w0 w5",
+        "--norm",
+        "rms",
+        "--short-conv",
+        "2",
+        "--qk-norm",
+    ],
     "hred": ["--arch", "hred", *HAED, "--main-units", "5", "--segmentation", "fixed"],
 }
 STREAMING = ("transformer_xl", "compressive", "transformer_ql")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fairseq_ms
 from fairseq_ms.errors import UsageError
+from fairseq_ms.presets.recipes import SOURCE as OWN
 from fairseq_ms.presets.registry import CONFIGS, Preset
 from fairseq_ms.tools import arguments, report
 
@@ -46,8 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "hred, hred_transformer, haed, iem, finetune or end_to_end"
     )
     parser.add_argument("preset", metavar="PRESET", nargs="?", help=help)
-    help = "print all presets: parameters, memory of a step, and the paper's table"
+    help = "print our own presets: parameters, memory of a step, and where they are from"
     parser.add_argument("--list", action="store_true", help=help)
+    parser.add_argument("--papers", action="store_true", help="with --list: and every row of the papers' tables")
+    help = "print the flags of an architecture, which are the settings of its file's section model, too"
+    parser.add_argument("--flags", metavar="ARCH", help=help)
     help = "write a file, such as configs/NAME.yaml, whose checkpoints go to checkpoints/NAME"
     parser.add_argument("--out", metavar="FILE", type=Path, help=help)
     help = (
@@ -61,10 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the file, or print the presets."""
-    if args.list == (args.preset is not None):
-        raise UsageError(f"PRESET or --list must be given, and not both: got {args.preset or 'neither'}")
+    if (args.preset is not None) + args.list + (args.flags is not None) != 1:
+        raise UsageError(f"PRESET or --list must be given, or --flags, and one alone: got {args.preset or 'none'}")
+    if args.papers and not args.list:
+        raise UsageError("--papers must be given with --list: got it alone")
     if args.list:
-        print(listed(CONFIGS.values()))
+        shown = [preset for preset in CONFIGS.values() if args.papers or preset.recipe.source == OWN]
+        print(listed(shown))
+        return 0
+    if args.flags is not None:
+        print(flags_of(args.flags))
         return 0
     if presets := [name for name, preset in CONFIGS.items() if preset.model == args.preset != name]:
         raise UsageError(
@@ -87,6 +97,26 @@ def run(args: argparse.Namespace) -> int:
     # Processes of one training may write it at once, and none must read the half of it.
     report.write_text(args.out, text)
     return 0
+
+
+def flags_of(arch: str) -> str:
+    """The flags of an architecture's model as a table: default and meaning."""
+    arguments.register()
+    from dataclasses import MISSING
+
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+    model = ARCH_MODEL_NAME_REGISTRY.get(arch)
+    if model not in {preset.model for preset in CONFIGS.values()}:
+        known = {preset.model for preset in CONFIGS.values()}
+        raise UsageError(f"--flags must name an architecture, {', '.join(sorted(known))}, or a preset: got {arch}")
+    rows = []
+    for name, field in MODEL_DATACLASS_REGISTRY[model].__dataclass_fields__.items():
+        # Others are a task's or criterion's, by interpolation.
+        if text := field.metadata.get("help"):
+            default = field.default_factory() if field.default is MISSING else field.default
+            rows.append([f"--{name.replace('_', '-')}", getattr(default, "value", default), " ".join(text.split())])
+    return report.format_table(["flag", "default", "meaning"], rows)
 
 
 def listed(presets: Iterable[Preset]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fairseq_ms.presets import haed, transformer_ql  # noqa: F401  (the papers' presets come first)
 from fairseq_ms.presets.registry import PRESETS, Preset, Recipe, Settings, Values, register_presets
 
-_SOURCE = "the recipes of docs/recipes.md"
+SOURCE = "the recipes of docs/recipes.md"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _text(size: _Size) -> Recipe:
         notes += "With another optimizer than Muon add model.decoder_normalize_after=false."
     notes += " Without a GPU add common.bf16=false." * size.half
     return Recipe(
-        _SOURCE,
+        SOURCE,
         {
             "common": {"bf16": True} if size.half else {},
             "model": model,
@@ -114,7 +114,7 @@ def _streams(size: _Size) -> tuple[Values, Recipe]:
         "optimization": {**paper.recipe.settings["optimization"], "max_update": 10_000},
     }
     notes = "Adam, rates and dropout are those of Appendix E for SimpleBooks-2; nothing else has been measured. "
-    return values, Recipe(_SOURCE, settings, f"{notes}{paper.recipe.notes}")
+    return values, Recipe(SOURCE, settings, f"{notes}{paper.recipe.notes}")
 
 
 def _characters(size: _Size) -> tuple[Values, Recipe]:
@@ -140,7 +140,7 @@ def _characters(size: _Size) -> tuple[Values, Recipe]:
             "dataset": {"batch_size": 2},
             "optimizer": haed.composite(rates, 40),
         }
-    return values, Recipe(_SOURCE, settings, notes)
+    return values, Recipe(SOURCE, settings, notes)
 
 
 register_presets(

@@ -74,7 +74,7 @@ def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
 @pytest.fixture
 def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], dict[str, str]]:
     """The rows of ``--list``, and its papers by number."""
-    assert cli.main(["config", "--list"]) == 0
+    assert cli.main(["config", "--list", "--papers"]) == 0
     table, notes = capsys.readouterr().out.split("\n\n")
     rows = [re.split(r" {2,}", line) for line in table.splitlines()[2:]]
     return rows, dict(re.findall(r"^(\[\d\]) (.*)$", notes, re.MULTILINE))
@@ -156,6 +156,8 @@ def test_the_papers_own_number_of_updates_is_not_the_datas(tmp_path: Path) -> No
         ("characters_haed --data bin --max-update 0", "--max-update"),
         ("", "PRESET or --list"),
         ("haed_wt103 --list", "PRESET or --list"),
+        ("haed_wt103 --papers", "--papers"),
+        ("--flags transformer_lm", "--flags"),
         ("retina_lm_wt103", "PRESET"),
     ],
 )

@@ -71,6 +71,22 @@ def test_out_writes_what_is_printed_into_a_folder_that_need_not_exist(
     assert capsys.readouterr().out == ""
 
 
+def test_the_flags_of_an_architecture_are_those_of_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for arch in ("retina_lm", "vanilla_lm_tiny"):
+        assert cli.main(["config", "--flags", arch]) == 0
+        found.append({re.split(r" {2,}", line)[0] for line in capsys.readouterr().out.splitlines()[2:]})
+    assert {"--scale-heads", "--downsampler"} <= found[0] - found[1]
+    assert {"--short-conv", "--scale-windows", "--activation-fn"} <= found[0] & found[1]
+
+
+def test_our_own_presets_are_listed_without_the_papers_(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--list"]) == 0
+    own = capsys.readouterr().out
+    assert "retina_lm_tiny" in own
+    assert "haed_wt103" not in own
+
+
 @pytest.fixture
 def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[list[str]], dict[str, str]]:
     """The rows of ``--list``, and its papers by number."""

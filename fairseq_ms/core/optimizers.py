@@ -78,7 +78,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """torch's Muon for groups of parameters that have ``rows``, and AdamW for all others, with one state.
 
     ``rows`` are those of the projections in each matrix of a group, each of which Muon updates by itself; those of one
-    shape are computed together, which on a CPU with bfloat16 products changes no bit (``ops.orthogonal``).
+    shape are computed together (``ops.orthogonal``).
 
     Args:
         projections: the matrices of a first group, and their rows

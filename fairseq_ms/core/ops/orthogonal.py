@@ -14,8 +14,8 @@ def orthogonalised(
     """Matrices (O, I) of one shape, each brought near the orthogonal one nearest to it, (M, O, I) in bfloat16.
 
     Newton-Schulz iterations X <- a X + (b X X^T + c (X X^T)^2) X of the matrices over their norms, as
-    ``torch.optim.Muon`` does them one by one; its own numbers bit for bit on a CPU with bfloat16 products, within
-    their rounding elsewhere. Source: https://kellerjordan.github.io/posts/muon/
+    ``torch.optim.Muon`` does them one by one: its numbers but for the rounding of bfloat16 products, which may differ
+    for a batch. Source: https://kellerjordan.github.io/posts/muon/
     """
     a, b, c = coefficients
     first = matrices[0]

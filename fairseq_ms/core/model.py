@@ -188,7 +188,7 @@ class CausalModel(nn.Module, ABC):
         top_p: float = 1.0,
         state: State | None = None,
         generator: torch.Generator | None = None,
-        graphs: bool | None = False,
+        graphs: bool | None = None,
         eos_idx: int | None = None,
         allowed: Tensor | None = None,
         stop: Callable[[Tensor], bool] | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.layers import QueryKey
@@ -158,6 +159,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
             own = self.state[parameter]
             if "momentum_buffer" not in own:
                 own["momentum_buffer"] = torch.zeros_like(parameter)
+            if isinstance(parameter, DTensor):
+                _update_sharded(group, parameter, rows, own["momentum_buffer"])
+                continue
             parts = (whole.split(rows) for whole in (parameter, parameter.grad, own["momentum_buffer"]))
             for piece in zip(*parts, strict=True):
                 alike.setdefault((piece[0].shape, piece[0].dtype, piece[0].device), []).append(piece)
@@ -171,3 +175,17 @@ class MuonAndAdamW(torch.optim.Optimizer):
             moves = moves.contiguous().to(dtype)
             rate = lr * RATES[group["adjust_lr_fn"] or "original"](*shape)
             torch._foreach_add_(weights, moves.unbind(0), alpha=-rate)
+
+
+def _update_sharded(group: Mapping[str, Any], parameter: DTensor, rows: tuple[int, ...], momentum: DTensor) -> None:
+    """``MuonAndAdamW``'s update of a matrix of which every process has a part: each computes the whole of its move."""
+    lr, gradient = float(group["lr"]), parameter.grad
+    assert isinstance(gradient, DTensor)
+    momentum.lerp_(gradient, 1 - group["momentum"])
+    update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+    moves = []
+    for piece in update.full_tensor().split(rows):  # type: ignore[no-untyped-call]
+        move_OI = orthogonalised([piece], group["ns_coefficients"], group["ns_steps"], group["eps"])[0]
+        moves.append(move_OI.to(piece.dtype) * (lr * RATES[group["adjust_lr_fn"] or "original"](*piece.shape)))
+    own = distribute_tensor(torch.cat(moves), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.mul_(1 - lr * group["weight_decay"]).sub_(own)

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from fairseq_ms import core
 from tests.core.test_model import build
 
+WINDOWS = (core.Scale(1, near=0, far=5), core.Scale(4, near=4, far=16))
 SCALES = (core.Scale(1, layers=1), core.Scale(4, layers=1))
 PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
 ALL = {
@@ -24,7 +25,12 @@ ALL = {
 }
 # What the compiler keeps for backward is its own affair, so masks are torch's, in the order of torch's own layers.
 DROPPED = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.1, "recompute": False}
-SMALL: dict[str, Any] = {"Vanilla": {"layers": 2}, "TopDown": {"scales": SCALES}, "BottomUp": {"scales": SCALES}}
+SMALL: dict[str, Any] = {
+    "Vanilla": {"layers": 2},
+    "Retina": {"layers": 2, "scales": WINDOWS},
+    "TopDown": {"scales": SCALES},
+    "BottomUp": {"scales": SCALES},
+}
 CASES = [
     *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED)),
     ("CoarseLM", PLAIN),

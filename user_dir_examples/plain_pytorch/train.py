@@ -1,11 +1,15 @@
-"""Train a model of fairseq_ms.core on a text in a plain PyTorch loop, without fairseq.
+"""Train any model of fairseq_ms.core in a plain PyTorch loop, without fairseq.
 
     python train.py book.txt --model Retina --set dim=132 ffn_dim=528 heads=12 layers=4 --steps 1000
     torchrun --nproc-per-node 2 train.py book.txt ...   # shards parameters, gradients and optimizer with fully_shard
 
-DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx).
---set takes any field of the model's configuration as JSON, scales='[{"factor": 1, "layers": 3}]' for instance.
-Called again with the same --out, training continues, on any number of processes. --muon-lr: matrices by Muon.
+DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx);
+what is validated on is its last twentieth, or data-bin/valid. --set takes any field of the model's configuration as
+JSON, scales='[{"factor": 1, "layers": 3}]' for instance. Matrices are trained by Muon, all else by AdamW; a GPU trains
+compiled layers in bfloat16. Models with a memory read on where the last batch ended.
+Called again with the same --out, training continues, on any number of processes. OUT/checkpoint.pt has all of it: with
+saved = torch.load("checkpoint.pt", weights_only=True), the model is of the class saved["name"] and of the sizes
+saved["configuration"], and loads saved["model"]; saved["tokenizer"] are its symbols, or "bytes".
 """
 
 import argparse
@@ -19,14 +23,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
 from tqdm import tqdm
 
 from fairseq_ms import core
 
-NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 1e-3, "save-every": 100, "muon-lr": 0.0}
+NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 3e-3, "muon-lr": 0.02, "save-every": 100, "valid-batches": 10}
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def read_tokens(data: str) -> np.ndarray:
@@ -47,16 +54,26 @@ def read_tokens(data: str) -> np.ndarray:
     return np.memmap(file, dtype, mode="r")
 
 
-def batch_of(tokens: np.ndarray, rows: int, length: int, step: int, rank: int, ranks: int) -> list[torch.Tensor]:
-    """This rank's share of the rows of a step, tokens and targets (rows / ranks, length); a step always draws them."""
-    starts = np.random.default_rng(step).integers(0, len(tokens) - length, rows)[rank::ranks]
-    windows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-    return [torch.from_numpy(windows[:, :-1]), torch.from_numpy(windows[:, 1:])]
+def symbols_of(data: str) -> list[str]:
+    """The symbols of binarised data, from the dictionary beside them; none for a text."""
+    if not Path(f"{data}.idx").is_file():
+        return []
+    if not (file := Path(data).with_name("dict.txt")).is_file():
+        raise SystemExit(f"DATA must lie beside their dictionary: there is no {file}")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
 
 
-def state_of(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], step: int) -> dict:
-    weights, moments = get_state_dict(model, optimizers)
-    return {"model": weights, "optimizer": moments, "step": torch.tensor(step)}
+def starts_of(count: int, args: argparse.Namespace, step: int, streams: bool) -> tuple[np.ndarray, bool]:
+    """Where the rows of a step begin among so many tokens, always the same; and whether they begin streams anew.
+
+    At random, or in streams, of which every row reads its part of the tokens from the beginning to the end.
+    """
+    if not streams:
+        return np.random.default_rng(step).integers(0, count - args.length, args.rows), True
+    part = (count - 1) // args.rows
+    turn = step % max(1, part // args.length)
+    return np.arange(args.rows) * part + turn * args.length, turn == 0
 
 
 def main() -> None:
@@ -66,59 +83,137 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON", help="fields of the configuration")
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"(default: {default})")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     parser.add_argument("--out", type=Path, default=Path("runs/plain"), help="folder (default: runs/plain)")
     args = parser.parse_args()
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if ranks > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    tokens, checkpoint = read_tokens(args.data), args.out / "checkpoint"
-    if not 0 < args.length < len(tokens) or args.rows < 1 or args.rows % ranks:
-        raise SystemExit(f"--length must be 1 to {len(tokens) - 1}, and --rows a multiple of {ranks} processes")
-    settings = {"vocab_size": int(tokens.max()) + 1, "max_positions": args.length}
+    train, symbols, beside = read_tokens(args.data), symbols_of(args.data), str(Path(args.data).with_name("valid"))
+    # A text that is too short for a batch of validation is all trained on.
+    held_out = len(train) // 20 if len(train) >= 20 * (args.rows * args.length + 1) and not symbols else 0
+    train, valid = np.split(train, [len(train) - held_out])
+    if symbols and Path(f"{beside}.idx").is_file():
+        valid = read_tokens(beside)
+    if not 0 < args.length < len(train) or args.rows < 1 or args.rows % ranks:
+        raise SystemExit(f"--length must be 1 to {len(train) - 1}, and --rows a multiple of {ranks} processes")
+    settings = {"vocab_size": len(symbols) if symbols else 256, "max_positions": args.length}
     torch.manual_seed(0)
     try:
         settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
         model = getattr(core, args.model)(getattr(core, f"{args.model}Config").from_dict(settings)).to(device)
+        if args.compile:
+            model.compile()
     except (TypeError, ValueError) as error:
         raise SystemExit(f"--set must be FIELD=JSON of a {args.model}Config: {error}") from None
+    streams, count, mesh = hasattr(model, "new_memory"), args.rows // ranks, None
+    own = slice(rank * count, (rank + 1) * count)
+    state = model.new_state(count) if streams else None
+    fresh = state.memory if streams else None  # zeros, made before the weights are split
+    if streams and (args.length % model.segment_len or len(train) <= args.rows * args.length):
+        raise SystemExit(f"--length must be a multiple of segment_len {model.segment_len}, and DATA have all --rows")
     if ranks > 1:
-        register_fsdp_forward_method(fully_shard(model), "loss")
-    matrices, others = core.matrices_and_others(model) if args.muon_lr else ([], list(model.parameters()))
-    optimizers: list = [torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.01)] if matrices else []
-    optimizers.append(torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01))
-    if (saved := state_of(model, optimizers, 0)) and checkpoint.is_dir():
-        try:
-            dcp.load(saved, checkpoint_id=checkpoint)
-        except dcp.CheckpointException:
-            raise SystemExit(f"--out must be a new folder: {checkpoint} is of another model or other sizes") from None
-        set_state_dict(model, optimizers, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-    done = int(saved["step"])
-    for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
-        rate = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        loss = model.loss(*(part.to(device) for part in batch_of(tokens, args.rows, args.length, step, rank, ranks)))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * rate
-            optimizer.step()
-            optimizer.zero_grad()
+        mesh = init_device_mesh(device.type, (ranks,))
+        register_fsdp_forward_method(fully_shard(model, mesh=mesh), "loss")
+    if args.muon_lr:
+        optimizer = core.muon_and_adamw(model, args.muon_lr, args.lr, 0.01, (0.9, 0.98))
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), args.lr, (0.9, 0.98), weight_decay=0.01)
+    described = {"name": args.model, "configuration": model.config.to_dict(), "tokenizer": symbols or "bytes"}
+    rates = [group["lr"] for group in optimizer.param_groups]
+    folder, file = args.out / "checkpoint", args.out / "checkpoint.pt"
+
+    def everything(step: int, options: StateDictOptions | None = None) -> dict:
+        weights, moments = get_state_dict(model, optimizer, options=options)
+        memory = dict(state.memory.states) if streams else {}
+        if mesh is not None:
+            memory = {name: DTensor.from_local(part, mesh, [Shard(0)]) for name, part in memory.items()}
+            memory = {name: part.full_tensor().cpu() if options else part for name, part in memory.items()}
+        return {"model": weights, "optimizer": moments, "memory": memory, "step": torch.tensor(step)}
+
+    def write(step: int, last: bool) -> None:
+        """A process alone writes one file; several write a folder of their parts, and one file at the end."""
+        args.out.mkdir(parents=True, exist_ok=True)
+        if ranks > 1:
+            dcp.save(everything(step), checkpoint_id=args.out / "unfinished")
+            if rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)  # which stayed until this one was complete
+                (args.out / "unfinished").rename(folder)
+        if ranks == 1 or last:
+            saved = everything(step, WHOLE if ranks > 1 else None)
+            if rank == 0:
+                torch.save({**saved, **described}, args.out / "unfinished.pt")
+                os.replace(args.out / "unfinished.pt", file)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    saved, options = None, None
+    try:
+        if folder.is_dir() and not (file.is_file() and file.stat().st_mtime > folder.stat().st_mtime):
+            dcp.load(saved := everything(0), checkpoint_id=folder)
+        elif file.is_file():
+            saved, options = torch.load(file, map_location=device, weights_only=True), WHOLE
+            saved["memory"] = {name: part[own] for name, part in saved["memory"].items()}
+        if saved is not None:
+            moments = {"optim_state_dict": saved["optimizer"], "options": options}
+            set_state_dict(model, optimizer, model_state_dict=saved["model"], **moments)
+    except (dcp.CheckpointException, RuntimeError, KeyError):
+        raise SystemExit(f"--out must be a new folder: {args.out} is of another model or other sizes") from None
+    done = int(saved["step"]) if saved is not None else 0
+    if state is not None and saved is not None:
+        parts = {name: part.to_local() if mesh and not options else part for name, part in saved["memory"].items()}
+        state.restart(type(fresh)(parts, fresh.pending_BT), done * args.length)
+
+    def loss_of(tokens: np.ndarray, step: int, state: object, in_streams: bool) -> torch.Tensor:
+        """This rank's part of a step's loss."""
+        starts, begins = starts_of(len(tokens), args, step, in_streams)
+        if state is not None and begins:
+            state.restart(fresh, 0)
+        rows = np.stack([tokens[start : start + args.length + 1] for start in starts[own]])
+        batch = torch.from_numpy(rows.astype(np.int64)).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            return model.loss(batch[:, :-1], batch[:, 1:], **({} if state is None else {"state": state}))
+
+    def mean_of(loss: torch.Tensor) -> float:
         mean = loss.detach() / ranks
         if ranks > 1:
             dist.all_reduce(mean)
-        bar.set_postfix(loss=f"{float(mean):.4f}")
+        return float(mean)
+
+    def validated() -> str:
+        steps = range(min(args.valid_batches, (len(valid) - 1) // args.rows // args.length))
+        model.eval()
+        reading = state.copy() if streams else None
+        with torch.no_grad():
+            losses = [mean_of(loss_of(valid, step, reading, True)) for step in steps]
+        model.train()
+        return f", validated {sum(losses) / len(losses):.7f}" if losses else ""
+
+    for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
+        factor = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        torch.manual_seed(step * ranks + rank)  # dropout, so that a run that is resumed draws the same
+        loss = loss_of(train, step, state, streams)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 10 == 0:  # not after every update: it waits for the GPU
+            bar.set_postfix(loss=f"{mean_of(loss):.4f}")
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            dcp.save(state_of(model, optimizers, step + 1), checkpoint_id=args.out / "unfinished")
+            write(step + 1, step + 1 == args.steps)
+            line = f"update {step + 1}: loss {mean_of(loss):.7f}{validated()}"
             if rank == 0:
-                shutil.rmtree(checkpoint, ignore_errors=True)  # which stayed until this one was complete
-                (args.out / "unfinished").rename(checkpoint)
-                print(f"update {step + 1}: loss {float(mean):.7f}")
+                print(line)
     if ranks > 1:
         dist.destroy_process_group()
-    elif tokens.dtype == np.uint8:
-        prompt = torch.tensor(tokens[: min(32, (args.length + 1) // 2)].tolist(), device=device)
-        text = model.generate(prompt, min(200, args.length + 1 - len(prompt)), temperature=0.8)
-        print(bytes(text.tolist()).decode(errors="replace"))
+        return
+    prompt = torch.tensor(train[: min(32, (args.length + 1) // 2)].tolist(), device=device)
+    text = model.eval().generate(prompt, min(200, args.length + 1 - len(prompt)), temperature=0.8)
+    words = " ".join(symbols[token] for token in text.tolist()).replace("@@ ", "") if symbols else ""
+    print(words or bytes(text.tolist()).decode(errors="replace"))
 
 
 if __name__ == "__main__":

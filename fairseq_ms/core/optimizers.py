@@ -182,9 +182,9 @@ def _update_sharded(group: Mapping[str, Any], parameter: DTensor, rows: tuple[in
     lr, gradient = float(group["lr"]), parameter.grad
     assert isinstance(gradient, DTensor)
     momentum.lerp_(gradient, 1 - group["momentum"])
-    update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+    update: Any = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
     moves = []
-    for piece in update.full_tensor().split(rows):  # type: ignore[no-untyped-call]
+    for piece in update.full_tensor().split(rows):
         move_OI = orthogonalised([piece], group["ns_coefficients"], group["ns_steps"], group["eps"])[0]
         moves.append(move_OI.to(piece.dtype) * (lr * RATES[group["adjust_lr_fn"] or "original"](*piece.shape)))
     own = distribute_tensor(torch.cat(moves), parameter.device_mesh, parameter.placements, src_data_rank=None)

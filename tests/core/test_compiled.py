@@ -32,7 +32,8 @@ SMALL: dict[str, Any] = {
     "BottomUp": {"scales": SCALES},
 }
 CASES = [
-    *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED)),
+    # The masks of windows are drawn in another order when they are compiled.
+    *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED) if (name, kind) != ("Retina", DROPPED)),
     ("CoarseLM", PLAIN),
     ("HAED", PLAIN),
 ]

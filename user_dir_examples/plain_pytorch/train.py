@@ -18,6 +18,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,17 +111,16 @@ def main() -> None:
         raise SystemExit(f"--set must be FIELD=JSON of a {args.model}Config: {error}") from None
     streams, count, mesh = hasattr(model, "new_memory"), args.rows // ranks, None
     own = slice(rank * count, (rank + 1) * count)
-    state = model.new_state(count) if streams else None
-    fresh = state.memory if streams else None  # zeros, made before the weights are split
+    state: Any = model.new_state(count) if streams else None
+    fresh: Any = state.memory if streams else None  # zeros, made before the weights are split
     if streams and (args.length % model.segment_len or len(train) <= args.rows * args.length):
         raise SystemExit(f"--length must be a multiple of segment_len {model.segment_len}, and DATA have all --rows")
     if ranks > 1:
         mesh = init_device_mesh(device.type, (ranks,))
         register_fsdp_forward_method(fully_shard(model, mesh=mesh), "loss")
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), args.lr, (0.9, 0.98), weight_decay=0.01)
     if args.muon_lr:
         optimizer = core.muon_and_adamw(model, args.muon_lr, args.lr, 0.01, (0.9, 0.98))
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), args.lr, (0.9, 0.98), weight_decay=0.01)
     described = {"name": args.model, "configuration": model.config.to_dict(), "tokenizer": symbols or "bytes"}
     rates = [group["lr"] for group in optimizer.param_groups]
     folder, file = args.out / "checkpoint", args.out / "checkpoint.pt"
@@ -165,7 +165,7 @@ def main() -> None:
         parts = {name: part.to_local() if mesh and not options else part for name, part in saved["memory"].items()}
         state.restart(type(fresh)(parts, fresh.pending_BT), done * args.length)
 
-    def loss_of(tokens: np.ndarray, step: int, state: object, in_streams: bool) -> torch.Tensor:
+    def loss_of(tokens: np.ndarray, step: int, state: Any, in_streams: bool) -> torch.Tensor:
         """This rank's part of a step's loss."""
         starts, begins = starts_of(len(tokens), args, step, in_streams)
         if state is not None and begins:

@@ -75,10 +75,10 @@ def test_a_norm_and_a_convolution_before_a_projection_equal_autograd(bias: bool,
 
 @pytest.mark.parametrize("taps", [0, 3])
 def test_a_projection_keeps_what_the_norm_reads_alone(taps: int) -> None:
-    modules = nn.ModuleList([random_norm(7), nn.Linear(7, 4).double(), *([random_conv(7, taps)] if taps else [])])
+    norm, linear, conv = random_norm(7), nn.Linear(7, 4).double(), random_conv(7, taps)
+    modules = nn.ModuleList(module for module in (norm, linear, conv) if module is not None)
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    norm, linear, *conv = modules
-    assert saved_bytes(lambda: norm_linear(x, norm, linear, True, *conv), modules) == x.nbytes
+    assert saved_bytes(lambda: norm_linear(x, norm, linear, True, conv), modules) == x.nbytes
 
 
 @pytest.mark.parametrize("taps", [1, 3, 8])

@@ -217,7 +217,7 @@ class UnfinishedBlock(Rows):
         self.factor = factor
 
     def join(self, x_BTD: Tensor) -> Tensor:
-        """T more positions, after those that waited: all of them, the first of a block; the rest waits again."""
+        """Put what waits in front of x: (B, r + T, D), from where a block begins; an incomplete one waits again."""
         joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
         self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
         return joined

@@ -143,11 +143,11 @@ class LayerConfig:
         return self.make_norm() if self.normalize_before else None
 
     def short_convolution(self) -> ShortConv | None:
-        """What follows that norm, if anything does."""
+        """The short convolution after ``norm_before``, or None."""
         return ShortConv(self.dim, self.short_conv) if self.short_conv else None
 
     def last_inputs(self, batch_size: int, like: Tensor) -> LastInputs | None:
-        """What that remembers of B texts before their first tokens."""
+        """The empty memory of that convolution for B texts, or None."""
         taps = self.short_conv
         return LastInputs(like.new_zeros(batch_size, taps, self.dim)) if taps else None
 
@@ -168,7 +168,10 @@ class LayerConfig:
     def rotation_after(
         self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
     ) -> Tensor | None:
-        """The ``rotation`` of the blocks of k tokens that ``count`` tokens after ``start`` finish."""
+        """The ``rotation`` of the blocks of k tokens that are complete after ``start + count`` tokens, and not before.
+
+        A block is turned by the position of its first token.
+        """
         rotary = self.positions == "rotary"
         return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
 
@@ -309,7 +312,7 @@ class QueryKey(nn.Module):
             nn.init.zeros_(self.sinks)
 
     def forward(self, x_BTO: Tensor, queries: int, keys: int, rotation_2TF: Tensor | None = None) -> Tensor:
-        """x (B, T, O): so many heads of queries, then so many of keys; the rest stays as it is."""
+        """Normalise and rotate the first ``queries`` heads of x (B, T, O) and the next ``keys``; leave the rest."""
         if self.query is not None and self.key is not None:
             norms = [(self.query, queries), (self.key, keys)]
             x_BTO = norm_heads(x_BTO, self.head_dim, norms, self.recompute, self.temperature if queries else None)
@@ -325,6 +328,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
+        self.config = config
         self.heads, self.head_dim = config.heads, config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
@@ -348,6 +352,12 @@ class SelfAttention(nn.Module):
             return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute, self.qk.sinks)
         return self.out(past.attend(qkv, self.heads, dropout, self.recompute, self.qk.sinks))
 
+    def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> KeyValueCache:
+        """An empty cache for B texts of about ``capacity`` tokens, of the type and on the device of ``like``."""
+        cache = KeyValueCache(batch_size, self.heads, self.head_dim, capacity, like)
+        cache.before = self.config.last_inputs(batch_size, like)
+        return cache
+
 
 class ResidualLayer(nn.Module):
     """Attention and feed-forward, each beside a residual connection.
@@ -362,7 +372,7 @@ class ResidualLayer(nn.Module):
     """
 
     attention: Any
-    # Which of the other inputs is what a state remembers; with one, and without ``compiled``, the layer runs as it is.
+    # The index of the cache among the other inputs. The layer runs uncompiled when there is one, or no ``compiled``.
     past = 0
     compiled: Callable[..., Tensor] | None = None
 
@@ -444,8 +454,4 @@ class TransformerStack(nn.Module):
 
     def new_caches(self, batch_size: int, capacity: int, like: Tensor) -> list[KeyValueCache]:
         """An empty cache of every layer, of the type and on the device of ``like``."""
-        attentions = [layer.attention for layer in self.layers]
-        caches = [KeyValueCache(batch_size, own.heads, own.head_dim, capacity, like) for own in attentions]
-        for cache in caches:
-            cache.before = self.config.last_inputs(batch_size, like)
-        return caches
+        return [layer.attention.new_cache(batch_size, capacity, like) for layer in self.layers]

@@ -223,14 +223,14 @@ class CausalModel(nn.Module, ABC):
         rows = prompt if isinstance(prompt, list) else [prompt] if prompt.dim() == 1 else list(prompt)
         counts = [row.numel() for row in rows]
         prompts_BP = self.checked_tokens(nn.utils.rnn.pad_sequence(rows, batch_first=True))
-        own_B1 = torch.tensor(counts, device=prompts_BP.device).unsqueeze(1)
+        lengths_B1 = torch.tensor(counts, device=prompts_BP.device).unsqueeze(1)
         if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
             raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
         shortest, length = min(counts), max(counts) + n
-        texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(own_B1, dtype=torch.bool)
+        texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(lengths_B1, dtype=torch.bool)
         self.check_length(length - 1 + (state.length if state is not None else 0))
         finite: Tensor | bool = True
-        steps, own = None, state is None
+        steps, is_ours = None, state is None
         begin_steps = begin_steps_of(self, graphs) if graphs is not False else None
         if state is not None:
             self.check_state(state, texts[0])
@@ -245,9 +245,9 @@ class CausalModel(nn.Module, ABC):
                 next_B1 = draw(logits_BV, temperature, top_k, top_p, generator)
                 if eos_idx is not None:
                     next_B1 = next_B1.masked_fill(ended_B1, eos_idx)
-                    ended_B1 = (next_B1 == eos_idx) & (place >= own_B1)
+                    ended_B1 = (next_B1 == eos_idx) & (place >= lengths_B1)
                 if place < max(counts):
-                    next_B1 = next_B1.where(place >= own_B1, prompts_BP[:, place, None])
+                    next_B1 = next_B1.where(place >= lengths_B1, prompts_BP[:, place, None])
                 texts.append(next_B1)
                 if eos_idx is not None and bool(ended_B1.all()):
                     break
@@ -256,12 +256,13 @@ class CausalModel(nn.Module, ABC):
                 if begin_steps is not None and steps is None and place < length - 1:
                     read = steps = begin_steps(state, state.length + length - shortest)
             self.steps = steps or self.steps
-            if steps is not None and not own:
+            if steps is not None and not is_ours:
+                # Steps have buffers of their own: the caller's state reads the new tokens here.
                 self.features(torch.cat(texts[1:-1], dim=1), state)
         check_finite(finite)
         whole = torch.cat(texts, dim=1)
         if isinstance(prompt, list):
-            return [row[: own + n] for row, own in zip(whole, counts)]
+            return [row[: count + n] for row, count in zip(whole, counts)]
         return whole[0] if prompt.dim() == 1 else whole
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_att
 from fairseq_ms.core.scales import Scale, window_turns
 
 # Tokens that continue a text at a time: each is compared with all of them, and with what a window remembers.
-_PIECE = 256
+_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,11 @@ class RetinaAttention(nn.Module):
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D).
 
-        At the beginning of texts, or after ``past``, which takes in keys and values of x. ``rotations`` are, by factor,
-        those of the T positions, and of where its new blocks begin.
+        Attends within x or, with ``past``, to what is before it as well, and appends x's keys and values to ``past``.
+        ``rotations[k]`` turns the keys of scale k: one a token for 1x, and one a block that these tokens complete.
         """
         fine, coarse = self.project(x_BTD, past)
-        # Queries of all windows lie in front of the keys of 1x.
+        # Every scale is normalised and rotated. All queries lie in the tensor of 1x; coarse ones have keys and values.
         queries = [sum(self.heads.values()), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
         fine, *coarse = map(self.qk, [fine, *coarse], queries, self.heads.values(), turns)
@@ -100,7 +100,9 @@ class RetinaAttention(nn.Module):
         return window_attention_linear(windows, (fine, *coarse), self.out, self.recompute)
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Queries, keys and values at 1x, (B, T, D + 2 * N * H), and keys and values of the other scales."""
+        """Queries of all heads beside keys and values of the N heads at 1x, (B, T, D + 2 * N * H), and of every other
+        scale keys beside values of its own N heads, (B, C, 2 * N * H), for the C blocks that are complete.
+        """
         before = past.windows[0].before if past is not None else None
         read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
         fine, normed = norm_linear_and_normed(*read)
@@ -109,6 +111,7 @@ class RetinaAttention(nn.Module):
             joined = normed if past is None else past.unfinished[level].join(normed)
             whole = joined.size(1) - joined.size(1) % pool.factor
             if past is not None and not whole:
+                # No block is complete: no keys or values of this scale.
                 coarse.append(fine[:, :0, : 2 * self.heads[pool.factor] * self.head_dim])
             else:
                 coarse.append(project(pool(joined[:, :whole])))
@@ -152,7 +155,10 @@ class SlidingCache(KeyValueCache):
         self.first = 0
 
     def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> tuple[Tensor, Tensor]:
-        """Add C positions; keys and values of those before that are kept, and of these."""
+        """Add C positions; keys and values of those before that are kept, and of these.
+
+        There may be older ones among them than a query sees: ``WindowCache.see`` leaves those out.
+        """
         used, count = self.length - self.first, k_BNCH.size(2)
         known = self.buffer[:, :, :, max(0, used - self.keep) : used]
         if used + count <= self.buffer.size(3):
@@ -254,7 +260,9 @@ class Retina(LanguageModel):
 
     def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
         if state is not None and state.length:
-            return torch.cat([self._features(piece_BT, state) for piece_BT in tokens_BT.split(_PIECE, dim=1)], dim=1)
+            return torch.cat(
+                [self._features(piece_BT, state) for piece_BT in tokens_BT.split(_AT_A_TIME, dim=1)], dim=1
+            )
         return self._features(tokens_BT, state)
 
     def _features(self, tokens_BT: Tensor, state: RetinaState | None) -> Tensor:
@@ -263,14 +271,14 @@ class Retina(LanguageModel):
         rotations = self._rotations(start, x_BTD)
         pasts = state.caches if state is not None else [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts):
-            # Downsampled to all scales, and attended to through each one's windows.
+            # Each layer pools its own input to every scale (``RetinaAttention.project``).
             x_BTD = layer(x_BTD, past, rotations)
         if state is not None:
             state.move_on(tokens_BT.size(1))
         return self.norm(x_BTD)
 
     def _rotations(self, start: int | Tensor, x_BTD: Tensor) -> dict[int, Tensor | None]:
-        """By factor, the rotation of where the blocks begin that the T tokens after ``start`` others finish."""
+        """By factor, the ``rotation_after`` of the blocks that the T tokens after ``start`` others complete."""
         of_scale, factors = self.config.rotation_after, {scale.factor for turn in self.turns for scale in turn}
         return {factor: of_scale(start, x_BTD.size(1), x_BTD, factor, self.head_dim) for factor in factors}
 

@@ -45,8 +45,6 @@ class VanillaState(State):
 class Vanilla(LanguageModel):
     """Layers over token positions with full attention."""
 
-    has_fixed_steps = True
-
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
         self.stack = TransformerStack(config, config.layers)

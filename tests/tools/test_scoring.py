@@ -16,7 +16,7 @@ from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_co
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scoring")
     write_corpus(folder / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 11)})
-    flags = [*TINY, "--tokens-per-sample", "26", "--scale-windows", "1x=0:5,4x=5:26"]
+    flags = [*TINY, "--tokens-per-sample", "26", "--scale-windows", "1x=0:4,4x=4:28"]
     write_checkpoint(folder / "retina/model.pt", folder / "bin", "retina_lm", *flags)
     return folder
 

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 # Set before torch is imported anywhere: tests run side by side, one to a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+# A shell's background jobs ignore Ctrl-C, and so would the trainings that tests send it to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEED = 20240917
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.layers import QueryKey
@@ -159,7 +158,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             own = self.state[parameter]
             if "momentum_buffer" not in own:
                 own["momentum_buffer"] = torch.zeros_like(parameter)
-            if isinstance(parameter, DTensor):
+            if hasattr(parameter, "full_tensor"):
                 _update_sharded(group, parameter, rows, own["momentum_buffer"])
                 continue
             parts = (whole.split(rows) for whole in (parameter, parameter.grad, own["momentum_buffer"]))
@@ -177,10 +176,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
             torch._foreach_add_(weights, moves.unbind(0), alpha=-rate)
 
 
-def _update_sharded(group: Mapping[str, Any], parameter: DTensor, rows: tuple[int, ...], momentum: DTensor) -> None:
+def _update_sharded(group: Mapping[str, Any], parameter: Any, rows: tuple[int, ...], momentum: Any) -> None:
     """``MuonAndAdamW``'s update of a matrix of which every process has a part: each computes the whole of its move."""
+    from torch.distributed.tensor import distribute_tensor  # which loads more than all of the core
+
     lr, gradient = float(group["lr"]), parameter.grad
-    assert isinstance(gradient, DTensor)
     momentum.lerp_(gradient, 1 - group["momentum"])
     update: Any = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
     moves = []

@@ -331,10 +331,11 @@ def window_attention(
 
     Args:
         q: (B, N, T, H)
-        k, v: of the whole blocks of the T tokens, (B, N, T // factor, H)
+        k: of the whole blocks of the T tokens, (B, N, T // factor, H)
+        v: of the same
         factor: tokens of a block
-        near, far: in tokens, multiples of ``factor``; blocks of several tokens are seen from ``near=factor`` on, since
-            the newest is unfinished; ``far=None`` sees everything
+        near: in tokens, a multiple of ``factor``, and at least that for blocks, since the newest is unfinished
+        far: in tokens, a multiple of ``factor``; None sees everything
         dropout: probability of dropping an attention weight
 
     Raises ValueError for other bounds and other shapes.

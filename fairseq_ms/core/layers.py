@@ -345,7 +345,7 @@ class SelfAttention(nn.Module):
         ``rotation`` of its T positions, queries and keys are turned by them.
         """
         before = past.before if past is not None else None
-        projected = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, before)
+        projected, _ = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, before)
         qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
         if past is None:

@@ -15,7 +15,7 @@ from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import attend
-from fairseq_ms.core.ops.linear import norm_linear_and_normed, projection
+from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_attention_linear
 from fairseq_ms.core.scales import Scale, window_turns
 
@@ -105,7 +105,7 @@ class RetinaAttention(nn.Module):
         """
         before = past.windows[0].before if past is not None else None
         read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
-        fine, normed = norm_linear_and_normed(*read)
+        fine, normed = norm_linear(*read)
         coarse = []
         for level, (pool, project) in enumerate(zip(self.pools, self.coarse)):
             joined = normed if past is None else past.unfinished[level].join(normed)

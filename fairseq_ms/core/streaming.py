@@ -21,7 +21,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel, ModelConfig
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
 from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
 from fairseq_ms.core.stream_state import Memory, Mems, SegmentCache, StreamState, join
 
@@ -68,7 +68,8 @@ class RelativeAttention(nn.Module):
         """
         dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
         if past is not None:
-            q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute), self.heads)
+            qkv, _ = norm_linear(s_BTD, self.norm, self.qkv, self.recompute)
+            q, k, v = split_qkv(qkv, self.heads)
             return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout, past.bias))
         r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
         segment = s_BTD, m_BMD.detach(), self.norm, self.qkv
@@ -354,7 +355,7 @@ class StreamingModel(LanguageModel):
         """Features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
-        if state is not None and not torch.is_grad_enabled():
+        if state is not None and not records():
             return self.drop(self.advance(tokens_BT, state)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fairseq_ms.errors import UsageError
+
 
 def batch_by_size_vec(
     indices: np.ndarray, num_tokens_vec: np.ndarray, max_tokens: int, max_sentences: int, bsz_mult: int
@@ -69,8 +71,8 @@ def batch_by_size_fn(
 
 
 def batch_fixed_shapes_fast(*_: Any) -> list[np.ndarray]:
-    """Raises NotImplementedError: no task here makes batches of fixed shapes."""
-    raise NotImplementedError("batches of fixed shapes need fairseq's compiled modules")
+    """Raises UsageError: only data for TPUs, which the plugin refuses, come in batches of fixed shapes."""
+    raise UsageError("batches must have no fixed shapes where fairseq is not compiled")
 
 
 def get_slice_indices(sizes: np.ndarray, break_mode: str, block_size: int, document_sep_len: int) -> np.ndarray:

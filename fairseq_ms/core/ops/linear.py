@@ -134,7 +134,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
-        hidden = norm_linear(x, self.norm, self.up, self.recompute)
+        hidden, _ = norm_linear(x, self.norm, self.up, self.recompute)
         dropout = self.dropout if self.training else 0.0
         return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
 
@@ -239,23 +239,12 @@ def norm_linear(
     recompute: bool,
     conv: ShortConv | None = None,
     before: Before | None = None,
-) -> Tensor:
-    """``linear(conv(norm(x), before))``, its naive twin; x (..., D) -> (..., O). Either of the two may be missing.
-
-    With ``recompute``, x is all that is kept for backward.
-    """
-    return norm_linear_and_normed(x, norm, linear, recompute, conv, before)[0]
-
-
-def norm_linear_and_normed(
-    x: Tensor,
-    norm: Norm | None,
-    linear: nn.Linear,
-    recompute: bool,
-    conv: ShortConv | None = None,
-    before: Before | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``norm_linear`` and what its projection reads, computed once; only those who use the latter keep it."""
+    """``linear(conv(norm(x), before))``, its naive twin, (..., D) -> (..., O), and what the projection reads, (..., D).
+
+    Norm and convolution may be missing. With ``recompute``, x is all that is kept for backward, and what the projection
+    reads if that is used.
+    """
     if norm is None and conv is None:
         return linear(x), x
     again = recompute and saves() and plain(norm, conv, linear)

@@ -15,7 +15,6 @@ from fairseq_ms.core.ops.linear import (
     ShortConv,
     activation_linear,
     norm_linear,
-    norm_linear_and_normed,
 )
 from fairseq_ms.core.ops.recompute import scaled_mask
 from fairseq_ms.tools.saved_bytes import saved_bytes
@@ -68,8 +67,9 @@ def test_a_norm_and_a_convolution_before_a_projection_equal_autograd(bias: bool,
         return torch.cat([linear(normed), normed.sin()], dim=-1) if read_twice else linear(normed)
 
     for recompute in (True, False):
-        assert_same_with_gradients(norm_linear(x, norm, linear, recompute, conv), expected(False), inputs)
-        projected, normed = norm_linear_and_normed(x, norm, linear, recompute, conv)
+        projected, normed = norm_linear(x, norm, linear, recompute, conv)
+        assert_same_with_gradients(projected, expected(False), inputs)
+        projected, normed = norm_linear(x, norm, linear, recompute, conv)
         assert_same_with_gradients(torch.cat([projected, normed.sin()], dim=-1), expected(True), inputs)
 
 
@@ -78,7 +78,7 @@ def test_a_projection_keeps_what_the_norm_reads_alone(taps: int) -> None:
     norm, linear, conv = random_norm(7), nn.Linear(7, 4).double(), random_conv(7, taps)
     modules = nn.ModuleList(module for module in (norm, linear, conv) if module is not None)
     x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
-    assert saved_bytes(lambda: norm_linear(x, norm, linear, True, conv), modules) == x.nbytes
+    assert saved_bytes(lambda: norm_linear(x, norm, linear, True, conv)[0], modules) == x.nbytes
 
 
 @pytest.mark.parametrize("taps", [1, 3, 8])

@@ -348,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=names, metavar="ARM", default=names, help="; ".join(names))
     parser.add_argument("--seeds", type=int, default=2, help=f"of the best {BEST} arms (default: 2)")
     parser.add_argument("--size", choices=list(SIZES), default="cpu", help="of all models (default: cpu)")
+    parser.add_argument("--tokens", type=float, metavar="N", help="of training (default: that of --size)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default: cpu)")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU (default: 1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many (default: never)")
@@ -364,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     check_outputs(args)
     size, corpora = SIZES[args.size], [Corpus(folder) for folder in args.corpora]
+    size = size._replace(tokens=args.tokens or size.tokens)
     args.out.mkdir(parents=True, exist_ok=True)
     found = facts(Options(args.device, args.size == "quick", threads=args.threads))
     # Losses do not depend on the rest: a run that was begun on one machine may go on on another of its kind.

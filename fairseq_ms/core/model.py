@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -84,6 +85,18 @@ class ModelConfig(LayerConfig):
     def word_std(self) -> float:
         """Standard deviation that embeddings start from."""
         return self.init_std if self.embedding_init_std is None else self.embedding_init_std
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout inside the block; each part as it was afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class CausalModel(nn.Module, ABC):
@@ -215,7 +228,7 @@ class CausalModel(nn.Module, ABC):
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
         be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
         """
-        from fairseq_ms.core.steps import begin_steps_of, inference  # which know the models, and no model knows them
+        from fairseq_ms.core.steps import begin_steps_of  # which know the models, and no model knows them
 
         check_sampling(prompt, n, temperature, top_k, top_p)
         if state is not None and isinstance(prompt, list):
@@ -234,7 +247,7 @@ class CausalModel(nn.Module, ABC):
         begin_steps = begin_steps_of(self, graphs) if graphs is not False else None
         if state is not None:
             self.check_state(state, texts[0])
-        with inference(self):
+        with evaluating(self):
             state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
             read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
             for place in range(shortest, length):

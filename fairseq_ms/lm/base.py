@@ -8,7 +8,6 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms import core
-from fairseq_ms.core.steps.packing import pack
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm import older_names
@@ -165,8 +164,7 @@ class BaseLanguageModel(FairseqLanguageModel):
         raise AssertionError(f"{type(self).__name__} has no blocks")
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's, with packed weights; removes the local function ``train``, which cannot be pickled."""
-        pack(self)
+        """As fairseq's; removes the local function ``train``, which cannot be pickled."""
         super().make_generation_fast_(**kwargs)
         self.__dict__.pop("train", None)
 

@@ -20,7 +20,6 @@ from fairseq_ms.core.adaptive import TiedLinear
 from fairseq_ms.core.ops.linear import TiedOutput
 from fairseq_ms.core.pooling import Upsample
 from fairseq_ms.core.steps import Steps, has_steps
-from fairseq_ms.core.steps.packing import inference
 from tests.core.test_model import ADAPTIVE, build
 
 # float64: sums in another order, and what is far from such.
@@ -99,17 +98,14 @@ def losses(model: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def ways(model: Any) -> list[Tensor]:
-    """The logits of a text: at once, from caches, from caches with packed weights, and in steps of fixed shapes."""
+    """The logits of a text: at once, from caches, and in steps of fixed shapes."""
     state, found = model.new_state(2), [model.eval()(TOKENS)[0]]
     found.append(torch.cat([model(piece, state)[0] for piece in TOKENS.split([9, 2, *[1] * 14], dim=1)], dim=1))
-    with inference(model):
+    if has_steps(model):
         state = model.new_state(2)
         begin = model.logits(model.features(TOKENS[:, :9], state))
-        if has_steps(model):
-            steps = Steps(model, 2, 64).begin(state)
-            rest = [model.logits(steps(token)) for token in TOKENS[:, 9:].split(1, dim=1)]
-        else:
-            rest = [model(TOKENS[:, 9:], state)[0]]
+        steps = Steps(model, 2, 64).begin(state)
+        rest = [model.logits(steps(token)) for token in TOKENS[:, 9:].split(1, dim=1)]
         found.append(torch.cat([begin, *rest], dim=1))
     return found
 

@@ -56,9 +56,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ...] = ()) -> nn.Linear:
-    """``nn.Linear`` whose weight is packed where a model only generates.
-
-    It is of that type, which quantisation and others look for.
+    """An ``nn.Linear``, of that very type, which quantisation and others look for.
 
     Args:
         rows: of the weight, how many each projection has, where several share one: queries, keys and values, a gate and
@@ -77,8 +75,6 @@ class TiedOutput(nn.Module):
         embed: whose ``words`` is the embedding, or what stands in its place
     """
 
-    product = staticmethod(F.linear)  # which generation on a CPU replaces
-
     def __init__(self, embed: nn.Module) -> None:
         super().__init__()
         # In a list, so that the embedding does not appear in the state dict a second time.
@@ -92,7 +88,7 @@ class TiedOutput(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
-        return self.product(x_BTD, self.weight)
+        return F.linear(x_BTD, self.weight)
 
 
 class FeedForward(nn.Module):

@@ -166,8 +166,6 @@ class LSTM(nn.Module):
         capped: have the cell of a ``CappedLSTM``.
     """
 
-    product = staticmethod(F.linear)  # which generation on a CPU replaces
-
     def __init__(self, table_dim: int, context_dim: int, units: int, capped: bool = False) -> None:
         super().__init__()
         self.units = units
@@ -235,7 +233,7 @@ class LSTM(nn.Module):
         x_QG = table_RG.index_select(0, steps.symbol_Q)
         if plain(self.cell):
             gates_QG = x_QG if some.context_BG is None else x_QG + some.context_BG
-            gates_QG = gates_QG + self.product(some.hidden_BU, self.weights()[1])
+            gates_QG = gates_QG + F.linear(some.hidden_BU, self.weights()[1])
             hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)
             out_QU = hidden_QU
         else:

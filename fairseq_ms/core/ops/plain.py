@@ -18,10 +18,6 @@ M = TypeVar("M", bound=type[nn.Module])
 _OURS: set[type[nn.Module]] = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.LSTM}
 
 
-class SameProduct:
-    """A ``forward`` that gives what the module's own gives: to whoever reads weights it is no hook."""
-
-
 def ours(kind: M) -> M:
     """A class whose parts an operation may use without calling it."""
     _OURS.add(kind)
@@ -36,9 +32,8 @@ def is_ours(module: nn.Module) -> bool:
 def hooked(module: nn.Module) -> bool:
     """Whether anything is to happen when the module is called, or when its gradient is."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    # Libraries that place weights set a ``forward`` of the instance's own, as generation does here.
-    own = module.__dict__.get("forward")
-    return bool(hooks) or (own is not None and not isinstance(own, SameProduct))
+    # Libraries that place weights set a ``forward`` of the instance's own.
+    return bool(hooks) or "forward" in vars(module)
 
 
 def all_hooked() -> bool:

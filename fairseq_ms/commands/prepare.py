@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import pkgutil
 import sys
 
-from fairseq_ms.errors import INSTALL_FAIRSEQ, UsageError
 from fairseq_ms.tools import report
 
 NEEDS_FAIRSEQ = False
@@ -28,18 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help="flags: DATASET --help lists them")
 
 
-def require_packages() -> None:
-    """Raise UsageError for a package that is missing: fairseq is used last, after minutes of work on a large text."""
-    report.require_package("sacremoses", "fairseq-ms prepare", "sacremoses")
-    report.require_package("subword_nmt", "fairseq-ms prepare", "subword-nmt")
-    if importlib.util.find_spec("fairseq") is None:
-        raise UsageError(f"fairseq-ms prepare needs fairseq, which is missing; run: {INSTALL_FAIRSEQ}")
-
-
 def run(args: argparse.Namespace) -> int:
     """Prepare the data set with the flags after its name."""
-    if not {"-h", "--help"}.intersection(args.flags):
-        require_packages()
+    if args.dataset == "images":
+        report.require_package("PIL", "fairseq-ms prepare images", "pillow")
     module = importlib.import_module(f"fairseq_ms_pipeline.datasets.{args.dataset}")
     # Each data set reads its own command line, as its script does.
     before, sys.argv = sys.argv, [f"fairseq-ms prepare {args.dataset}", *args.flags]

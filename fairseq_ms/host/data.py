@@ -11,12 +11,12 @@ import functools
 import logging
 import os
 import queue
-import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,10 @@ from torch import Tensor, distributed
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints
+from fairseq_ms_pipeline import indexed
 
 logger = logging.getLogger(__name__)
 
-# Of fairseq's MMapIndexedDataset: magic, version, code of the data type, number of sentences; then the length of every
-# sentence and the byte at which it starts.
-_HEADER = struct.Struct("<9sQBQ")
-_MAGIC = b"MMIDIDX\x00\x00"
 # Bytes of which one checksum is taken, in threads, since that takes longer than reading them.
 _CHUNK = 1 << 22
 _THREADS = min(8, os.cpu_count() or 1)
@@ -92,29 +89,12 @@ def _defect(wrong: str) -> UsageError:
 def _kind(path: str) -> np.dtype | None:
     """The type of an indexed data set's tokens, None for fairseq's older format; UsageError for a wrong index."""
     with open(f"{path}.idx", "rb") as file:
-        start = file.read(_HEADER.size)
-    if start.startswith(indexed_dataset.IndexedDataset._HDR_MAGIC):
-        return None
-    if len(start) < _HEADER.size:
-        raise _defect(f"{path}.idx is cut off")
-    magic, version, code, sentences = _HEADER.unpack(start)
-    if (magic, version) != (_MAGIC, 1) or code not in indexed_dataset._code_to_dtype:
-        raise _defect(f"{path}.idx is no index of a data set")
-    if os.path.getsize(f"{path}.idx") != _HEADER.size + 12 * sentences:
-        raise _defect(f"{path}.idx has not the size of an index of {sentences} sentences")
-    kind = np.dtype(indexed_dataset._code_to_dtype[code])
-    if sentences == 0:
-        return kind
-    lengths = np.memmap(f"{path}.idx", np.int32, "r", _HEADER.size, (sentences,))
-    starts = np.memmap(f"{path}.idx", np.int64, "r", _HEADER.size + lengths.nbytes, (sentences,))
-    ends = starts + lengths * np.int64(kind.itemsize)
-    size = os.path.getsize(f"{path}.bin")
-    # One half of a data set begins or ends with it.
-    whole = lengths.min() >= 0 and (starts[1:] == ends[:-1]).all() and starts[0] >= 0 and ends[-1] <= size
-    some = ends[-1] > starts[0] or not size
-    if not (whole and some and (starts[0] == 0 or ends[-1] == size)):
-        raise _defect(f"{path}.idx and {path}.bin do not fit together")
-    return kind
+        if file.read(8) == indexed_dataset.IndexedDataset._HDR_MAGIC:
+            return None
+    try:
+        return indexed.checked_index(Path(path))[0]
+    except ValueError as error:
+        raise _defect(str(error)) from None
 
 
 def _from_first_rank(path: str, kind: np.dtype | None) -> tuple[int, int]:

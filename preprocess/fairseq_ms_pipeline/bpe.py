@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-from subword_nmt import learn_bpe
 
 from fairseq_ms_pipeline.files import complete_text
 from fairseq_ms_pipeline.text import UNKNOWN
@@ -53,12 +51,14 @@ def learn(
         counts.update(counter)
         if len(counts) > 8 * types:
             # Counts of the rarest words are only estimates from here on, which bounds the memory.
-            counts = Counter(dict(_ranked(counts)[: 4 * types]))
+            counts = Counter(dict(ranked(counts)[: 4 * types]))
     counts.pop(UNKNOWN, None)
     # Sorted, so that ties do not depend on the order in which workers finished.
-    vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in _ranked(counts)[:types]))
+    vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in ranked(counts)[:types]))
     if not vocabulary.getvalue():
         raise ValueError("BPE cannot be learnt: the training split has no words.")
+    from subword_nmt import learn_bpe
+
     # subword-nmt draws a bar of its own, without a name, beneath ours.
     faster = patch.object(learn_bpe, "max", _most_frequent, create=True)
     with complete_text(codes) as file, patch.object(learn_bpe, "tqdm", bar), faster, redirect_stderr(io.StringIO()):
@@ -78,5 +78,6 @@ def _most_frequent(stats: Any, key: object = None) -> Any:
     return max(pair for pair, count in stats.items() if count == top)
 
 
-def _ranked(counts: Counter[str]) -> list[tuple[str, int]]:
+def ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Symbols and their counts, the most frequent first."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sacremoses.corpus import NonbreakingPrefixes
-
 SPLITS = ("train", "valid", "test")
 # What BPE has learnt, in files of a prepared folder.
 CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt")}
-# Those that Moses has rules for.
-LANGUAGES = sorted({*NonbreakingPrefixes().available_langs.values(), "cjk", "ja", "ko"})
+
+
+def languages() -> list[str]:
+    """Those that Moses has rules for."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    return sorted({*NonbreakingPrefixes().available_langs.values(), "cjk", "ja", "ko"})
 
 
 def check_all(*rules: tuple[bool, str, object]) -> None:
@@ -56,7 +59,7 @@ class Dataset:
 
     level: `bpe` (subword-nmt), `hf_byte_bpe` (tokenizers, which takes text as it is), `word`, `char` or `byte`.
     tokenise: `moses` (sacremoses) or `none` (already tokenised).
-    language: of Moses, one of LANGUAGES.
+    language: of Moses, one of ``languages``.
     documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
     `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `).
     blank_lines: `keep` (an empty line is a lone end-of-line token) or `drop`.
@@ -92,8 +95,9 @@ class Dataset:
         kind, _, size = self.documents.partition(":")
         known = kind in ("file", "blank", "line", "wikitext") and not size
         lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction
+        spoken = languages() if self.tokenise == "moses" else [self.language]
         check_all(
-            (self.language in LANGUAGES, f"--language must be one of {', '.join(LANGUAGES)}", self.language),
+            (self.language in spoken, f"--language must be one of {', '.join(spoken)}", self.language),
             (not lossless or self.tokenise == "none", "--tokenise must be none with --bpe hf_byte_bpe", self.tokenise),
             (self.level not in CODES or self.bpe_merges >= 1, "--bpe-merges must be at least 1", self.bpe_merges),
             (self.dictionary_size >= 0, "--dict-size must be 0 (no limit) or more", self.dictionary_size),

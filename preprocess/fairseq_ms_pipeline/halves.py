@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ms_pipeline.binarise import HEADER, Index, read_index
-from fairseq_ms_pipeline.files import complete
+from fairseq_ms_pipeline.indexed import read_index, write_index
 
 FOLDER = "halves"
 HALVES = ("first", "second")
@@ -25,7 +24,7 @@ def write_halves(prepared: Path) -> None:
     there are no halves.
     """
     binary = prepared / "bin"
-    code, lengths, starts = read_index(binary / "train.idx")
+    dtype, lengths, starts = read_index(binary / "train.idx")
     sentences = len(lengths)
     if sentences < 2:
         return
@@ -34,10 +33,7 @@ def write_halves(prepared: Path) -> None:
     for half, (begin, end) in zip(HALVES, ((0, cut), (cut, sentences)), strict=True):
         folder = prepared / FOLDER / half
         folder.mkdir(parents=True, exist_ok=True)
-        with complete(folder / "train.idx") as part, open(part, "wb") as file:
-            file.write(HEADER.pack(Index._HDR_MAGIC, 1, code, end - begin))
-            lengths[begin:end].tofile(file)
-            starts[begin:end].tofile(file)
+        write_index(folder / "train.idx", dtype, [lengths[begin:end]], [starts[begin:end]])
         for name in _SHARED:
             link = folder / name
             link.unlink(missing_ok=True)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from functools import lru_cache
-
-from sacremoses import MosesDetokenizer, MosesTokenizer
+from typing import Any
 
 from fairseq_ms_pipeline.lines import Lines
 from fairseq_ms_pipeline.text import spelled
 
 
-class _Tokenizer(MosesTokenizer):
-    """sacremoses makes a set of all small letters for every word that ends in a full stop, a third of its time."""
-
-    _SMALL = frozenset(MosesTokenizer.IsLower)
-
-    def islower(self, text: str) -> bool:
-        return self._SMALL.issuperset(text)
-
-
 @lru_cache(maxsize=4)
-def _moses(language: str) -> MosesTokenizer:
-    return _Tokenizer(lang=language)
+def _moses(language: str) -> Any:
+    from sacremoses import MosesTokenizer
+
+    tokenizer = MosesTokenizer(lang=language)
+    # sacremoses makes this set for every word that ends in a full stop, a third of its time.
+    tokenizer.islower = frozenset(MosesTokenizer.IsLower).issuperset
+    return tokenizer
 
 
 def tokenised(line: str, how: str, language: str, level: str = "bpe") -> str:
@@ -38,4 +33,6 @@ class Moses(Lines):
         return tokenised(line, "moses", self.language, self.level)
 
     def plain(self, line: str) -> str:
+        from sacremoses import MosesDetokenizer
+
         return MosesDetokenizer(lang=self.language).detokenize(line.split(), unescape=False)

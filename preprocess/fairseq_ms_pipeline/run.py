@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
 
-from fairseq_ms_pipeline import bpe
+from fairseq_ms_pipeline import binarise, bpe, halves
 from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.dataset import CODES, SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
@@ -52,11 +52,16 @@ class Job:
 
     def check(self) -> bool:
         """Whether the folder is finished; ValueError for what cannot work, before anything is written."""
-        self.dataset.check()
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
-        if self.dataset.level == "hf_byte_bpe" and find_spec("tokenizers") is None:
-            raise ValueError("byte-level BPE needs the package tokenizers: run pip install tokenizers.")
+        for name, needs, package in (
+            ("--tokenise moses", self.dataset.tokenise == "moses", "sacremoses"),
+            ("--bpe subword_nmt", self.dataset.level == "bpe", "subword-nmt"),
+            ("--bpe hf_byte_bpe", self.dataset.level == "hf_byte_bpe", "tokenizers"),
+        ):
+            if needs and importlib.util.find_spec(package.replace("-", "_")) is None:
+                raise ValueError(f"{name} needs the package {package}: run pip install {package}.")
+        self.dataset.check()
         return check_out(self.out, self.settings())
 
     def settings(self) -> Json:
@@ -208,9 +213,6 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     more = (dataset.level, ready)
     label = f"segment ({dataset.level})"
     on_shards(label, segment_shard, "text/{}.txt", "pieces/{}.txt", "pieces/{}.json", *more)
-
-    # Only now: fairseq brings torch along, which the workers of the stages before do not need.
-    from fairseq_ms_pipeline import binarise, halves
 
     counts = [pieces / f"{name}.json" for name in shards["train"]]
     with progress.stage("dictionary", len(counts), " shards") as bar:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from subword_nmt.apply_bpe import BPE
-
 from fairseq_ms_pipeline.lines import Lines
 from fairseq_ms_pipeline.text import UNKNOWN
 
@@ -18,6 +16,8 @@ class Segmenter:
     """Splits words into subwords by learnt operations, with the pieces of known words at hand."""
 
     def __init__(self, codes: Path) -> None:
+        from subword_nmt.apply_bpe import BPE
+
         with open(codes, encoding="utf-8", newline="\n") as file:
             self._bpe = BPE(file)
         self._pieces = {UNKNOWN: UNKNOWN}

@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
 from fairseq_ms.data.epochs import updates_of_an_epoch
-from fairseq_ms_pipeline import binarise
+from fairseq_ms_pipeline import binarise, indexed
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(4)
     sentences = [[rng.randint(4, 40) for _ in range(rng.randint(1, 11))] + [2] for _ in range(83)]
     binarise.write_shard(np.concatenate(sentences), [*map(len, sentences)], folder / "train", 60)
-    binarise.write_fixed_dictionary([f"w{number}" for number in range(56)], folder / "dict.txt")
+    indexed.write_symbols(folder / "dict.txt", {f"w{number}": 1 for number in range(56)})
     return folder
 
 

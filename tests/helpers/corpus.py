@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ms_pipeline.binarise import HEADER, Index
+from fairseq_ms_pipeline.indexed import dtype_for, write_index
 from tests.helpers import trained
 from tests.helpers.cli import USER_DIR
 from tests.registry import config_module, setting
@@ -38,9 +38,8 @@ def large_data(prepared: Path, targets: int, sentences: int) -> Path:
     lengths = np.full(sentences, targets // sentences, np.int32)
     for folder, share in (("bin", lengths), ("halves/first", lengths[::2]), ("halves/second", lengths[1::2])):
         (prepared / folder).mkdir(parents=True)
-        with open(prepared / folder / "train.idx", "wb") as file:
-            file.write(HEADER.pack(Index._HDR_MAGIC, 1, 8, len(share)))
-            file.write(share.tobytes() + (2 * (np.cumsum(share, dtype=np.int64) - share)).tobytes())
+        starts = 2 * (np.cumsum(share, dtype=np.int64) - share)
+        write_index(prepared / folder / "train.idx", dtype_for(8), [share], [starts])
         with open(prepared / folder / "train.bin", "wb") as file:
             file.truncate(2 * int(share.sum(dtype=np.int64)))
     return prepared / "bin"

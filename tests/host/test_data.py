@@ -50,7 +50,7 @@ def zero_from(path: Path, place: int) -> None:
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda data: (data / "train.idx").write_bytes(b"MMID"), "train.idx is cut off"),
+        (lambda data: (data / "train.idx").write_bytes(b"MMID"), "train.idx is no index"),
         (lambda data: overwrite(data / "train.idx", 0, b"XX"), "train.idx is no index of a data set"),
         (lambda data: overwrite(data / "train.idx", 18, b"\x03"), "train.idx has not the size of an index of 3"),
         (lambda data: zero_from(data / "train.idx", 26), "do not fit together"),

@@ -256,9 +256,8 @@ def test_the_command_refuses_bad_input_in_one_sentence(arguments: tuple[str, ...
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [
-        ("fairseq", "fairseq-ms prepare needs fairseq, which is missing; run: pip install"),
-        ("sacremoses", "fairseq-ms prepare needs the package sacremoses: run pip install sacremoses"),
-        ("subword_nmt", "fairseq-ms prepare needs the package subword-nmt: run pip install subword-nmt"),
+        ("sacremoses", "--tokenise moses needs the package sacremoses: run pip install sacremoses"),
+        ("subword_nmt", "--bpe subword_nmt needs the package subword-nmt: run pip install subword-nmt"),
     ],
 )
 def test_what_is_missing_is_told_before_any_work(missing, sentence, tmp_path, monkeypatch, capsys) -> None:
@@ -268,6 +267,6 @@ def test_what_is_missing_is_told_before_any_work(missing, sentence, tmp_path, mo
     command = ["prepare", "text", "--input", str(tmp_path / "mine.txt"), "--out", str(tmp_path / "out")]
     assert cli.main([*command, "--documents", "lines:10"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"fairseq-ms: {sentence}")
+    assert sentence in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()

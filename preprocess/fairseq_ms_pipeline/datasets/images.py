@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from fairseq_ms_pipeline import binarise, halves
+from fairseq_ms_pipeline import halves
 from fairseq_ms_pipeline.cli import one_sentence, run_parser, seed_of
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Draw
 from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.image_files import TOKENS, WANTED, given_split, images, photographs, wanted
+from fairseq_ms_pipeline.indexed import dtype_for, write_index, write_symbols
 from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.run import in_work_folder
 from fairseq_ms_pipeline.sources import check_inputs, text_files, total_bytes
@@ -71,21 +72,21 @@ def prepare(args: argparse.Namespace) -> None:
 
 def _write(found: Iterable[tuple[str, np.ndarray]], draw: Draw, ready: Path) -> Json:
     """Write all images to their splits: those that their files' names tell of, or what is drawn of the others."""
-    binarise.write_fixed_dictionary([str(colour) for colour in range(COLOURS)], ready / "bin" / "dict.txt")
-    files = {split: str(ready / "bin" / split) for split in SPLITS}
-    make = binarise.indexed_dataset.make_builder
-    builders = {split: make(f"{file}.bin", impl="mmap", vocab_size=COLOURS + 4) for split, file in files.items()}
-    counts = dict.fromkeys(SPLITS, 0)
-    for name, images_BT in found:
-        for image_T in images_BT:
-            split = given_split(name) or draw.split_of(name)
-            # Symbols 0 to 3 are fairseq's own. No end of line: every sample is one image of 3,072 tokens.
-            builders[split].add_item(torch.from_numpy(image_T.astype(np.int32) + 4))
-            counts[split] += 1
+    write_symbols(ready / "bin" / "dict.txt", {str(colour): 1 for colour in range(COLOURS)})
+    counts, dtype = dict.fromkeys(SPLITS, 0), dtype_for(COLOURS + 4)
+    with ExitStack() as stack:
+        files = {split: stack.enter_context(open(ready / "bin" / f"{split}.bin", "wb")) for split in SPLITS}
+        for name, images_BT in found:
+            for image_T in images_BT:
+                split = given_split(name) or draw.split_of(name)
+                # Symbols 0 to 3 are fairseq's own. No end of line: every sample is one image of 3,072 tokens.
+                files[split].write((image_T.astype(dtype) + dtype.type(4)).tobytes())
+                counts[split] += 1
     if empty := [split for split, count in counts.items() if not count]:
         raise ValueError(f"--input has no images for the split {' or '.join(empty)}: give it files, or a larger share.")
-    for split, file in files.items():
-        builders[split].finalize(f"{file}.idx")
+    for split, count in counts.items():
+        lengths, starts = np.full(count, TOKENS), np.arange(count) * TOKENS * dtype.itemsize
+        write_index(ready / "bin" / f"{split}.idx", dtype, [lengths], [starts])
     halves.write_halves(ready)
     splits = {
         split: {"images": count, "targets": count * TOKENS, "unknown": 0, "bytes": count * TOKENS}

@@ -275,12 +275,12 @@ def jobs(arms: Sequence[Arm], corpus: str, records: Records, seeds: int) -> Iter
     yield from (job._replace(seed=seed) for seed in range(2, seeds + 1) for job in best)
 
 
-def whole_runs(records: Mapping[str, Record], corpus: str) -> dict[str, list[dict[str, Any]]]:
-    """By name of an arm that has run, the best first: the numbers of its seeds."""
+def runs_of(records: Mapping[str, Record], corpus: str, kind: str = "seed") -> dict[str, list[dict[str, Any]]]:
+    """By name of an arm that has run, the best first: the numbers of its seeds, or of its searches ("rate")."""
     found: dict[str, list[dict[str, Any]]] = {}
     for key, line in records.items():
         of, name, run = key.split(" | ")
-        if of == corpus and run.startswith("seed ") and NUMBERS in line:
+        if of == corpus and run.startswith(f"{kind} ") and NUMBERS in line:
             found.setdefault(name, []).append(line[NUMBERS])
     return dict(sorted(found.items(), key=lambda item: item[1][0]["all"]))
 
@@ -296,22 +296,35 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
         f"Muon at the best of the rates {', '.join(f'{rate:g}' for rate in RATES)}, searched with a tenth of the "
         f"tokens, AdamW at {OF_ADAMW:g} of it. Costs of windows that the core does not have are those of a prototype "
         "with dense masks, and in brackets. Losses are in nats, late ones over the second half of a row, seeds side by "
-        "side; keys are what a head remembers, heads and layers averaged. "
+        "side; a tenth is the loss at the end of the best search, to see which orders training turns round; keys are "
+        "what a head remembers, heads and layers averaged. "
         f"{hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
     )
     lines = ["# Windows at equal cache", "", *wrapped(about)]
     lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
     windows = {arm.name: arm.windows for arm in ARMS}
     for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):
-        runs, rows = whole_runs(records, corpus), []
+        runs, searches, rows = runs_of(records, corpus), runs_of(records, corpus, "rate"), []
         for name, of_seeds in runs.items():
             first, losses = of_seeds[0], [", ".join(f"{run[n]:.3f}" for run in of_seeds) for n in ("all", "late")]
             rate = f"{first['rate']:g}" + (" (at the edge)" if first["rate"] in (RATES[0], RATES[-1]) else "")
             costs = [f"{first['kept'] / 1e3:.0f}", f"{first['step']:.2f}"]
             costs = [f"({cost})" for cost in costs] if JOINED in windows.get(name, "") else costs
             costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
-            rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", *losses, rate, *costs])
-        header = ["arm", "windows", "keys", "all", "late", "rate", "parameters", "kept, kB a token", "s a step"]
+            start = f"{min(run['all'] for run in searches[name]):.3f}" if name in searches else ""
+            rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", start, *losses, rate, *costs])
+        header = [
+            "arm",
+            "windows",
+            "keys",
+            "a tenth",
+            "all",
+            "late",
+            "rate",
+            "parameters",
+            "kept, kB a token",
+            "s a step",
+        ]
         lines += ["", f"## {corpus.capitalize()}", "", *_table(header, rows)]
         for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
             every = COLUMNS if by == "distance" else [f"to {place}" for place in POSITIONS]
@@ -331,7 +344,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def draw(records: Mapping[str, Record], figure: Any) -> None:
     """Loss by position, and by distance back, of every arm on the first corpus."""
-    runs = whole_runs(records, next(iter(records), "").partition(" | ")[0])
+    runs = runs_of(records, next(iter(records), "").partition(" | ")[0])
     left, right = figure.subplots(1, 2)
     positions = {n: [(int(e.removeprefix("to ")), x) for e, x in r[0]["position"].items()] for n, r in runs.items()}
     plot_panel(left, positions, "position", "loss, nats", legend=False)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -228,7 +227,7 @@ class CausalModel(nn.Module, ABC):
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
         be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
         """
-        from fairseq_ms.core.steps import begin_steps_of  # which know the models, and no model knows them
+        from fairseq_ms.core.steps import Reader  # which knows the models, and no model knows them
 
         check_sampling(prompt, n, temperature, top_k, top_p)
         if state is not None and isinstance(prompt, list):
@@ -243,13 +242,12 @@ class CausalModel(nn.Module, ABC):
         texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(lengths_B1, dtype=torch.bool)
         self.check_length(length - 1 + (state.length if state is not None else 0))
         finite: Tensor | bool = True
-        steps, is_ours = None, state is None
-        begin_steps = begin_steps_of(self, graphs) if graphs is not False else None
+        is_ours = state is None
         if state is not None:
             self.check_state(state, texts[0])
         with evaluating(self):
             state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
-            read: Callable[[Tensor], Tensor] = partial(self.features, state=state)
+            read = Reader(self, state, graphs, state.length + length - 1)
             for place in range(shortest, length):
                 logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
                 finite = logits_BV.isfinite().all() & finite
@@ -266,12 +264,8 @@ class CausalModel(nn.Module, ABC):
                     break
                 if stop is not None and stop(next_B1):
                     break
-                if begin_steps is not None and steps is None and place < length - 1:
-                    read = steps = begin_steps(state, state.length + length - shortest)
-            self.steps = steps or self.steps
-            if steps is not None and not is_ours:
-                # Steps have buffers of their own: the caller's state reads the new tokens here.
-                self.features(torch.cat(texts[1:-1], dim=1), state)
+            if not is_ours:
+                read.settle()
         check_finite(finite)
         whole = torch.cat(texts, dim=1)
         if isinstance(prompt, list):

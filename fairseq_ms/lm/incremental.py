@@ -8,16 +8,14 @@ whatever a caller shows next, exactly what is missing is computed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import CannotTruncate, State
 from fairseq_ms.core.model import CausalModel
-from fairseq_ms.core.steps import Steps, takes_graphs
+from fairseq_ms.core.steps import Reader
 
 
 class PromptReader(nn.Module):
@@ -51,15 +49,13 @@ class Decoding:
     Args:
         model: of the core
         new_state: from the number of rows and the room for tokens to the state that generation begins with, if that is
-            not the model's own; there are then no CUDA graphs, whose state could not go back to this one
+            not the model's own
     """
 
     def __init__(self, model: CausalModel, new_state: Callable[[int, int], State] | None = None) -> None:
         self.model = model
-        self.new_state, self.begins_anew = new_state or model.new_state, new_state is None
-        self.state: State | None = None
-        # What has read on from the state, on a GPU.
-        self.steps: Steps | None = None
+        self.new_state = new_state or model.new_state
+        self.read: Reader | None = None
         self.tokens_BT: Tensor | None = None
         self.ahead_BTD: Tensor | None = None
 
@@ -69,7 +65,7 @@ class Decoding:
         Calls need not continue each other: the state goes back to the longest prefix that it shares with
         ``tokens_BT`` and consumes what is missing. ``prompts`` may tell what the coming tokens will be.
         """
-        if self.state is None:
+        if self.read is None:
             self._start(tokens_BT, prompts)
         assert self.tokens_BT is not None
         last = tokens_BT.size(1) - 1
@@ -84,12 +80,9 @@ class Decoding:
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
-        if self.state is None or self.tokens_BT is None or _is_identity(order, self.tokens_BT.size(0)):
+        if self.read is None or self.tokens_BT is None or _is_identity(order, self.tokens_BT.size(0)):
             return
-        if self.steps is not None and order.numel() > self.steps.batch_size:
-            self.state = self.steps = None
-            return
-        (self.steps or self.state).reorder(order)
+        self.read.reorder(order)
         self.tokens_BT = self.tokens_BT.index_select(0, order)
         if self.ahead_BTD is not None:
             self.ahead_BTD = self.ahead_BTD.index_select(0, order)
@@ -105,11 +98,14 @@ class Decoding:
             if torch.equal(prompt[:, : tokens_BT.size(1)], tokens_BT):
                 tokens = prompt[:, : self.model.max_length()]
             tokens, beams = _distinct(tokens, prompts["rows"])
-        self.state = self.new_state(tokens.size(0), 2 * tokens.size(1))
-        self.ahead_BTD = self.model.features(tokens, self.state)
+        self.read = self._begin(tokens)
+        self.ahead_BTD = self.read(tokens)
         self.tokens_BT = tokens
         if beams is not None:
             self.reorder(beams)
+
+    def _begin(self, tokens_BT: Tensor) -> Reader:
+        return Reader(self.model, self.new_state(tokens_BT.size(0), 2 * tokens_BT.size(1)))
 
     def _shared_prefix(self, tokens_BT: Tensor) -> int:
         """How many leading columns the tokens have in common with those consumed, in every row."""
@@ -120,34 +116,18 @@ class Decoding:
 
     def _consume(self, tokens_BT: Tensor, known: int) -> Tensor:
         """Bring the state to exactly these tokens, of which it keeps the first ``known``."""
-        assert self.state is not None
+        assert self.read is not None
         assert self.tokens_BT is not None
         if known < self.tokens_BT.size(1):
             self.ahead_BTD = None
             try:
-                if self.steps is not None:
-                    raise CannotTruncate
-                self.state.truncate(known)
+                self.read.settle().truncate(known)
             except CannotTruncate:
                 known = 0
-        one_more = known == tokens_BT.size(1) - 1 > 0
-        if self.steps is not None and not (one_more and self.steps.length < self.steps.capacity):
-            known, self.steps = 0, None
         if known == 0:
-            self.state = self.new_state(tokens_BT.size(0), 2 * tokens_BT.size(1))
-        elif one_more and self.begins_anew and self.steps is None and takes_graphs(self.model, _graphs()):
-            self.steps = Steps.of(self.model, tokens_BT.size(0), 2 * tokens_BT.size(1)).begin(self.state)
-            # For the next batch, as soon as this one is done.
-            finalize(self, setattr, self.model, "steps", self.steps)
+            self.read = self._begin(tokens_BT)
         self.tokens_BT = tokens_BT.clone()
-        if self.steps is not None:
-            return self.steps(tokens_BT[:, known:])
-        return self.model.features(tokens_BT[:, known:], self.state)
-
-
-def _graphs() -> bool | None:
-    """``generate``'s argument: None, graphs where there can be, if ``FAIRSEQ_MS_GRAPHS=1`` is set; else False."""
-    return None if os.environ.get("FAIRSEQ_MS_GRAPHS") == "1" else False
+        return self.read(tokens_BT[:, known:])
 
 
 def _distinct(tokens_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor | None]:

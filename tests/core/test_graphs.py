@@ -16,7 +16,7 @@ from fairseq_ms import core
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.sampling import draw
-from fairseq_ms.core.steps import Steps, takes_graphs
+from fairseq_ms.core.steps import Reader, Steps, takes_graphs
 from fairseq_ms.core.steps.buffers import FixedState
 from fairseq_ms.core.steps.chunks import FixedChunks
 from fairseq_ms.core.steps.chunks import tensors as tensors_of
@@ -230,6 +230,53 @@ def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
     assert kept[0] is kept[1]
 
 
+@pytest.mark.parametrize("name", FIXED)
+@torch.no_grad()
+def test_a_reader_gives_what_a_state_gives_whatever_it_reads_and_in_any_order_of_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.get_default_device().type != "cuda":
+        monkeypatch.setattr("fairseq_ms.core.steps.replay.takes_graphs", lambda model, graphs: graphs is None)
+    # Soon full, so that others begin.
+    monkeypatch.setattr("fairseq_ms.core.steps.replay._LEAST_ROOM", 16)
+    model: Any = build(name, max_positions=80).double().eval()
+    state, reader, by_steps = model.new_state(3), Reader(model, model.new_state(3)), 0
+
+    def read(count: int) -> None:
+        nonlocal by_steps
+        tokens = torch.randint(11, (state.batch_size, count))
+        # float64: sums in another order.
+        torch.testing.assert_close(reader(tokens), model.features(tokens, state), rtol=0.0, atol=1e-9)
+        by_steps += reader.steps is not None
+        assert reader.length == state.length
+
+    for order in ([0, 1, 2], [2, 0], [1, 1], [0, 1, 0, 1], [3], [0, 0]):
+        for each in (state, reader):
+            each.reorder(torch.tensor(order))
+        for count in (4, *[1] * (3 if by_steps else 14)):
+            read(count)
+        branch = copy.deepcopy(reader) if len(order) == 2 else reader.copy()
+        assert branch.model is model
+        branch(torch.randint(11, (len(order), 2)))
+        read(1)
+        for each in (state, reader):
+            each.reorder(torch.arange(len(order)).flip(0))
+        read(1)
+    # But where there was no room, and never with gradients, which steps have none of.
+    assert by_steps > 20
+    if name not in ("HAED", "HRED"):  # whose states read nothing with gradients
+        with torch.enable_grad():
+            read(1)
+        assert reader.steps is None
+        read(1)
+    kept, rows = reader.steps, state.batch_size
+    del reader, each
+    assert model.steps is kept
+    (reader := Reader(model, model.new_state(rows)))(torch.randint(11, (rows, 3)))
+    reader(torch.randint(11, (rows, 1)))
+    assert reader.steps is kept
+
+
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_a_copy_of_a_state_goes_on_by_itself(name: str) -> None:
@@ -282,11 +329,16 @@ def test_graphs_are_refused_where_a_step_cannot_be_one(name: str, changes: dict[
         build(name, **changes).generate(torch.zeros(1, 1, dtype=torch.long), 1, graphs=True)
 
 
-def test_a_model_with_hooks_takes_no_graphs_which_would_not_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_taken_unless_the_environment_or_hooks_forbid_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("fairseq_ms.core.steps.replay.has_graphs", lambda device: True)
     prompt, called = torch.zeros(1, 3, dtype=torch.long), list[None]()
     model: Any = build("Vanilla")
-    assert takes_graphs(model, None)
+    for value, taken in (("0", False), ("1", True)):
+        monkeypatch.setenv("FAIRSEQ_MS_GRAPHS", value)
+        assert takes_graphs(model, None) == taken
+        assert takes_graphs(model, True)
     hook = model.get_submodule("stack.layers.0.ffn.up").register_forward_hook(lambda *_: called.append(None))
     with pytest.raises(ValueError, match="graphs must not be True with hooks"):
         model.generate(prompt, 5, graphs=True)

@@ -11,6 +11,7 @@ import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 
 class NoFairseq(importlib.abc.MetaPathFinder):
@@ -84,7 +85,8 @@ def found(folder: Path, exported: Path) -> dict:
         **second_turn(model, tokens),
         **(adapted(exported, tokens) if find_spec("peft") else {}),
     }
-    prompts = reference["prompts"]
+    prompts, package = reference["prompts"], type(model).__module__.rpartition(".")[0]
+    replay: Any = sys.modules[f"{package}.core_steps_replay"]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     columns = batch.input_ids.size(1)
     same, ends_at_lines = [], {"eos_token_id": model.config.eos_token_id, "min_length": 2}
@@ -104,11 +106,16 @@ def found(folder: Path, exported: Path) -> dict:
         for row, end in zip(greedy, ends)
     )
     for kind, more in {"greedy": {}, "beam": {"num_beams": 3}, "sampled": {"do_sample": True, "top_k": 0}}.items():
-        both = []
-        for cached in (True, False):
+        texts = []
+        for through in ("steps", "cache", None):
+            # The steps are those that a GPU captures; here they run one by one.
+            replay.takes_graphs = lambda model, graphs, steps=through == "steps": steps and replay.has_steps(model)
             set_seed(5)
-            both.append(model.generate(**batch, **{"do_sample": False, **more, **settings}, use_cache=cached))
-        results[f"{kind} is the same without a cache"] = both[0].equal(both[1])
+            texts.append(model.generate(**batch, **{"do_sample": False, **more, **settings}, use_cache=bool(through)))
+        results[f"{kind} is the same by steps, with a cache and without"] = all(map(texts[0].equal, texts))
+    results["steps are the model's again"] = (model.decoder.steps is not None) == replay.has_steps(model.decoder)
+    replay.takes_graphs = lambda model, graphs: replay.has_steps(model)
+    results["logits of turns by steps"] = turns_difference(model, tokens, log_probs)
     for wanted in ("output_hidden_states", "output_attentions"):
         results[f"generation refuses {wanted}"] = False
         try:

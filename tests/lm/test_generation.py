@@ -9,7 +9,6 @@ from fairseq.search import BeamSearch, Sampling, Search
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_ms.core.steps import has_steps
-from fairseq_ms.lm import incremental
 from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.incremental import Decoding
 from tests.registry import GENERATORS, Case, exact_case, random_case, seeds, setting
@@ -85,10 +84,9 @@ def test_beam_search_over_ragged_prompts_finds_what_it_finds_without_caches(arch
 def test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches(
     arch: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAIRSEQ_MS_GRAPHS", "1")
     if torch.get_default_device().type == "cpu":
         # The steps are those that a GPU captures; here they run one by one.
-        monkeypatch.setattr(incremental, "takes_graphs", lambda model, graphs: graphs is None and has_steps(model))
+        monkeypatch.setattr("fairseq_ms.core.steps.replay.takes_graphs", lambda model, _: has_steps(model))
     case = exact_case(arch, seed)
     # The second batch takes over the buffers of the first.
     for _ in range(2):

@@ -6,8 +6,10 @@ that differ in what they do, since blocks end at some of them, have a graph each
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -55,11 +57,11 @@ def _state_of(model: CausalModel) -> Callable[[Any, int, int], FixedState] | Non
 
 
 def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
-    """Whether a model's steps are CUDA graphs: where they can be, if ``graphs`` is None.
+    """Whether a model's steps are CUDA graphs: where they can be, if ``graphs`` is None and the environment agrees.
 
     Raises ValueError where they are asked for and cannot be.
     """
-    if graphs is False:
+    if graphs is False or (graphs is None and os.environ.get("FAIRSEQ_MS_GRAPHS") == "0"):
         return False
     device, why = next(model.parameters()).device, None
     if not has_steps(model):
@@ -75,16 +77,6 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
     if graphs and why:
         raise ValueError(f"graphs must not be True {why}: got True")
     return why is None
-
-
-def begin_steps_of(model: CausalModel, graphs: bool | None) -> Callable[[State, int], Steps] | None:
-    """From a state, and how long its texts become, to the steps that continue it; None where there are no graphs.
-
-    Raises ValueError where they are asked for and cannot be.
-    """
-    if not takes_graphs(model, graphs):
-        return None
-    return lambda state, length: Steps.of(model, state.batch_size, length).begin(state)
 
 
 class Steps:
@@ -109,6 +101,8 @@ class Steps:
         self.tokens_B1 = torch.zeros(batch_size, 1, dtype=torch.long, device=next(model.parameters()).device)
         # By kind: None once a step has run, then its graph and the features that it gives.
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
+        # One for all graphs: nothing in it lives from a step to the next but what the caller has read by then.
+        self.pool: Any = None
 
     def __reduce__(self) -> tuple:
         """A copy is None: graphs are of one model's weights."""
@@ -122,6 +116,7 @@ class Steps:
         length = min(length, model.max_length() or length)
         model.steps, weights = None, [(weight.data_ptr(), weight.dtype) for weight in model.state_dict().values()]
         if kept is None or kept.batch_size != batch_size or kept.capacity < length or kept.weights != weights:
+            kept = None  # so that there are never two at a time
             room = max(_LEAST_ROOM, 1 << (length - 1).bit_length())
             # What is made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
@@ -164,8 +159,12 @@ class Steps:
             return self.step(kind)
         captured = self.graphs[kind]
         if captured is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
+            # Other threads may use the GPU meanwhile, and it need not be the current one.
+            with (
+                torch.cuda.device(self.tokens_B1.device),
+                torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"),
+            ):
                 captured = graph, self.step(kind)
             self.graphs[kind] = captured
         graph, x_B1D = captured
@@ -184,3 +183,72 @@ class Steps:
         missing = self.batch_size - order.numel()
         self.state.reorder(torch.cat([order, order.new_zeros(missing)]) if missing else order)
         self.state.batch_size = order.numel()
+
+
+class Reader:
+    """What reads tokens into a state: one more token by steps, where they are graphs, and others in one pass.
+
+    Args:
+        model: of the core
+        state: of the texts so far, which falls behind while steps read
+        graphs: as in ``takes_graphs``, whose ValueError it raises
+        room: how long the texts become, if that is known
+    """
+
+    def __init__(self, model: CausalModel, state: State, graphs: bool | None = None, room: int = 0) -> None:
+        self.model, self.state, self.room = model, state, room
+        self.takes_graphs = takes_graphs(model, graphs)
+        self.steps: Steps | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens read."""
+        return self.state.length if self.steps is None else self.steps.length
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        """Features (B, T, D) of more tokens, in memory that the next call may overwrite."""
+        one_more = tokens_BT.size(1) == 1 and self.length > 0 and not torch.is_grad_enabled()
+        if one_more and self.takes_graphs and self.steps is None:
+            self._begin()
+        if self.steps is None or not one_more or self.steps.length == self.steps.capacity:
+            return self.model.features(tokens_BT, self.settle())
+        # A copy, because fairseq's generator writes into its tokens.
+        self.unread.append(tokens_BT.clone())
+        return self.steps(tokens_BT)
+
+    def _begin(self) -> None:
+        rows, length = self.state.batch_size, self.state.length
+        self.steps = Steps.of(self.model, rows, self.room if self.room > length else 2 * length).begin(self.state)
+        # What only the steps have read, and from which of the state's rows.
+        self.unread: list[Tensor] = []
+        self.rows_B = torch.arange(rows, device=self.steps.tokens_B1.device)
+        # The model's again, for its next text, when this one is done.
+        self.give_back = finalize(self, setattr, self.model, "steps", self.steps)
+
+    @torch.no_grad()
+    def settle(self) -> State:
+        """The state, after all that has been read."""
+        if self.steps is not None:
+            self.give_back()
+            self.steps = None
+            self.state.reorder(self.rows_B)
+            if self.unread:
+                self.model.features(torch.cat(self.unread, dim=1), self.state)
+        return self.state
+
+    def reorder(self, order: Tensor) -> None:
+        """Row i becomes what row ``order[i]`` was; order (B',) may repeat and drop rows."""
+        if self.steps is None or order.numel() > self.steps.batch_size:
+            self.settle().reorder(order)
+            return
+        self.steps.reorder(order)
+        self.rows_B = self.rows_B.index_select(0, order)
+        self.unread = [torch.cat(self.unread, dim=1).index_select(0, order)]
+
+    def copy(self) -> Reader:
+        """One that knows the same and shares no memory with this one, so that both can go on."""
+        return Reader(self.model, self.settle().copy(), None if self.takes_graphs else False, self.room)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reader:
+        """As ``copy``: of the same model."""
+        return self.copy()

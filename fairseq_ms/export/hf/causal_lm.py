@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from fairseq_ms.core.cache import State
+from fairseq_ms.core.steps import Reader
 
 
 @dataclass
@@ -26,11 +26,11 @@ class Group:
 
     Attributes:
         rows_R: which rows of the batch
-        state: a state of R sequences, None before their first tokens
+        read: what reads on, with a state of R sequences; None before their first tokens
     """
 
     rows_R: Tensor
-    state: State | None
+    read: Reader | None
 
 
 @dataclass
@@ -57,11 +57,11 @@ class GroupedCache:
             counts_R = counts_B[group.rows_R]
             for count in counts_R.unique().tolist():
                 place_R = (counts_R == count).nonzero().squeeze(1)
-                state = group.state
-                if state is not None and place_R.numel() < counts_R.numel():
-                    state = state.copy()
-                    state.reorder(place_R)
-                groups.append(Group(group.rows_R[place_R], state))
+                read = group.read
+                if read is not None and place_R.numel() < counts_R.numel():
+                    read = read.copy()
+                    read.reorder(place_R)
+                groups.append(Group(group.rows_R[place_R], read))
                 counts.append(count)
         self.groups = groups
         return counts
@@ -74,9 +74,9 @@ class GroupedCache:
             taken = beam_idx.unsqueeze(1) == group.rows_R.to(beam_idx.device)
             rows_R, place_R = taken.nonzero().unbind(1)
             if rows_R.numel():
-                if group.state is not None:
-                    group.state.reorder(place_R)
-                groups.append(Group(rows_R, group.state))
+                if group.read is not None:
+                    group.read.reorder(place_R)
+                groups.append(Group(rows_R, group.read))
         self.groups = groups
         self.read_BT = self.read_BT[beam_idx.to(self.read_BT.device)]
         return self
@@ -258,15 +258,15 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             starts_B, counts_B = spans(mask_BT[:, seen:])
             counts = cache.split(counts_B)
         for group, count in zip(cache.groups, counts):
-            self.decoder.check_length(count if group.state is None else group.state.length + count)
+            self.decoder.check_length(count if group.read is None else group.read.length + count)
         parts = []
         for group, count in zip(cache.groups, counts):
-            if count and group.state is None:
-                group.state = self.decoder.new_state(group.rows_R.numel(), 2 * count)
-            if count:
+            if count and group.read is None:
+                group.read = Reader(self.decoder, self.decoder.new_state(group.rows_R.numel(), 2 * count))
+            if count and group.read is not None:
                 column_RT = starts_B[group.rows_R].unsqueeze(1) + torch.arange(count, device=tokens_BT.device)
                 place = (group.rows_R.unsqueeze(1), column_RT)
-                parts.append((place, self.decoder.features(tokens_BT[place], group.state)))
+                parts.append((place, group.read(tokens_BT[place])))
         x_BTD = parts[0][1].new_zeros(*tokens_BT.shape, parts[0][1].size(-1))
         for place, x_RTD in parts:
             x_BTD[place] = x_RTD

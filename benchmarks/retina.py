@@ -40,7 +40,9 @@ class Inputs:
         torch.manual_seed(0)
         self.scales = [self.of_scale(scale.factor, EACH) for scale in SCALES]
         self.whole = self.of_scale(1, HEADS)
-        self.grad = self.heads(self.length, HEADS).detach()
+        # Nobody has to join what scales give, or to split its gradient.
+        self.grads = [self.heads(self.length, EACH).detach() for _ in SCALES]
+        self.whole_grad = self.heads(self.length, HEADS).detach()
 
     def of_scale(self, factor: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         blocks = self.length // factor
@@ -50,21 +52,22 @@ class Inputs:
         x = torch.randn(self.rows, length, heads, HEAD_DIM, device=torch.device(self.device), dtype=self.dtype)
         return x.transpose(1, 2).requires_grad_()
 
-    def forward(self, kind: str) -> Callable[[], Tensor]:
-        """Attention (B, N, T, H) of one kind."""
+    def forward(self, kind: str) -> Callable[[], list[Tensor]]:
+        """Attention of one kind, (B, N, T, H): of every scale, or of all heads."""
         if kind == FLASH:
             q, k, v = self.whole
-            return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return lambda: [F.scaled_dot_product_attention(q, k, v, is_causal=True)]
         if kind == MASKS:
             return Dense(self)
         parts = list(zip(self.scales, SCALES))
-        return lambda: torch.cat([window_attention(*own, s.factor, s.near, s.far) for own, s in parts], dim=1)
+        return lambda: [window_attention(*own, s.factor, s.near, s.far) for own, s in parts]
 
-    def gradients(self, kind: str, forward: Callable[[], Tensor]) -> list[Tensor]:
-        """The output and the gradients of queries, keys and values."""
-        output = forward()
-        wanted = self.whole if kind == FLASH else [x for heads in self.scales for x in heads]
-        return [output.detach(), *torch.autograd.grad(output, wanted, self.grad)]
+    def gradients(self, kind: str, forward: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """The outputs and the gradients of queries, keys and values."""
+        outputs, flash = forward(), kind == FLASH
+        wanted = self.whole if flash else [x for heads in self.scales for x in heads]
+        grads = torch.autograd.grad(outputs, wanted, [self.whole_grad] if flash else self.grads)
+        return [*(output.detach() for output in outputs), *grads]
 
 
 class Dense:
@@ -73,7 +76,7 @@ class Dense:
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self.masks = []
-        like = inputs.grad
+        like = inputs.whole_grad
         positions = torch.arange(inputs.length, device=like.device)
         for scale in SCALES:
             visible = scale.visible(positions[:, None], positions[: inputs.length // scale.factor])
@@ -81,12 +84,11 @@ class Dense:
             bias = like.new_zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
             self.masks.append((bias, sees_a_key.to(like.dtype)))
 
-    def __call__(self) -> Tensor:
-        seen = [
+    def __call__(self) -> list[Tensor]:
+        return [
             F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * sees_a_key
             for (q, k, v), (bias, sees_a_key) in zip(self.inputs.scales, self.masks)
         ]
-        return torch.cat(seen, dim=1)
 
 
 def tables(options: Options) -> list[Table]:
@@ -130,7 +132,8 @@ def work(kind: str, length: int, precision: str, options: Options) -> Work:
 
 def parity() -> str:
     """Windows against dense masks, output and gradients, at lengths below and beyond the windows."""
-    names = ["output", *(f"gradient of {name} at {scale}" for scale in SCALES for name in "qkv")]
+    names = [f"output at {scale}" for scale in SCALES]
+    names += [f"gradient of {name} at {scale}" for scale in SCALES for name in "qkv"]
     worst = 0.0
     for length in (128, 512, 2048):
         inputs = Inputs(length)

@@ -50,7 +50,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 class _Piece:
     """Some blocks of queries in one row of the batch, and the overlapping slices of keys that they see.
 
-    Slices of ``span`` keys are ``step`` apart; the first begins at ``first``.
+    Slices of ``span`` keys are ``step`` apart; the first begins at ``first``, below 0 before the first key.
     """
 
     row: int
@@ -64,18 +64,25 @@ class _Piece:
         """A view (blocks, N, J, H)."""
         return x_BNTH[self.row, :, self.queries].unflatten(1, (self.blocks, -1)).transpose(0, 1)
 
+    def seen(self, x_BNCH: Tensor) -> Tensor:
+        """A view of the keys that there are."""
+        return x_BNCH[self.row, :, max(self.first, 0) : self.first + (self.blocks - 1) * self.step + self.span]
+
     def of_keys(self, x_BNCH: Tensor) -> Tensor:
-        """A view (blocks, N, S, H)."""
-        end = self.first + (self.blocks - 1) * self.step + self.span
-        return x_BNCH[self.row, :, self.first : end].unfold(1, self.span, self.step).permute(1, 0, 3, 2)
+        """All slices, (blocks, N, S, H), with zeros before the first key."""
+        keys = F.pad(self.seen(x_BNCH), (0, 0, -self.first, 0)) if self.first < 0 else self.seen(x_BNCH)
+        return keys.unfold(1, self.span, self.step).permute(1, 0, 3, 2)
 
     def add(self, sums_BNCH: Tensor, grad: Tensor) -> None:
         """The transpose of ``of_keys``: a key's gradient is the sum over the slices (blocks, N, S, H) that have it."""
+        sums = self.seen(sums_BNCH)
+        own = F.pad(sums, (0, 0, -self.first, 0)) if self.first < 0 else sums
         for offset in range(0, self.span, self.step):
-            part = grad[:, :, offset : offset + self.step].transpose(0, 1)
-            start = self.first + offset
-            into = sums_BNCH[self.row, :, start : start + self.blocks * self.step]
-            into.unflatten(1, (self.blocks, self.step))[:, :, : part.size(2)] += part
+            part = grad[:, :, offset : offset + self.step].permute(1, 0, 3, 2)
+            into = own[:, offset : offset + (self.blocks - 1) * self.step + part.size(3)]
+            into.unfold(1, part.size(3), self.step).add_(part)
+        if own is not sums:
+            sums.copy_(own[:, -self.first :])
 
 
 class _Window:
@@ -116,38 +123,36 @@ class _Window:
             if self.queries:
                 self._whole().forward(q, k, v, out)
             return
-        k, v = self._padded(k), self._padded(v)
         for piece, attention in self._pieces(q):
             attention.forward(piece.of_queries(q), piece.of_keys(k), piece.of_keys(v), piece.of_queries(out))
 
     def backward(
-        self, grad_BNTH: Tensor, heads: Heads, grads: Heads, out_BNTH: Tensor, grad_sinks_N: Tensor | None
+        self, grad_BNTH: Tensor, heads: Heads, grads: Heads, out_BNTH: Tensor | None, grad_sinks_N: Tensor | None
     ) -> None:
-        """Write the gradients of queries, keys and values, and what queries see once more; add that of the sinks."""
-        grads[0][:, :, : self.near] = out_BNTH[:, :, : self.near] = 0.0
+        """Write the gradients of queries, keys and values; add that of the sinks.
+
+        What queries see is written once more into ``out``, if there is one.
+        """
+        for x in (grads[0], out_BNTH):
+            if x is not None:
+                x[:, :, : self.near] = 0.0
         grads[1][:, :, self.rows :] = grads[2][:, :, self.rows :] = 0.0
         (q, k, v), (grad_q, grad_k, grad_v) = self.within(*heads), self.within(*grads)
-        grad, out = grad_BNTH[:, :, self.near :], out_BNTH[:, :, self.near :]
+        grad, out = grad_BNTH[:, :, self.near :], None if out_BNTH is None else out_BNTH[:, :, self.near :]
         if not self.sliced:
             own = self._whole().backward(grad, q, k, v, out, grad_sinks_N) if self.queries else ()
             for into, part in zip((grad_q, grad_k, grad_v), own):
                 into.copy_(part)
             return
-        k, v = self._padded(k), self._padded(v)
-        # With room for whole steps after the last slice.
-        sums = [x.new_zeros(*x.shape[:2], x.size(2) + self.step, x.size(3)) for x in (k, v)]
+        grad_k.zero_()
+        grad_v.zero_()
         for piece, attention in self._pieces(q):
             parts = piece.of_queries(grad), piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
-            own_q, own_k, own_v = attention.backward(*parts, piece.of_queries(out), grad_sinks_N)
+            again = None if out is None else piece.of_queries(out)
+            own_q, own_k, own_v = attention.backward(*parts, again, grad_sinks_N)
             piece.of_queries(grad_q).copy_(own_q)
-            piece.add(sums[0], own_k)
-            piece.add(sums[1], own_v)
-        for into, whole in zip((grad_k, grad_v), sums):
-            into.copy_(whole[:, :, self.width - 1 : self.width - 1 + self.rows])
-
-    def _padded(self, x_BNCH: Tensor) -> Tensor:
-        """Keys or values with as many zeros in front as the first slice begins before the first of them."""
-        return F.pad(x_BNCH, (0, 0, self.width - 1, 0))
+            piece.add(grad_k, own_k)
+            piece.add(grad_v, own_v)
 
     def _whole(self) -> ChunkedAttention:
         """For all queries at once."""
@@ -162,10 +167,10 @@ class _Window:
         pieces = [(start, min(at_once, whole - start), block) for start in range(0, whole, at_once)]
         for start, blocks, count in [*pieces, *([(whole, 1, rest)] if rest else [])]:
             queries = slice(start * block, start * block + blocks * count)
-            first, span = start * self.step, -(-count // self.factor) + self.width - 1
+            first, span = start * self.step - self.width + 1, -(-count // self.factor) + self.width - 1
             bias = bias_JS[:count, :span]
-            if first < self.width - 1:
-                bias = self._after_the_first(bias, blocks, self.width - 1 - first)
+            if first < 0:
+                bias = self._after_the_first(bias, blocks, -first)
             for row in range(q.size(0)):
                 piece = _Piece(row, queries, blocks, first, span, self.step)
                 place = self.place, row, start
@@ -254,13 +259,15 @@ class LayerWindows:
             window.forward(own, out)
         return out_BTD
 
-    def backward(self, grad_BTD: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """The result once more, and the gradients of the inputs and sinks given the gradient of the result."""
-        out_BTD, grads = torch.empty_like(grad_BTD), [torch.empty_like(x) for x in inputs]
-        grad_sinks_N = zeros_like(self.sinks_N)
-        windows, columns = self.windows(grad_BTD.size(1)), zip(self.split(grad_BTD), self.split(out_BTD))
-        of_windows = zip(windows, columns, self.heads(*inputs), self.heads(*grads), self.by_window(grad_sinks_N))
-        for window, (grad, out), own, into, grad_sinks in of_windows:
+    def backward(
+        self, grad_BTD: Tensor, *inputs: Tensor, again: bool = True
+    ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
+        """The result once more, if asked for, and the gradients of the inputs and sinks given that of the result."""
+        out_BTD, grads = torch.empty_like(grad_BTD) if again else None, [torch.empty_like(x) for x in inputs]
+        grad_sinks_N, windows = zeros_like(self.sinks_N), self.windows(grad_BTD.size(1))
+        outs = self.split(out_BTD) if out_BTD is not None else [None] * len(windows)
+        each = self.split(grad_BTD), self.heads(*inputs), self.heads(*grads), outs, self.by_window(grad_sinks_N)
+        for window, grad, own, into, out, grad_sinks in zip(windows, *each):
             window.backward(grad, own, into, out, grad_sinks)
         return out_BTD, grads, grad_sinks_N
 
@@ -316,8 +323,8 @@ class _Attended(torch.autograd.Function):
         weight_OI, *inputs = ctx.saved_tensors
         grad_attended = grad if weight_OI is None else (grad @ weight_OI.to(grad.dtype)).to(inputs[0].dtype)
         with torch.autocast("cpu", enabled=False):
-            attended, grads, grad_sinks_N = ctx.windows.backward(grad_attended, *inputs)
-        own = (None, None) if weight_OI is None else weight_gradients(grad, attended, ctx.has_bias)
+            attended, grads, grad_sinks_N = ctx.windows.backward(grad_attended, *inputs, again=weight_OI is not None)
+        own = (None, None) if attended is None else weight_gradients(grad, attended, ctx.has_bias)
         return None, *own, grad_sinks_N, *grads
 
 

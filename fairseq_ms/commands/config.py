@@ -7,10 +7,12 @@ import difflib
 import json
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import fairseq_ms
 from fairseq_ms.errors import UsageError
+from fairseq_ms.presets.recipes import LONG
 from fairseq_ms.presets.recipes import SOURCE as OWN
 from fairseq_ms.presets.registry import CONFIGS, Preset
 from fairseq_ms.tools import arguments, report
@@ -19,7 +21,7 @@ from fairseq_ms.tools import arguments, report
 NEEDS_FAIRSEQ = False
 SIZES = Path(fairseq_ms.__file__).parent / "presets" / "sizes.json"
 """[symbols, parameters, bytes a training step keeps for each target] by preset; ``make sizes`` writes it."""
-# README's order of models.
+# Of models, after those for long texts: README's.
 _ORDER = (
     *("retina_lm", "multiscale_topdown", "multiscale_bottomup", "coarse_lm"),
     *("transformer_ql", "transformer_xl", "compressive_transformer", "haed", "hred", "vanilla_lm"),
@@ -61,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", metavar="DATA", type=Path, help=help)
     arguments.add_flag(parser, "--max-update", "--updates", type=int, metavar="N", help="as many updates instead")
+    help = "other windows of a retina_lm or vanilla_lm, such as 1x=0:8*2,1x=0:512*6, in rows as long as before"
+    parser.add_argument("--scale-windows", metavar="WINDOWS", help=help)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_update is not None and args.max_update < 1:
         raise UsageError(f"--max-update must be at least 1: got {args.max_update}")
     preset = CONFIGS[args.preset]
+    if args.scale_windows is not None:
+        preset = _with_windows(preset, args.scale_windows)
     name = args.out.stem if args.out else preset.name
     text = config_text(preset, settings(preset, args.data, args.max_update, name), name)
     if args.out is None:
@@ -97,6 +103,17 @@ def run(args: argparse.Namespace) -> int:
     # Processes of one training may write it at once, and none must read the half of it.
     report.write_text(args.out, text)
     return 0
+
+
+def _with_windows(preset: Preset, windows: str) -> Preset:
+    """The preset with other windows; UsageError where it has none, or these do not fit its heads and layers."""
+    if preset.model not in ("retina_lm", "vanilla_lm"):
+        raise UsageError(f"--scale-windows must be for a retina_lm or vanilla_lm: got {preset.name}")
+    arguments.register()
+    from fairseq_ms.tools import untrained
+
+    untrained.build(["--arch", preset.name, f"--scale-windows={windows}"], 100, on_meta=True)
+    return replace(preset, values={**preset.values, "scale_windows": windows})
 
 
 def flags_of(arch: str) -> str:
@@ -123,7 +140,8 @@ def listed(presets: Iterable[Preset]) -> str:
     """The presets as a table: parameters, memory of a training step, and where the paper reports them."""
     sizes = json.loads(SIZES.read_text(encoding="utf-8"))
     rows, papers = [], list[str]()
-    for preset in sorted(presets, key=lambda preset: (*_ORDER, preset.model).index(preset.model)):
+    order = lambda preset: (preset.table != LONG, (*_ORDER, preset.model).index(preset.model))  # noqa: E731
+    for preset in sorted(presets, key=order):
         symbols, parameters, kept = sizes.get(preset.name, (None, None, None))
         paper = preset.recipe.source.partition(" of ")[2] or preset.recipe.source
         papers += [paper] if paper not in papers else []

@@ -1,6 +1,6 @@
-"""Presets of no paper: the models that docs/recipes.md measures (`_tiny`), and others trained like them.
+"""Presets of no paper: models for long texts, those that docs/recipes.md measures (`_tiny`), and others like them.
 
-Those have about 10 (`_small`) and 100 million parameters (`_base`), with 8,000 and 32,000 symbols, and HAED with
+The others have about 10 (`_small`) and 100 million parameters (`_base`), with 8,000 and 32,000 symbols, and HAED with
 characters.
 """
 
@@ -18,37 +18,45 @@ class _Size:
     """What the presets of one size have in common.
 
     Attributes:
-        scales: layers of the top-down and of the bottom-up model
-        retina: heads by scale
+        retina: its windows
         rows, warmup: of an update, and how many updates of warm-up
         half: whether it is for a GPU
+        scales: layers of the top-down and of the bottom-up model
+        length: tokens of a row
     """
 
     label: str
     dim: int
     heads: int
     layers: int
-    scales: tuple[str, str]
     retina: str
     rows: int
     warmup: int
     half: bool
+    scales: tuple[str, str] = ("", "")
+    length: int = 512
 
 
 _TINY, _SMALL = ("64x=3,16x=3,4x=4,1x=4", "16x=3,4x=4,1x=4"), ("64x=2,16x=2,4x=2,1x=3", "16x=2,4x=3,1x=4")
 _BASE = ("64x=2,16x=2,4x=3,1x=3", "16x=3,4x=3,1x=4")
 _SIZES = {
-    "tiny": _Size("as measured", 128, 4, 6, _TINY, "1x=3,16x=1", 4, 50, half=False),
-    "small": _Size("small model", 256, 8, 10, _SMALL, "1x=6,16x=2", 4, 50, half=False),
-    "base": _Size("base model", 768, 12, 12, _BASE, "1x=9,16x=3", 64, 500, half=True),
+    "tiny": _Size("as measured", 128, 4, 6, "1x=0:64*3,16x=64:512*1", 4, 50, False, _TINY),
+    "small": _Size("small model", 256, 8, 10, "1x=0:64*6,16x=64:512*2", 4, 50, False, _SMALL),
+    "base": _Size("base model", 768, 12, 12, "1x=0:64*9,16x=64:512*3", 64, 500, True, _BASE),
 }
-_WINDOWS = "1x=0:64,16x=64:512"
+# Two heads see the nearest tokens, the others so many that a cache is a tenth of the text: the window beside it, which
+# all heads have, is as large. benchmarks/windows.py measures which windows pay.
+LONG = "long texts, not measured yet"
+_LONG = {
+    "2048": (_Size(LONG, 144, 8, 4, "1x=0:8*2,1x=0:256*6", 2, 50, False, length=2048), "1x=0:192"),
+    "8192": (_Size(LONG, 512, 8, 8, "1x=0:8*2,1x=0:1024*6", 4, 500, True, length=8192), "1x=0:768"),
+}
 # The width of the models that were measured, their rate of AdamW and the deviation of their embeddings.
 _MEASURED = (128, 0.006, 0.1)
 
 
 def _text(size: _Size) -> Recipe:
-    """Muon and AdamW over one epoch in rows of 512 tokens; AdamW's rate is in proportion to 1 / width.
+    """Muon and AdamW over one epoch; AdamW's rate is in proportion to 1 / width.
 
     Post-LN where it was measured: the file alone says so, since it does not train with Adam.
     """
@@ -67,7 +75,7 @@ def _text(size: _Size) -> Recipe:
         {
             "common": {"bf16": True} if size.half else {},
             "model": model,
-            "task": {"_name": "language_modeling", "tokens_per_sample": 512, "sample_break_mode": "none"},
+            "task": {"_name": "language_modeling", "tokens_per_sample": size.length, "sample_break_mode": "none"},
             "dataset": {"batch_size": size.rows},
             "criterion": {"_name": "linear_cross_entropy"},
             "optimization": {"max_update": "???", "lr": [0.01], "clip_norm": 1.0},
@@ -78,10 +86,10 @@ def _text(size: _Size) -> Recipe:
     )
 
 
-def _models(size: _Size) -> Iterator[tuple[str, Values, Recipe]]:
-    """Model, values and recipe; embeddings begin with logits as large as those of the models that were measured."""
+def _shared(size: _Size) -> Values:
+    """Of all models of text; embeddings begin with logits as large as those of the models that were measured."""
     width, _, deviation = _MEASURED
-    shared = {
+    return {
         "positions": "rotary",
         "embedding_init_std": round(deviation * (width / size.dim) ** 0.5, 2),
         "share_decoder_input_output_embed": True,
@@ -91,12 +99,15 @@ def _models(size: _Size) -> Iterator[tuple[str, Values, Recipe]]:
         "decoder_ffn_embed_dim": 4 * size.dim,
         "decoder_attention_heads": size.heads,
     }
-    layers, (topdown, bottomup) = {"decoder_layers": size.layers}, size.scales
+
+
+def _models(size: _Size) -> Iterator[tuple[str, Values, Recipe]]:
+    shared, layers, (topdown, bottomup) = _shared(size), {"decoder_layers": size.layers}, size.scales
     yield "vanilla_lm", {**shared, **layers}, _text(size)
-    yield "retina_lm", {**shared, **layers, "scale_heads": size.retina, "scale_windows": _WINDOWS}, _text(size)
+    yield "retina_lm", {**shared, **layers, "scale_windows": size.retina}, _text(size)
     yield "multiscale_topdown", {**shared, "scale_layers": topdown}, _text(size)
     yield "multiscale_bottomup", {**shared, "scale_layers": bottomup, "aggregation_gate": True}, _text(size)
-    if size.dim != width:
+    if size.dim != _MEASURED[0]:
         yield "transformer_ql", *_streams(size)
         yield "haed", *_characters(size)
 
@@ -143,6 +154,18 @@ def _characters(size: _Size) -> tuple[Values, Recipe]:
     return values, Recipe(SOURCE, settings, notes)
 
 
+def _long() -> Iterator[Preset]:
+    """A retina, full attention and a window, in all of which attention knows the tokens just before it."""
+    for name, (size, window) in _LONG.items():
+        parts = {"short_conv": 3, "qk_norm": "scaled", "decoder_layers": size.layers}
+        shared = {**_shared(size), **parts}
+        models = {"retina_lm_long": size.retina, "vanilla_lm_long": None, "vanilla_lm_window": window}
+        for model, windows in models.items():
+            values = shared if windows is None else {**shared, "scale_windows": windows}
+            yield Preset(f"{model}_{name}", model.rpartition("_")[0], LONG, values, _text(size))
+
+
+register_presets(_long())
 register_presets(
     Preset(f"{model}_{name}", model, size.label, values, recipe)
     for name, size in _SIZES.items()

@@ -85,6 +85,19 @@ def test_our_own_presets_are_listed_without_the_papers_(capsys: pytest.CaptureFi
     own = capsys.readouterr().out
     assert "retina_lm_tiny" in own
     assert "haed_wt103" not in own
+    assert (
+        re.findall(r"^(\S+_(?:long|window)_\d+) ", own, re.MULTILINE)
+        == re.findall(r"^(\S+_\S+) ", own, re.MULTILINE)[:6]
+    )
+
+
+def test_a_file_has_other_windows_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    windows = "1x=0:8*2,1x=0:*6|1x=0:32"
+    for name in ("retina_lm_small", "vanilla_lm_small"):
+        assert cli.main(["config", name, "--scale-windows", windows]) == 0
+        cfg = composed(OmegaConf.create(capsys.readouterr().out))
+        assert cfg.model.scale_windows == windows
+        build_everything(cfg, 100)
 
 
 @pytest.fixture
@@ -174,6 +187,10 @@ def test_the_papers_own_number_of_updates_is_not_the_datas(tmp_path: Path) -> No
         ("haed_wt103 --list", "PRESET or --list"),
         ("haed_wt103 --papers", "--papers"),
         ("--flags transformer_lm", "--flags"),
+        ("haed_small --scale-windows 1x=0:8", "--scale-windows"),
+        ("retina_lm_tiny --scale-windows 1x=8", "--scale-windows"),
+        ("retina_lm_tiny --scale-windows 1x=0:8*3", "--scale-heads"),
+        ("vanilla_lm_tiny --scale-windows 1x=0:16,16x=16:", "--scale-windows"),
         ("retina_lm_wt103", "PRESET"),
     ],
 )
@@ -184,7 +201,7 @@ def test_what_cannot_be_trained_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["config", *given.split()]) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"fairseq-ms: {flag} must ")
+    assert re.match(f"fairseq-ms: {flag}( of \\S+)? must ", printed.err)
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 

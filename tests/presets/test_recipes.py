@@ -11,7 +11,9 @@ from fairseq import tasks
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 
+from fairseq_ms.core.scales import share_heads
 from fairseq_ms.host.trainer import Trainer
+from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.presets.registry import PRESETS
 from tests.helpers.hydra import by_arch, by_hydra, parameters
 from tests.helpers.trained import random_lines, write_corpus
@@ -19,9 +21,16 @@ from tests.registry import build, dictionary
 
 MODELS = ("vanilla_lm", "retina_lm", "multiscale_topdown", "multiscale_bottomup", "transformer_ql", "haed")
 TINY = [f"{model}_tiny" for model in MODELS[:4]]
-NAMES = TINY + [f"{model}_{size}" for size in ("small", "base") for model in MODELS]
+LONG = [
+    f"{model}_{length}"
+    for length in (2048, 8192)
+    for model in ("retina_lm_long", "vanilla_lm_long", "vanilla_lm_window")
+]
+NAMES = LONG + TINY + [f"{model}_{size}" for size in ("small", "base") for model in MODELS]
 SYMBOLS = {"tiny": 8_000, "small": 8_000, "base": 32_000}
 LIMITS = {"tiny": (2e6, 4.4e6), "small": (8.8e6, 14.4e6), "base": (93e6, 110e6)}
+# Twins have the same parameters.
+LIMITS |= {"2048": (2.1e6, 2.2e6), "8192": (29.2e6, 29.4e6)}
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +53,19 @@ def test_a_recipe_has_the_size_that_its_name_says(name: str) -> None:
     else:
         cfg = by_arch(name)
         cfg.tokens_per_sample = preset.values.get("tokens_per_sample", 512)
-        found = parameters(preset.model, cfg, SYMBOLS[size])
+        found = parameters(preset.model, cfg, SYMBOLS.get(size, 8_000))
     least, most = LIMITS[size]
     assert least < found < most
+
+
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_a_retina_for_long_texts_remembers_as_much_as_the_window_beside_it(length: int) -> None:
+    keys = []
+    for model in ("retina_lm_long", "vanilla_lm_window"):
+        cfg = by_arch(f"{model}_{length}")
+        scales = share_heads(window_scales(cfg.scale_windows)[0], cfg.decoder_attention_heads)
+        keys.append(sum(scale.heads * scale.most_blocks(length) for scale in scales) / cfg.decoder_attention_heads)
+    assert keys[0] == pytest.approx(keys[1], rel=0.03)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_base")])
@@ -69,5 +88,5 @@ def test_a_recipe_learns_by_the_file_that_is_written_for_it(name: str, data: Pat
         losses.append(float(meters["loss"].avg))
     assert losses[-1] < losses[0]
     # After few layers, tied embeddings first predict the token that they read, by a logit of 0.1 * 128 nats.
-    if not name.endswith("_tiny"):
+    if not name.endswith(("_tiny", "_2048")):
         assert losses[0] == pytest.approx(math.log2(len(task.source_dictionary)), abs=2.5)

@@ -53,6 +53,36 @@ def learn(shards: list[Path], merges: int, folder: Path, workers: int) -> None:
         os.replace(file, folder / Path(file).name.removeprefix(f"{part}-"))
 
 
+def codes_of(file: Path) -> tuple[str, str]:
+    """`vocab.json` and `merges.txt` of a `tokenizer.json`, its tokens numbered from 0 on.
+
+    ValueError for a file of another kind, from which lines would get other tokens than from the tokenizer itself.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        model, splits = found["model"], found["pre_tokenizer"]
+        vocabulary, merges = model["vocab"], model["merges"]
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"--vocab-from {file} must be a tokenizer.json with BPE merges.") from None
+    wanted = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    settings = {"use_regex": True, **(splits or {})}
+    others = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback", "ignore_merges")
+    if (
+        found.get("normalizer")
+        or any(settings.get(name) != value for name, value in wanted.items())
+        or any(model.get(name) for name in others)
+        or not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+    ):
+        raise ValueError(
+            f"--vocab-from {file} must be of byte-level BPE as GPT-2's is: without a normalizer, and with the "
+            "pre-tokenizer ByteLevel alone, without a prefix space."
+        )
+    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    numbered = {token: number for number, token in enumerate(ordered)}
+    return json.dumps(numbered, ensure_ascii=False), "\n".join(["#version: 0.2", *pairs]) + "\n"
+
+
 @once_a_file
 def _loaded(vocabulary: Path) -> Tokenizer:
     # A worker has one processor, and no thread of the process that it was forked from.

@@ -46,7 +46,8 @@ def common_parser(description: str | None) -> argparse.ArgumentParser:
     parser = run_parser(description, "bin/, text/, manifest.json")
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
-    parser.add_argument("--vocab-from", type=Path, help="use codes and dictionary of this prepared folder")
+    help = "use codes and dictionary of this prepared folder, or the codes of Hugging Face's tokenizer.json"
+    parser.add_argument("--vocab-from", type=Path, metavar="FOLDER", help=help)
     return parser
 
 

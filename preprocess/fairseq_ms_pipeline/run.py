@@ -38,7 +38,8 @@ class Job:
 
     lines: gives all lines of all splits in a fixed order, and tells its argument of the bytes that it has read.
     identity: what else decides the result (input names and sizes, the seed), kept in the manifest.
-    vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones.
+    vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones, or the
+    `tokenizer.json` of Hugging Face's tokenizers, whose codes are.
     """
 
     dataset: Dataset
@@ -62,7 +63,12 @@ class Job:
             if needs and importlib.util.find_spec(package.replace("-", "_")) is None:
                 raise ValueError(f"{name} needs the package {package}: run pip install {package}.")
         self.dataset.check()
-        return check_out(self.out, self.settings())
+        settings = self.settings()
+        if self.vocabulary_from is not None and self.vocabulary_from.is_file():
+            from fairseq_ms_pipeline.byte_bpe import codes_of
+
+            codes_of(self.vocabulary_from)
+        return check_out(self.out, settings)
 
     def settings(self) -> Json:
         """Everything that decides the result, in a form that JSON gives back unchanged."""
@@ -76,7 +82,14 @@ class Job:
 
 
 def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
-    """The codes and dictionary of a prepared folder; ValueError when they are not what its manifest says."""
+    """The codes and dictionary of a prepared folder; ValueError when they are not what its manifest says.
+
+    Of a file, that alone.
+    """
+    if folder.is_file():
+        if dataset.level != "hf_byte_bpe":
+            raise ValueError(f"--vocab-from {folder} is a tokenizer.json, which needs --bpe hf_byte_bpe.")
+        return {"tokenizer": folder}
     manifest_path = folder / manifests.NAME
     if not manifest_path.is_file():
         raise ValueError(f"--vocab-from {folder} is not a prepared folder: it has no {manifests.NAME}.")
@@ -199,7 +212,11 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
         sampled = bpe.sample([text / f"{name}.txt" for name in shards["train"]], dataset.bpe_sample_bytes)
         with progress.stage("learn BPE", dataset.bpe_merges, " merges") as bar:
             merges = dataset.bpe_merges
-            if given:
+            if "tokenizer" in given:
+                for target, learnt in zip(codes, byte_bpe.codes_of(given["tokenizer"]), strict=True):
+                    with complete_text(target) as file:
+                        file.write(learnt)
+            elif given:
                 for kind, target in zip(GIVEN, codes, strict=False):
                     _copy(given[kind], target)
             elif all(target.exists() for target in codes):
@@ -216,7 +233,7 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
 
     counts = [pieces / f"{name}.json" for name in shards["train"]]
     with progress.stage("dictionary", len(counts), " shards") as bar:
-        if given:
+        if "dictionary" in given:
             _copy(given["dictionary"], dictionary_path)
         elif not dictionary_path.exists():
             every = byte_bpe.symbols(ready) if dataset.level == "hf_byte_bpe" else ()

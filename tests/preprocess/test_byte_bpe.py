@@ -1,10 +1,13 @@
 """Byte-level BPE: nothing of a text is lost, and fairseq's own encoder has the same symbols."""
 
+import json
+import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import tokenizers
 from fairseq.data import Dictionary, encoders, indexed_dataset
 
 from fairseq_ms.export import tokenizer
@@ -80,6 +83,47 @@ def test_the_pipeline_of_the_folder_gives_the_same_symbols_for_a_text_of_lines(p
 )
 def test_a_flag_that_cannot_work_with_it_is_refused(flags, sentence, prepared, tmp_path) -> None:
     assert sentence in prepare(prepared[0], "--out", tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()
+
+
+def of_hugging_face(folder: Path, **settings: object) -> tokenizers.Tokenizer:
+    """A tokenizer that has learnt from the texts, saved in their folder with the settings in place of its own."""
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train(str(folder / "train.txt"), vocab_size=300, special_tokens=["<|endoftext|>", "<pad>"])
+    learnt.save(str(folder.parent / "tokenizer.json"))
+    found = json.loads((folder.parent / "tokenizer.json").read_text("utf-8"))
+    (folder.parent / "tokenizer.json").write_text(json.dumps(found | settings), encoding="utf-8")
+    return tokenizers.Tokenizer.from_file(str(folder.parent / "tokenizer.json"))
+
+
+def test_lines_have_the_tokens_of_a_tokenizer_json(prepared, tmp_path) -> None:
+    texts = tmp_path / "texts"
+    shutil.copytree(prepared[0], texts)
+    theirs = of_hugging_face(texts)
+    assert prepare(texts, "--out", tmp_path / "out", "--vocab-from", tmp_path / "tokenizer.json") == ""
+    names = {str(number): token for token, number in json.loads((tmp_path / "out/vocab.json").read_text()).items()}
+    dictionary = Dictionary.load(str(tmp_path / "out" / "bin" / "dict.txt"))
+    data = indexed_dataset.make_dataset(str(tmp_path / "out" / "bin" / "test"), impl="mmap")
+    lines = ("plain\n" + ODD).removesuffix("\n").split("\n")
+    for line, row in zip(lines, data, strict=True):
+        tokens = [names[symbol] for symbol in dictionary.string(row).split()]
+        assert tokens == theirs.encode(line, add_special_tokens=False).tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}},
+    ],
+)
+def test_a_tokenizer_json_that_would_give_other_tokens_is_refused(settings, prepared, tmp_path) -> None:
+    shutil.copytree(prepared[0], tmp_path / "texts")
+    of_hugging_face(tmp_path / "texts", **settings)
+    said = prepare(tmp_path / "texts", "--out", tmp_path / "out", "--vocab-from", tmp_path / "tokenizer.json")
+    assert "tokenizer.json must be" in said
     assert not (tmp_path / "out").exists()
 
 

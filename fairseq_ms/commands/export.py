@@ -7,10 +7,13 @@ from pathlib import Path
 
 from fairseq_ms.tools.arguments import add_flag
 
+# What fairseq trained brings it along.
+NEEDS_FAIRSEQ = False
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The checkpoint and the folder, and what the checkpoint does not say."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file that fairseq-train wrote")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file of fairseq-train, or of plain_pytorch/train.py")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
     known = "(default: what manifest.json in or above --data says)"
@@ -30,12 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the folder; returns 0."""
     from fairseq_ms.export import folder, tokenizer
-    from fairseq_ms.tools import checkpoints, report
+    from fairseq_ms.tools import report, trained
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
-    checkpoint = checkpoints.load(args.checkpoint, args.data, cpu=True)
-    data = checkpoint.folder
-    pipeline = tokenizer.pipeline_of(data, args.level, args.tokenise, args.language, args.bpe_codes)
+    checkpoint = trained.load(args.checkpoint, args.data, cpu=True)
+    pipeline = tokenizer.pipeline_of(checkpoint.folder, args.level, args.tokenise, args.language, args.bpe_codes)
     folder.write(args.out, checkpoint, pipeline, args)
-    print(f"{args.out}: {folder.class_name(type(checkpoint.model.decoder.core))}")
+    print(f"{args.out}: {folder.class_name(type(checkpoint.core))}")
     return 0

@@ -21,14 +21,17 @@ from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import add_counts, add_cpu, add_data, add_outputs, add_window
 
 if TYPE_CHECKING:
-    from fairseq_ms.tools.checkpoints import Checkpoint
+    from fairseq_ms.tools.trained import Trained
+
+# What fairseq trained brings it along.
+NEEDS_FAIRSEQ = False
 
 # What bits are counted per, by its name in a manifest.
 _UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_per_source_byte": "source_bytes"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="file that fairseq-train wrote")
+    parser.add_argument("checkpoint", help="file of fairseq-train, or of plain_pytorch/train.py")
     add_data(parser, "test")
     add_window(parser)
     add_counts(
@@ -55,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
     scored = evaluate(
         checkpoint, args.gen_subset, args.tokens_per_sample, args.context_window, args.max_tokens, args.batch_size
     )
-    data = Path(str(checkpoint.task.args.data))
-    beside = (file for file in (data / "manifest.json", data.parent / "manifest.json") if file.is_file())
+    data = Path(checkpoint.data)
+    above = (data, data.parent) if data.is_dir() else ()
+    beside = (folder / "manifest.json" for folder in above if (folder / "manifest.json").is_file())
     manifest = args.manifest or next(beside, None)
-    counts = split_counts(manifest, args.gen_subset, scored.targets) if manifest else {}
+    counts = split_counts(manifest, args.gen_subset, scored.targets) if manifest else checkpoint.counts
     settings = {
         "checkpoint": args.checkpoint,
         "data": str(data),
@@ -77,21 +81,18 @@ def run(args: argparse.Namespace) -> int:
 
 def load(
     path: str, data: str | None = None, cpu: bool = False, segment: int | None = None, mode: str | None = None
-) -> Checkpoint:
+) -> Trained:
     """A checkpoint to be read in segments of another length, if it has a memory, or by line ("eos") or as running text.
 
-    Raises UsageError as ``checkpoints.load`` does.
+    Raises UsageError as ``trained.load`` does.
     """
-    from fairseq_ms.tools import checkpoints
+    from fairseq_ms.tools import trained
 
-    checkpoint = checkpoints.load(path, data, cpu)
+    checkpoint = trained.load(path, data, cpu)
     # Blocks of whole lines were for training alone.
-    given = mode or str(checkpoint.task.args.sample_break_mode)
-    checkpoint.task.args.sample_break_mode = given if given == "eos" else "none"
+    checkpoint.by_line = checkpoint.by_line if mode is None else mode == "eos"
     if segment is not None and checkpoint.streaming:
-        checkpoint.task.args.tokens_per_sample, trained = segment, checkpoint.model
-        checkpoint.model = checkpoint.task.build_model(checkpoint.cfg.model).to(checkpoint.device).eval()
-        checkpoint.model.load_state_dict(trained.state_dict())
+        checkpoint.in_segments_of(segment)
     return checkpoint
 
 
@@ -116,7 +117,7 @@ class Scored:
 
 
 def evaluate(
-    checkpoint: Checkpoint,
+    checkpoint: Trained,
     split: str,
     window: int | None = None,
     context: int | None = None,
@@ -130,7 +131,7 @@ def evaluate(
     """
     from fairseq_ms.tools import scoring
 
-    by_line = str(checkpoint.task.args.sample_break_mode) == "eos"
+    by_line = checkpoint.by_line
     if context and (by_line or checkpoint.streaming):
         raise UsageError(f"--context-window is of running text and of models without a memory: got {context}")
     texts = checkpoint.documents(split)
@@ -217,6 +218,6 @@ def _show(settings: Mapping[str, object], numbers: Mapping[str, float]) -> None:
     for unit, name in _UNITS.items():
         if name in numbers:
             rows[unit.replace("_", " ")] = f"{numbers[unit]:.4f}  over {numbers[name]:,}"
-    if settings["manifest"] is None:
+    if settings["manifest"] is None and "bits_per_source_byte" not in numbers:
         rows["bits per byte"] = "-  needs the manifest.json of preprocess/ (--manifest)"
     print("\n".join(f"{name:<18} {value}" for name, value in rows.items()))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairseq_ms.core import CausalModel
     from fairseq_ms.export.tokenizer import FastSymbols, Pipeline, Symbols
 
-# Exported folders need no fairseq.
+# What fairseq trained brings it along.
 NEEDS_FAIRSEQ = False
 # Unless asked for another number, or where the model has no room for as many.
 _TOKENS = 400
@@ -26,7 +26,7 @@ _UNSETTLED = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, the prompt, how to draw, and when to stop."""
-    help = "file that fairseq-train wrote, or folder that fairseq-ms export wrote"
+    help = "file of fairseq-train, or of plain_pytorch/train.py, or folder that fairseq-ms export wrote"
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=help)
     help = "the text to go on with, which may have several lines (default: standard input)"
     prompt = parser.add_mutually_exclusive_group()
@@ -194,17 +194,14 @@ def _prompt(args: argparse.Namespace) -> str:
 def _of_checkpoint(args: argparse.Namespace) -> Writer:
     """The model of a checkpoint, with the pipeline of its data."""
     from fairseq_ms.export import tokenizer
-    from fairseq_ms.tools import checkpoints
+    from fairseq_ms.tools import trained
 
-    arguments.register()
-
-    checkpoint = checkpoints.load(args.checkpoint, args.data, args.cpu)
+    checkpoint = trained.load(args.checkpoint, args.data, args.cpu)
     words = checkpoint.dictionary
     pipeline = tokenizer.pipeline_of(checkpoint.folder, None, None, None, None)
     begin = words.bos() if checkpoint.adds_bos else words.eos()
     symbols = tokenizer.Symbols(tokenizer.lines_of(pipeline), words.symbols)
-    core = checkpoint.model.decoder.core
-    return Writer(core, symbols, begin, words.eos(), [words.pad(), words.bos()], pipeline)
+    return Writer(checkpoint.core, symbols, begin, words.eos(), [words.pad(), words.bos()], pipeline)
 
 
 def _of_folder(args: argparse.Namespace) -> Writer:

@@ -12,17 +12,18 @@ from fairseq_ms.errors import UsageError
 
 if TYPE_CHECKING:
     from fairseq_ms.export.tokenizer import Pipeline
-    from fairseq_ms.tools.checkpoints import Checkpoint
+    from fairseq_ms.tools.trained import Trained
 
 # Numbers of `fairseq-ms perplexity --json` that the card repeats.
 _NUMBERS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte", "bits_per_source_byte")
 
 
-def text(checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace, config: Mapping[str, Any]) -> str:
+def text(checkpoint: Trained, pipeline: Pipeline, args: Namespace, config: Mapping[str, Any]) -> str:
     """``README.md`` in the Hub's form; what no checkpoint says of itself comes from the command's flags."""
     parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     needed = " ".join(["torch", "transformers", "safetensors", *pipeline.packages])
-    flags = "\n".join(f"| `--{name.replace('_', '-')}` | `{value}` |" for name, value in config["flags"].items())
+    flags = {f"--{name.replace('_', '-')}": value for name, value in config["flags"].items()}
+    settings = "\n".join(f"| `{name}` | `{value}` |" for name, value in (flags or config["model"]).items())
     steps = {"moses": "Moses, ", "none": ""}[pipeline.tokenise] + pipeline.level
     begin = checkpoint.dictionary.symbols[config["bos_token_id"]]
     most = config["max_position_embeddings"]
@@ -59,7 +60,7 @@ A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>
 
 | | |
 | --- | --- |
-| folder | `{"/".join(Path(str(checkpoint.task.args.data)).resolve().parts[-2:])}` |
+| folder | `{"/".join(Path(str(checkpoint.data)).resolve().parts[-2:])}` |
 | symbols | {steps} |
 | vocabulary | {config["vocab_size"]:,} |
 | licence | {args.data_license} |
@@ -68,11 +69,11 @@ A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>
 
 {_perplexities(args.perplexity)}
 
-## Flags
+## Settings
 
-| flag | value |
+| | |
 | --- | --- |
-{flags}
+{settings}
 """
 
 

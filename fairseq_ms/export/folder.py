@@ -10,25 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_ms import core as models
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
 from fairseq_ms.tools import report
+from fairseq_ms.tools.plain import built
 
 if TYPE_CHECKING:
     from fairseq_ms.core import CausalModel
     from fairseq_ms.export.tokenizer import Pipeline
-    from fairseq_ms.tools.checkpoints import Checkpoint
+    from fairseq_ms.tools.trained import Trained
 
 MODELING = "modeling_fairseq_ms"
 # What ``config.json`` says of it.
 PIPELINE = ("level", "tokenise", "language", "blank_lines")
 
 
-def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace) -> None:
+def write(out: Path, checkpoint: Trained, pipeline: Pipeline, args: Namespace) -> None:
     """Write the folder, all of it or nothing; ``args`` are the command's, for the card.
 
     Raises UsageError for a folder that is not empty.
@@ -46,10 +45,10 @@ def write(out: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_all(folder: Path, checkpoint: Checkpoint, pipeline: Pipeline, args: Namespace) -> None:
+def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Namespace) -> None:
     from safetensors.torch import save_file
 
-    core = checkpoint.model.decoder.core
+    core = checkpoint.core
     config = configuration(checkpoint)
     config["pipeline"] = {name: getattr(pipeline, name) for name in PIPELINE}
     # Never the padding symbol; the end of a line is no end of a text, and generation goes on after it.
@@ -81,19 +80,18 @@ def read(folder: Path) -> tuple[CausalModel, dict[str, Any]]:
 
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        name = config["architectures"][0].removesuffix("ForCausalLM")
-        built: CausalModel = getattr(models, name)(getattr(models, f"{name}Config").from_dict(config["model"]))
+        model = built(config["architectures"][0].removesuffix("ForCausalLM"), config["model"])
         weights = load_file(folder / "model.safetensors")
         state = {name.removeprefix("decoder."): weights[name] for name in weights}
         state |= {new.removeprefix("decoder."): weights[old] for new, old in config["tied"].items()}
-        built.load_state_dict(state)
+        model.load_state_dict(state)
         tokenizer.LEVELS.index(config["pipeline"]["level"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(
             f"CHECKPOINT must be as fairseq-ms export writes a folder: {folder} is not ({reason})"
         ) from error
-    return built.to(getattr(torch, config["dtype"])).eval(), config
+    return model.to(getattr(torch, config["dtype"])).eval(), config
 
 
 def class_name(core: type[nn.Module]) -> str:
@@ -127,21 +125,12 @@ class {name}(FairseqMsForCausalLM):
     return imports, text
 
 
-def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
+def configuration(checkpoint: Trained) -> dict[str, Any]:
     """``config.json``."""
-    decoder, words = checkpoint.model.decoder, checkpoint.dictionary
-    known: Any = OmegaConf.to_container(checkpoint.cfg.model, resolve=True, enum_to_str=True)
-    flags = {name: value for name, value in known.items() if not name.startswith("_") and name != "criterion"}
-    bos = int(checkpoint.adds_bos)
-    # As the model was built, wherever the numbers came from.
-    flags |= {
-        "add_bos_token": bool(bos),
-        "tokens_per_sample": checkpoint.segment,
-        "max_target_positions": decoder.positions + bos,
-    }
-    name = class_name(type(decoder.core))
-    first = {id(parameter): f"decoder.{own}" for own, parameter in decoder.core.named_parameters()}
-    every = decoder.core.named_parameters(remove_duplicate=False, prefix="decoder")
+    core, words = checkpoint.core, checkpoint.dictionary
+    name = class_name(type(core))
+    first = {id(parameter): f"decoder.{own}" for own, parameter in core.named_parameters()}
+    every = core.named_parameters(remove_duplicate=False, prefix="decoder")
     tied = {other: first[id(parameter)] for other, parameter in every if first[id(parameter)] != other}
     return {
         "architectures": [name],
@@ -150,15 +139,15 @@ def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
             "AutoModelForCausalLM": f"{MODELING}.{name}",
         },
         "model_type": "fairseq_ms",
-        "arch": str(checkpoint.cfg.model._name),
-        "model": decoder.core.config.to_dict(),
-        "flags": flags,
+        "arch": checkpoint.arch,
+        "model": core.config.to_dict(),
+        "flags": checkpoint.flags(),
         "tied": tied,
         "tie_word_embeddings": bool(tied),
         "vocab_size": len(words),
-        "max_position_embeddings": decoder.core.max_length(),
-        "bos_token_id": words.bos() if bos else words.eos(),
+        "max_position_embeddings": core.max_length(),
+        "bos_token_id": words.bos() if checkpoint.adds_bos else words.eos(),
         "eos_token_id": words.eos(),
         "pad_token_id": words.pad(),
-        "dtype": str(next(decoder.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(next(core.parameters()).dtype).removeprefix("torch."),
     }

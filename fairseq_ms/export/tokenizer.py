@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import sources
 from fairseq_ms.tools import report
+from fairseq_ms_pipeline.indexed import SPECIAL, read_symbols
 
 if TYPE_CHECKING:
     from fairseq_ms_pipeline.lines import Lines
@@ -102,6 +103,29 @@ def lines_of(pipeline: Pipeline) -> Lines:
     lines = type("Pipeline", tuple(getattr(import_module(module), name) for module, name in classes), {})()
     lines.level, lines.language, lines.codes_file = pipeline.level, pipeline.language, pipeline.codes
     return lines
+
+
+def kept(data: Path) -> dict[str, Any]:
+    """What a model's file keeps of its tokenizer: "symbols", and the text of "files" that ``pipeline_of`` reads.
+
+    Args:
+        data: a folder with a dictionary, which has a manifest in or above it where it was prepared here, or a text,
+            whose bytes are tokens 4 to 259, and its ends of lines 2: byte-level BPE that has learnt nothing
+    """
+    if data.is_dir():
+        manifest, known = settings_of(data)
+        above = manifest.parent if manifest is not None else data
+        files = {name: above / name for name in ("codes.bpe", "merges.txt", "vocab.json")}
+        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+        symbols = read_symbols(data / "dict.txt")
+    else:
+        known, printed = {"level": "hf_byte_bpe"}, {*range(33, 127), *range(161, 173), *range(174, 256)}
+        # As byte-level BPE spells bytes: those that print as they are, and all others, in turn, after the last of them.
+        others = iter(range(256, 512))
+        spelled = {chr(byte if byte in printed else next(others)): byte for byte in range(256)}
+        texts = {"vocab.json": json.dumps(spelled), "merges.txt": "#version: 0.2\n"}
+        symbols = [*SPECIAL, *map(str, range(256))]
+    return {"symbols": symbols, "files": {"manifest.json": json.dumps({"settings": known}), **texts} if known else {}}
 
 
 class Symbols:

@@ -22,7 +22,7 @@ from fairseq_ms.core.sampling import check_finite
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation
-from fairseq_ms.tools import checkpoints, scoring
+from fairseq_ms.tools import checkpoints, scoring, trained
 
 Answer = TypeVar("Answer")
 _PIPELINE = ("level", "tokenise", "language", "bpe_codes")
@@ -119,10 +119,9 @@ class FairseqMsLM(LM):
 
     def _sequences(self, tokens: Tensor) -> list[Tensor]:
         """What is scored each on its own: a text, or every line of it if the model was trained on lines."""
-        if str(getattr(self.checkpoint.task.args, "sample_break_mode", "none")) != "eos":
+        if not self.checkpoint.by_line:
             return [tokens] if tokens.numel() else []
-        ends = (tokens == self.checkpoint.dictionary.eos()).nonzero().flatten() + 1
-        return [line for line in tokens.tensor_split(ends) if line.numel()]
+        return trained.lines_of(tokens, self.checkpoint.dictionary.eos())
 
     def _nll(self, sequences: list[Tensor]) -> list[np.ndarray]:
         """The negative log-likelihoods (n,) of the tokens of each sequence (n,)."""

@@ -94,7 +94,7 @@ def given_images(checkpoint: Checkpoint, split: str, count: int) -> Tensor:
     """(count, 3072) tokens of the first images of a split."""
     import torch
 
-    checkpoint.task.args.sample_break_mode = "eos"
+    checkpoint.by_line = True
     # One more, so that a longer image is not cut to what is wanted.
     images = checkpoint.documents(split, limit=count * TOKENS + 1)
     if any(image.numel() != TOKENS for image in images):

@@ -3,135 +3,130 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_ms import register
+from fairseq_ms.core import CausalModel
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.arguments import check_checkpoint, split_label
+from fairseq_ms.tools.trained import Trained, on_device
 
 
 @dataclass
-class Checkpoint:
-    """A trained model in evaluation mode, with its task.
+class Checkpoint(Trained):
+    """A language model that fairseq trained, with its task.
 
     Attributes:
-        label: how tables and figures call it
-        path: the file it came from
         model: the fairseq language model
         task: the fairseq task it was trained on, looking at the data asked for
         cfg: the configuration it was trained with
     """
 
-    label: str
-    path: str
     model: FairseqLanguageModel
     task: LanguageModelingTask
     cfg: DictConfig
+
+    @property
+    def core(self) -> CausalModel:
+        found = getattr(self.model.decoder, "core", None)
+        if not isinstance(found, CausalModel):
+            raise UsageError(f"CHECKPOINT must hold a model of fairseq_ms: {self.path} holds {self.arch}")
+        return found
+
+    @property
+    def arch(self) -> str:
+        return str(self.cfg.model._name)
 
     @property
     def dictionary(self) -> Dictionary:
         return self.task.source_dictionary
 
     @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @property
     def streaming(self) -> bool:
-        """Whether the model hands a memory from one segment to the next."""
         return isinstance(getattr(self.model.decoder, "core", None), StreamingModel)
 
     @property
     def segment(self) -> int:
-        """The number of tokens of a training sample; for a streaming model, of a segment."""
         return int(self.model.decoder.core.segment_len if self.streaming else self.cfg.task.tokens_per_sample)
 
     @property
     def adds_bos(self) -> bool:
-        """Whether every sample begins with an extra symbol, which takes a position and is never scored."""
         return bool(getattr(self.task.args, "add_bos_token", False))
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that one window can hold, an extra first symbol not counted; None if there is no limit."""
         core = getattr(self.model.decoder, "core", None)
         if core is not None and core.max_length() is None:
             return None
         return int(self.model.max_positions())
 
     @property
-    def folder(self) -> Path:
-        """Where the data lie that it is asked about."""
-        return Path(utils.split_paths(str(self.task.args.data))[0])
+    def by_line(self) -> bool:
+        """As in training, where ``--sample-break-mode`` was eos, unless it is set."""
+        return str(getattr(self.task.args, "sample_break_mode", "none")) == "eos"
 
-    def check_fits(self, flag: str, tokens: int) -> None:
-        """Raise UsageError for a flag that asks for no tokens, or for more than the model has positions for."""
-        if self.longest is not None and not 1 <= tokens <= self.longest:
-            raise UsageError(
-                f"{flag} must lie between 1 and the {self.longest} positions of {self.label}: got {tokens}"
-            )
-        if tokens < 1:
-            raise UsageError(f"{flag} must have at least 1 token: got {tokens}")
+    @by_line.setter
+    def by_line(self, wanted: bool) -> None:
+        self.task.args.sample_break_mode = "eos" if wanted else "none"
+
+    @property
+    def data(self) -> str:
+        return str(self.task.args.data)
+
+    @property
+    def folder(self) -> Path:
+        return Path(utils.split_paths(self.data)[0])
+
+    def read(self, source_BT: Tensor, memory: Any = None) -> tuple[Tensor, Any]:
+        arguments = {"memory": memory} if self.streaming else {}
+        features, extra = self.model.decoder(source_BT, features_only=True, **arguments)
+        return features, extra.get("memory") if isinstance(extra, dict) else None
+
+    def log_probs(self, features_BTD: Tensor, target_BT: Tensor) -> Tensor:
+        output = (self.model.decoder.output_layer(features_BTD), None)
+        found: Tensor = self.model.get_normalized_probs(output, log_probs=True, sample={"target": target_BT})
+        return found
+
+    def in_segments_of(self, tokens: int) -> None:
+        self.task.args.tokens_per_sample, trained = tokens, self.model
+        self.model = self.task.build_model(self.cfg.model).to(self.device).eval()
+        self.model.load_state_dict(trained.state_dict())
+
+    def lines(self, split: str) -> FairseqDataset:
+        lines = data_utils.load_indexed_dataset(str(self.folder / split), self.dictionary, None)
+        if lines is None or len(lines) == 0:
+            raise UsageError(f"--gen-subset must name a split of {self.folder}: there is no {split!r}")
+        return lines
+
+    def flags(self) -> dict[str, Any]:
+        """The model's flags, in the numbers that it was built with, wherever they came from."""
+        known: Any = OmegaConf.to_container(self.cfg.model, resolve=True, enum_to_str=True)
+        flags = {name: value for name, value in known.items() if not name.startswith("_") and name != "criterion"}
+        positions = self.model.decoder.positions + int(self.adds_bos)
+        built = {"add_bos_token": self.adds_bos, "tokens_per_sample": self.segment, "max_target_positions": positions}
+        return flags | built
 
     def describe(self) -> dict[str, object]:
         """What JSON files say about the checkpoint."""
         return {
             "label": self.label,
             "path": self.path,
-            "arch": str(self.cfg.model._name),
+            "arch": self.arch,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "tokens_per_sample": self.segment,
-            "data": str(self.task.args.data),
+            "data": self.data,
         }
-
-    def documents(self, split: str, limit: int | None = None) -> list[Tensor]:
-        """The token sequences of a split that are scored each on its own.
-
-        All of a split is one sequence unless the model was trained with ``--sample-break-mode eos``, where every
-        line is one. ``limit`` cuts the split after so many tokens. Raises UsageError when there is no such split.
-        """
-        lines = self._lines(split)
-        by_line = str(getattr(self.task.args, "sample_break_mode", "none")) == "eos"
-        kept: list[Tensor] = []
-        room = sys.maxsize if limit is None else limit
-        for index in range(len(lines)):
-            line = lines[index].long()
-            if room <= 0 or (by_line and kept and line.numel() > room):
-                break
-            kept.append(line[:room])
-            room -= line.numel()
-        return kept if by_line else [torch.cat(kept)]
-
-    def text(self, split: str, limit: int | None = None) -> Tensor:
-        """All of a split as one sequence, as ``documents`` has it."""
-        return torch.cat(self.documents(split, limit))
-
-    def token_counts(self, split: str = "train") -> np.ndarray:
-        """How often each symbol occurs in a split (V,), read line by line; UsageError when there is no such split."""
-        lines = self._lines(split)
-        counts = np.zeros(len(self.dictionary), dtype=np.int64)
-        for index in range(len(lines)):
-            np.add.at(counts, lines[index].numpy(), 1)
-        return counts
-
-    def _lines(self, split: str) -> FairseqDataset:
-        lines = data_utils.load_indexed_dataset(str(self.folder / split), self.dictionary, None)
-        if lines is None or len(lines) == 0:
-            raise UsageError(f"--gen-subset must name a split of {self.folder}: there is no {split!r}")
-        return lines
 
 
 def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
@@ -175,10 +170,7 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
             f"CHECKPOINT must predict all symbols that it reads: {path} was trained with --output-dictionary-size "
             f"{len(task.target_dictionary)} (fairseq-eval-lm with that flag scores all others as <unk>)"
         )
-    if torch.cuda.is_available() and not cpu:
-        model.cuda()
-    model.eval()
-    return Checkpoint(label, path, model, task, cfg)
+    return Checkpoint(label, path, on_device(model, cpu), task, cfg)
 
 
 def load_all(specs: Sequence[str], data: str | None = None, cpu: bool = False) -> list[Checkpoint]:

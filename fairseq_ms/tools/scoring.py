@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools.checkpoints import Checkpoint
+from fairseq_ms.tools.trained import Trained
 
 # From log-probabilities (1, n, V) and targets (1, n) to a number for each target (1, n), or to several (1, n, k).
 Measure = Callable[[Tensor, Tensor], Tensor]
@@ -27,7 +27,7 @@ def nll(log_probs_1nV: Tensor, targets_1n: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_windows(
-    checkpoint: Checkpoint, source_BT: Tensor, target_BT: Tensor, first: int = 0, measure: Measure = nll
+    checkpoint: Trained, source_BT: Tensor, target_BT: Tensor, first: int = 0, measure: Measure = nll
 ) -> Tensor:
     """NLL (B, T - first) of the targets from ``first`` on, or another measure (B, T - first, ...).
 
@@ -43,7 +43,7 @@ def score_windows(
 
 
 def _score(
-    checkpoint: Checkpoint,
+    checkpoint: Trained,
     source_BT: Tensor,
     target_BT: Tensor,
     skip: int = 0,
@@ -51,23 +51,19 @@ def _score(
     measure: Measure = nll,
 ) -> tuple[Tensor, object]:
     """The measure of the targets after the first ``skip`` ones, and the memory after the last."""
-    model = checkpoint.model
-    arguments = {"memory": memory} if checkpoint.streaming else {}
-    features, extra = model.decoder(source_BT, features_only=True, **arguments)
+    features, after = checkpoint.read(source_BT, memory)
     features, target = features[:, skip:], target_BT[:, skip:]
     # (B, T, D) -> (1, B * T, D), so that a softmax is over a bounded number of positions
     flat, wanted = features.flatten(0, 1).unsqueeze(0), target.flatten().unsqueeze(0)
     parts = []
     for chunk, ids in zip(flat.split(_POSITIONS_A_SOFTMAX, 1), wanted.split(_POSITIONS_A_SOFTMAX, 1)):
-        output = (model.decoder.output_layer(chunk), extra)
-        log_probs = model.get_normalized_probs(output, log_probs=True, sample={"target": ids})
-        parts.append(measure(log_probs, ids))
+        parts.append(measure(checkpoint.log_probs(chunk, ids), ids))
     values = torch.cat(parts, dim=1) if parts else flat.new_zeros(1, 0)
-    return values.view(*target.shape, *values.shape[2:]), extra.get("memory") if isinstance(extra, dict) else None
+    return values.view(*target.shape, *values.shape[2:]), after
 
 
 def score_documents(
-    checkpoint: Checkpoint,
+    checkpoint: Trained,
     sequences: Sequence[Tensor],
     window: int | None = None,
     context: int | None = None,
@@ -103,7 +99,7 @@ def score_documents(
 
 
 @torch.no_grad()
-def score_streams(checkpoint: Checkpoint, sequences: Sequence[Tensor], measure: Measure = nll) -> list[np.ndarray]:
+def score_streams(checkpoint: Trained, sequences: Sequence[Tensor], measure: Measure = nll) -> list[np.ndarray]:
     """The measure of every token of sequences (n,) that a streaming model reads side by side, each from its beginning.
 
     A sequence begins with the end-of-sentence symbol and an empty memory.
@@ -123,7 +119,7 @@ def score_streams(checkpoint: Checkpoint, sequences: Sequence[Tensor], measure: 
     return [row[: tokens.numel()] for row, tokens in zip(rows, sequences)]
 
 
-def check_window(checkpoint: Checkpoint, window: int | None, context: int | None) -> tuple[int, int]:
+def check_window(checkpoint: Trained, window: int | None, context: int | None) -> tuple[int, int]:
     """Window and context in tokens, defaults filled in; UsageError when they do not fit."""
     longest = checkpoint.longest
     if window is None:

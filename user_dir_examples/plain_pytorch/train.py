@@ -3,13 +3,14 @@
     python train.py book.txt --model Retina --set dim=132 ffn_dim=528 heads=12 layers=4 --steps 1000
     torchrun --nproc-per-node 2 train.py book.txt ...   # shards parameters, gradients and optimizer with fully_shard
 
-DATA is a text, read as bytes, or the prefix of fairseq's binarised data (data-bin/train of train.bin and train.idx);
-what is validated on is its last twentieth, or data-bin/valid. --set takes any field of the model's configuration as
+DATA is a text, read as bytes, or the prefix of the data that fairseq-ms prepare wrote (data/bin/train); what is
+validated on is its last twentieth, or data/bin/valid. --set takes any field of the model's configuration as
 JSON, scales='[{"factor": 1, "layers": 3}]' for instance. Matrices are trained by Muon, all else by AdamW; a GPU trains
 compiled layers in bfloat16. Models with a memory read on where the last batch ended.
-Called again with the same --out, training continues, on any number of processes. OUT/checkpoint.pt has all of it: with
-saved = torch.load("checkpoint.pt", weights_only=True), the model is of the class saved["name"] and of the sizes
-saved["configuration"], and loads saved["model"]; saved["tokenizer"] are its symbols, or "bytes".
+Called again with the same --out, training continues, on any number of processes. OUT/checkpoint.pt has all of it, its
+tokenizer too, and is what fairseq-ms sample, perplexity and export take. With saved = torch.load("checkpoint.pt",
+weights_only=True), the model is of the class saved["name"], of the sizes saved["configuration"], and loads
+saved["model"].
 """
 
 import argparse
@@ -31,38 +32,27 @@ from torch.distributed.tensor import DTensor, Shard
 from tqdm import tqdm
 
 from fairseq_ms import core
+from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import plain
+from fairseq_ms_pipeline import indexed
 
 NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 3e-3, "muon-lr": 0.02, "save-every": 100, "valid-batches": 10}
-DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def read_tokens(data: str) -> np.ndarray:
-    """The tokens of a text (bytes) or of fairseq's binarised data, memory-mapped."""
-    index, file = Path(f"{data}.idx"), Path(data)
-    dtype: type = np.uint8
-    if index.is_file():
-        file = Path(f"{data}.bin")
-        with index.open("rb") as opened:
-            header = opened.read(18)  # magic, version, and the code of the type
-        if len(header) < 18 or not header.startswith(b"MMIDIDX\x00\x00") or header[17] not in DTYPES:
-            raise SystemExit(f"DATA must be binarised with --dataset-impl mmap: {index} is not")
-        dtype = DTYPES[header[17]]
-    if not file.is_file():
-        raise SystemExit(f"DATA must be a text file or the prefix of a .bin and an .idx file: got {data}")
-    if not file.stat().st_size:
-        raise SystemExit(f"DATA must have tokens: {file} is empty")
-    return np.memmap(file, dtype, mode="r")
-
-
-def symbols_of(data: str) -> list[str]:
-    """The symbols of binarised data, from the dictionary beside them; none for a text."""
-    if not Path(f"{data}.idx").is_file():
-        return []
-    if not (file := Path(data).with_name("dict.txt")).is_file():
-        raise SystemExit(f"DATA must lie beside their dictionary: there is no {file}")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
+def read_data(data: str) -> np.ndarray:
+    """The tokens of a text (bytes) or of binarised data, memory-mapped."""
+    file = Path(data)
+    try:
+        if Path(f"{data}.idx").is_file():
+            return indexed.read_tokens(file)
+        if not file.is_file():
+            raise ValueError(f"there is no text {file}, and no {file}.idx")
+        if not file.stat().st_size:
+            raise ValueError(f"{file} is empty")
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"DATA must be a text or the prefix of binarised data: {error}") from None
+    return np.memmap(file, np.uint8, mode="r")
 
 
 def starts_of(count: int, args: argparse.Namespace, step: int, streams: bool) -> tuple[np.ndarray, bool]:
@@ -92,19 +82,23 @@ def main() -> None:
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     if ranks > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    train, symbols, beside = read_tokens(args.data), symbols_of(args.data), str(Path(args.data).with_name("valid"))
+    train, place, is_text = read_data(args.data), Path(args.data).absolute(), not Path(f"{args.data}.idx").is_file()
+    try:
+        kept = tokenizer.kept(place if is_text else place.parent)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"DATA must lie beside their dictionary: {error}") from None
     # A text that is too short for a batch of validation is all trained on.
-    held_out = len(train) // 20 if len(train) >= 20 * (args.rows * args.length + 1) and not symbols else 0
+    held_out = len(train) // 20 if len(train) >= 20 * (args.rows * args.length + 1) and is_text else 0
     train, valid = np.split(train, [len(train) - held_out])
-    if symbols and Path(f"{beside}.idx").is_file():
-        valid = read_tokens(beside)
+    if not is_text and place.with_name("valid.idx").is_file():
+        valid = read_data(str(place.with_name("valid")))
     if not 0 < args.length < len(train) or args.rows < 1 or args.rows % ranks:
         raise SystemExit(f"--length must be 1 to {len(train) - 1}, and --rows a multiple of {ranks} processes")
-    settings = {"vocab_size": len(symbols) if symbols else 256, "max_positions": args.length}
+    settings = {"vocab_size": len(kept["symbols"]), "max_positions": args.length}
     torch.manual_seed(0)
     try:
         settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
-        model = getattr(core, args.model)(getattr(core, f"{args.model}Config").from_dict(settings)).to(device)
+        model = plain.built(args.model, settings).to(device)
         if args.compile:
             model.compile()
     except (TypeError, ValueError) as error:
@@ -117,11 +111,13 @@ def main() -> None:
         raise SystemExit(f"--length must be a multiple of segment_len {model.segment_len}, and DATA have all --rows")
     if ranks > 1:
         mesh = init_device_mesh(device.type, (ranks,))
-        register_fsdp_forward_method(fully_shard(model, mesh=mesh), "loss")
+        fully_shard(model, mesh=mesh)
+        register_fsdp_forward_method(model, "loss")
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), args.lr, (0.9, 0.98), weight_decay=0.01)
     if args.muon_lr:
         optimizer = core.muon_and_adamw(model, args.muon_lr, args.lr, 0.01, (0.9, 0.98))
-    described = {"name": args.model, "configuration": model.config.to_dict(), "tokenizer": symbols or "bytes"}
+    described = {"name": args.model, "configuration": model.config.to_dict(), "tokenizer": kept}
+    described |= {"length": args.length, "data": str(place if is_text else place.parent), "held_out": held_out}
     rates = [group["lr"] for group in optimizer.param_groups]
     folder, file = args.out / "checkpoint", args.out / "checkpoint.pt"
 
@@ -165,13 +161,18 @@ def main() -> None:
         parts = {name: part.to_local() if mesh and not options else part for name, part in saved["memory"].items()}
         state.restart(type(fresh)(parts, fresh.pending_BT), done * args.length)
 
+    def tokens_of(rows: np.ndarray) -> torch.Tensor:
+        """Bytes, as ``kept`` numbers them, or tokens."""
+        tokens = torch.from_numpy(rows.astype(np.int64))
+        return torch.where(tokens == 10, 2, tokens + 4) if is_text else tokens
+
     def loss_of(tokens: np.ndarray, step: int, state: Any, in_streams: bool) -> torch.Tensor:
         """This rank's part of a step's loss."""
         starts, begins = starts_of(len(tokens), args, step, in_streams)
         if state is not None and begins:
             state.restart(fresh, 0)
         rows = np.stack([tokens[start : start + args.length + 1] for start in starts[own]])
-        batch = torch.from_numpy(rows.astype(np.int64)).to(device)
+        batch = tokens_of(rows).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             return model.loss(batch[:, :-1], batch[:, 1:], **({} if state is None else {"state": state}))
 
@@ -210,10 +211,7 @@ def main() -> None:
     if ranks > 1:
         dist.destroy_process_group()
         return
-    prompt = torch.tensor(train[: min(32, (args.length + 1) // 2)].tolist(), device=device)
-    text = model.eval().generate(prompt, min(200, args.length + 1 - len(prompt)), temperature=0.8)
-    words = " ".join(symbols[token] for token in text.tolist()).replace("@@ ", "") if symbols else ""
-    print(words or bytes(text.tolist()).decode(errors="replace"))
+    print(f"{file} is what fairseq-ms sample, perplexity and export take")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,136 @@
+"""A whole path without fairseq: prepare, train in a plain loop, and its one file in every command that takes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ms import cli
+from fairseq_ms.commands import perplexity
+from fairseq_ms.export import tokenizer
+from fairseq_ms.tools import plain, trained
+from tests.helpers.beside import library
+from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.trained import NARROW, TINY, random_lines, write_checkpoint, write_corpus
+
+TRAIN = ROOT / "user_dir_examples" / "plain_pytorch" / "train.py"
+# In one process, which loads torch once.
+WALK = """
+import json, runpy, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fairseq", "fairseq_cli", "omegaconf", "hydra"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from fairseq_ms.cli import main
+
+for command in json.loads(sys.argv[1]):
+    print("$", *command, flush=True)
+    if command[0].endswith(".py"):
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
+    elif code := main(command):
+        sys.exit(code)
+sys.argv = ["transformers"]
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+read = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)
+tokens = read(["def f"], return_tensors="pt")
+print("$ transformers", read.batch_decode(model.generate(**tokens, max_new_tokens=30, do_sample=False))[0], sep="\\n")
+assert not {"fairseq", "omegaconf", "hydra"} & set(sys.modules)
+"""
+SMALL = ["--set", "dim=24", "ffn_dim=40", "heads=3", "layers=1", "positions='rotary'".replace("'", '"')]
+SMALL += ["--rows", "4", "--length", "24", "--steps", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--bpe", "hf_byte_bpe", "--bpe-merges", "20"], ["--level", "word"], None])
+def test_data_are_prepared_a_model_trained_scored_sampled_and_exported(flags: list[str] | None, tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        (tmp_path / "texts" / name / "a.txt").write_text(f"def {name}(x):\n    return x\n\n\n" * 40)
+    (tmp_path / "book.txt").write_text("def f(x):\n    return x + 1\n" * 90)
+    prepare = ["prepare", "text", "--input", "texts", "--out", "data", "--workers", "1", "--quiet"]
+    commands = [[*prepare, *flags]] if flags else []
+    file = "runs/plain/checkpoint.pt"
+    commands += [
+        [str(TRAIN), "data/bin/train" if flags else "book.txt", *SMALL],
+        ["perplexity", file, "--json", "numbers.json", "--cpu"],
+        ["perplexity", file, "--data", "book.txt", "--json", "of_text.json", "--cpu"],
+        ["sample", file, "--prompt", "def f", "--max-len-b", "30", "--temperature", "0", "--cpu"],
+        ["export", file, "out"],
+        ["sample", "out", "--prompt", "def f", "--max-len-b", "30", "--temperature", "0", "--cpu"],
+    ]
+    env = {"PYTHONPATH": str(library("transformers-5", tmp_path)), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = run_cli("python", "-c", WALK, json.dumps(commands), cwd=tmp_path, env=env)
+    *_, sampled, _, again, _ = done.stdout.split("$ ")
+    assert sampled.partition("\n")[2] == again.partition("\n")[2]
+    numbers, of_text = (json.loads((tmp_path / name).read_text()) for name in ("numbers.json", "of_text.json"))
+    assert numbers["perplexity"] > 1
+    assert of_text["source_bytes"] == 90 * 27
+    if flags is None or "--bpe" in flags:
+        assert done.stdout.rpartition("$ transformers\n")[2].strip() in sampled
+
+
+def in_one_file(checkpoint: Path, data: Path, file: Path) -> Path:
+    """A checkpoint of fairseq's as a plain loop writes it."""
+    found = trained.load(str(checkpoint), cpu=True)
+    kept = {"tokenizer": tokenizer.kept(data), "data": str(data), "length": found.segment, "held_out": 0}
+    described = {"name": type(found.core).__name__, "configuration": found.core.config.to_dict()}
+    torch.save({"model": found.core.state_dict(), **described, **kept}, file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags"),
+    [
+        ("vanilla_lm", ["--adaptive-softmax-cutoff", "9,15"]),
+        ("retina_lm", ["--scale-windows", "1x=0:4,4x=4:28", "--positions", "rotary"]),
+        ("transformer_xl", ["--mem-len", "7"]),
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"mode": "eos"}, {"segment": 5}])
+def test_a_file_has_the_numbers_of_fairseqs_checkpoint_bit_for_bit(
+    arch: str, flags: list[str], asked: dict[str, Any], tmp_path: Path
+) -> None:
+    data = write_corpus(tmp_path / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 11)})
+    task = "streaming_language_modeling" if arch == "transformer_xl" else "language_modeling"
+    sizes = [*(NARROW if "--scale-layers" in flags else TINY), "--tokens-per-sample", "26", "--init-std", "0.3"]
+    path = write_checkpoint(tmp_path / "model.pt", data, arch, *sizes, *flags, task=task)
+    file = in_one_file(path, data, tmp_path / "plain.pt")
+    ours, theirs = (perplexity.load(str(model), cpu=True, **asked) for model in (file, path))
+    window = asked.get("segment") if arch != "transformer_xl" else None
+    assert isinstance(ours, plain.Plain)
+    assert perplexity.evaluate(ours, "test", window) == perplexity.evaluate(theirs, "test", window)
+
+
+def test_what_a_file_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_corpus(tmp_path / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 11)})
+    other = write_corpus(tmp_path / "other", {"test": random_lines(2, 11), "train": random_lines(1, 9, words=9)})
+    path = write_checkpoint(tmp_path / "model.pt", data, "vanilla_lm", *TINY, "--tokens-per-sample", "26")
+    file = str(in_one_file(path, data, tmp_path / "plain.pt"))
+    state = torch.load(file, weights_only=True)
+    torch.save({**state, "configuration": {}}, tmp_path / "broken.pt")
+    torch.save({**state, "name": "CoarseLM"}, tmp_path / "coarse.pt")
+    (tmp_path / "latin.txt").write_bytes(b"\xe9\n")
+    for command, named in (
+        (["perplexity", file, "--data", str(other)], "--data"),
+        (["perplexity", file, "--data", "nowhere"], "--data"),
+        (["perplexity", file, "--gen-subset", "dev"], "--gen-subset"),
+        (["perplexity", file, "--data", str(tmp_path / "latin.txt")], "--level"),
+        (["sample", file, "--prompt", "a"], "--level"),
+        (["perplexity", str(tmp_path / "broken.pt")], "CHECKPOINT"),
+        (["perplexity", str(tmp_path / "coarse.pt")], "CHECKPOINT"),
+    ):
+        assert cli.main([*command, "--cpu"]) == 2, command
+        said = capsys.readouterr().err
+        assert named in said, said
+        assert said.count("\n") == 1, said
+    torch.save({**state, "tokenizer": tokenizer.kept(tmp_path / "latin.txt")}, file)
+    assert cli.main(["perplexity", file, "--data", str(tmp_path / "latin.txt")]) == 2
+    assert "UTF-8" in capsys.readouterr().err

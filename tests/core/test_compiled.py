@@ -32,10 +32,8 @@ SMALL: dict[str, Any] = {
     "BottomUp": {"scales": SCALES},
 }
 CASES = [
-    # The masks of windows are drawn in another order when they are compiled.
-    *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED) if (name, kind) != ("Retina", DROPPED)),
-    ("CoarseLM", PLAIN),
-    ("HAED", PLAIN),
+    *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED)),
+    *((name, kind) for name in ("CoarseLM", "HAED") for kind in (PLAIN, DROPPED)),
 ]
 
 

@@ -231,7 +231,7 @@ class LayerWindows:
         self, scales: Sequence[Scale], head_dim: int, dropout: float = 0.0, sinks_N: Tensor | None = None
     ) -> None:
         self.scales, self.head_dim, self.dropout, self.sinks_N = scales, head_dim, dropout, sinks_N
-        self.masks = DropoutMasks(dropout) if dropout > 0.0 else None
+        self.masks: DropoutMasks | None = None
 
     def heads(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
         """By window, views of its queries, keys and values."""
@@ -252,6 +252,8 @@ class LayerWindows:
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """What all heads see, (B, T, D)."""
+        # Here, since torch's own attention draws masks of its own.
+        self.masks = DropoutMasks(self.dropout) if self.dropout > 0.0 else None
         heads = self.heads(*inputs)
         rows, length = heads[0][0].size(0), heads[0][0].size(2)
         out_BTD = inputs[0].new_empty(rows, length, self.head_dim * sum(scale.heads for scale in self.scales))

@@ -43,6 +43,7 @@ $(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.
 
 $(PLUGIN): $(PINS) setup.py fairseq_ms/version.py
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@requirements/link_plugin.sh $(RUN) "$(CURDIR)/fairseq_ms"
 	@touch $@
 
 # What tests and style need besides; the oldest NumPy that is supported lies beside the newer one, and the tests put it

@@ -8,12 +8,17 @@ Shapes, in the whole package: B batch, T tokens, C coarse positions, S keys, N h
 V vocabulary; `x_BTD` is a tensor of shape (B, T, D).
 """
 
+import os
+
 from fairseq_ms.version import __version__
 
 __all__ = ["__version__", "register"]
 
 if __name__ != "fairseq_ms":
     raise ImportError(f"the folder given to --user-dir must be called fairseq_ms, and not {__name__}")
+# fairseq knows a user directory by its path: a link's is another than that which it leads to.
+if os.path.realpath(__path__[0]) not in __path__:
+    __path__.append(os.path.realpath(__path__[0]))
 
 
 def register() -> None:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from fairseq import options
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
@@ -141,10 +142,40 @@ def test_an_installed_copy_is_a_user_dir_from_anywhere(wheel, tmp_path):
     path = {"PYTHONPATH": str(site)}
     user_dir = run_cli("fairseq-ms", "user-dir", cwd=elsewhere, env=path).stdout.strip()
     assert user_dir == str(site / "fairseq_ms")
-    # The complaint about an unknown architecture names the nearest that is known.
-    done = run_cli("fairseq-train", "--user-dir", user_dir, "--arch", "retina_ml", cwd=elsewhere, env=path, check=False)
-    assert done.returncode == 2
-    assert "such as retina_lm" in done.stderr
+    assert "such as retina_lm" in complaint(user_dir, elsewhere, path)
+
+
+def complaint(user_dir: str, folder: Path, env: dict[str, str]) -> str:
+    """What fairseq-train says of an architecture that does not exist: the nearest that is known."""
+    train = ("fairseq-train", "--user-dir", user_dir, "--arch", "retina_ml")
+    done = run_cli(*train, cwd=folder, env=env, check=False)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+def test_its_name_is_enough_in_every_folder_where_it_lies_beside_fairseq(wheel, tmp_path):
+    elsewhere, copied, linked = (tmp_path / name for name in ("elsewhere", "copied", "linked"))
+    elsewhere.mkdir()
+    zipfile.ZipFile(wheel).extractall(copied)
+    (linked / "fairseq_ms-1.dist-info").mkdir(parents=True)
+    (linked / "fairseq_ms-1.dist-info" / "RECORD").touch()
+    (linked / "python").write_text(f"#!/bin/sh\necho {linked}\n")
+    (linked / "python").chmod(0o755)
+    link = [ROOT / "requirements" / "link_plugin.sh", linked / "python", USER_DIR]
+    for _ in range(2):
+        subprocess.run(link, check=True)
+        assert (linked / "fairseq_ms").resolve() == USER_DIR
+    # pip removes what is listed, links as such.
+    assert set((linked / "fairseq_ms-1.dist-info" / "RECORD").read_text().split()) == {"fairseq_ms,,"}
+    for site in (copied, linked):
+        (site / "fairseq").mkdir()
+        for file in Path(str(options.__file__)).parent.iterdir():
+            (site / "fairseq" / file.name).symlink_to(file)
+        assert "such as retina_lm" in complaint("fairseq_ms", elsewhere, {"PYTHONPATH": str(site)})
+    # By the path that `fairseq-ms user-dir` prints, in a program that has it already from the link.
+    program = "import argparse, fairseq_ms; from fairseq import utils; assert '/linked/' in fairseq_ms.__file__; "
+    program += f"utils.import_user_module(argparse.Namespace(user_dir={str(USER_DIR)!r}))"
+    run_cli("python", "-P", "-c", program, cwd=elsewhere, env={"PYTHONPATH": str(linked)})
 
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make, with which the Makefile is run")
@@ -192,7 +223,7 @@ echo built >> calls
 rm -rf "$1"
 [ -z "$FAIL" ] || exit 1
 mkdir -p "$1/bin"
-printf '#!/bin/sh\\necho plugin >> calls\\n' > "$1/bin/python"
+printf '#!/bin/sh\\n[ "$1" = -m ] && echo plugin >> calls || dirname "$0"\\n' > "$1/bin/python"
 chmod +x "$1/bin/python"
 """
 

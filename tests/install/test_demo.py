@@ -32,7 +32,7 @@ demo.train([sys.executable, "-c", kill], Path(sys.argv[2]) / "train.log", 10, "r
 
 
 @pytest.mark.slow
-def test_the_demo_prints_its_table_and_a_sentence_for_each_prompt(tmp_path: Path) -> None:
+def test_the_demo_prints_its_table_a_text_for_each_prompt_and_what_to_type_next(tmp_path: Path) -> None:
     script = DEMO / "run.py"
     done = run_cli("python", script, "--updates", "24", "--out", tmp_path, timeout=1200.0)
     number = r" +([\d.,]+)"
@@ -45,7 +45,12 @@ def test_the_demo_prints_its_table_and_a_sentence_for_each_prompt(tmp_path: Path
     dense, constant = ([int(row[column].replace(",", "")) for row in longer] for column in (5, 6))
     assert dense[2] == pytest.approx(16 * dense[0], rel=0.01)
     assert len(set(constant)) == 1
-    prompts = re.findall(r"^   \[(.+)\]", done.stdout, re.MULTILINE)
-    assert prompts == ["Return True if", "Raise an error if", "This function", "The user", "Note that"]
+    samples, last = done.stdout.partition("5. Samples")[2].split("What to type next")
+    assert re.findall(r"^   (Return True if|Note that the user)", samples, re.MULTILINE) == [
+        "Return True if",
+        "Note that the user",
+    ]
+    (written,) = re.findall(r"^  fairseq-ms sample (\S+) ", last, re.MULTILINE)
+    assert (ROOT / written).is_file()
     assert (tmp_path / "training_curves.png").read_bytes().startswith(b"\x89PNG")
     assert "warning" not in (done.stdout + done.stderr).lower()

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,11 +44,16 @@ MODELS = {
     "vanilla_lm": "--arch vanilla_lm",
     "retina_lm": "--arch retina_lm --scale-windows 1x=0:16,4x=16:64,16x=64:256",
 }
-SAMPLING = """
-    --user-dir fairseq_ms --task language_modeling --cpu --sampling --sampling-topk 20
-    --temperature 0.7 --beam 1 --max-len-a 0 --max-len-b 60 --seed 5
+SAMPLING = "--cpu --max-len-b 150 --temperature 0.7 --sampling-topk 20 --seed 5"
+PROMPTS = ("Return True if", "Note that the user")
+NEXT = """
+What to type next, with a folder of your own texts for FOLDER:
+
+  . .venv/bin/activate
+  fairseq-ms prepare text --input FOLDER --out data/mine --bpe hf_byte_bpe --bpe-merges 8000
+  fairseq-ms train retina_lm_long_2048 --data data/mine/bin --max-update 1200
+  fairseq-ms sample {best} --prompt "This function"
 """
-PROMPTS = ("Return True if", "Raise an error if", "This function", "The user", "Note that")
 
 
 def program(name: str) -> list[str]:
@@ -57,10 +63,10 @@ def program(name: str) -> list[str]:
     return [sys.executable, str(Path(sys.executable).parent / name)]
 
 
-def run(command: list[str], log: Path, text: str | None = None) -> str:
+def run(command: list[str], log: Path) -> str:
     """Run a command and return what it printed, also to ``log``; SystemExit with one sentence when it fails."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(command, input=text, cwd=ROOT, text=True, check=False, stdout=pipe, stderr=both)
+    done = subprocess.run(command, cwd=ROOT, text=True, check=False, stdout=pipe, stderr=both)
     log.write_text(done.stdout)
     if done.returncode:
         last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip()
@@ -112,8 +118,9 @@ def compare(data: Path, out: Path) -> None:
     print(f"{'':12} {'subword':>8} {'word':>9} {'byte':>9}")
     for name in MODELS:
         found = perplexity(data, out / name, "test", CONTEXT, CONTEXT // 2)
-        print(f"{name:12} {found['perplexity']:8.2f} {found['word_perplexity']:9.2f} {found['bits_per_byte']:9.3f}")
-    print(flush=True)
+        numbers = found["perplexity"], found["word_perplexity"], found["bits_per_byte"]
+        print("{:12} {:8.2f} {:9.2f} {:9.3f}".format(name, *numbers), flush=True)
+    print()
 
 
 def lengthen(data: Path, out: Path) -> None:
@@ -175,21 +182,18 @@ def main() -> None:
         sources = [str(data / "bin"), "--save-dir", str(out / name)]
         flags = [*sources, *shlex.split(SHARED), *shlex.split(own), *length]
         train([*program("fairseq-train"), *flags], logs[name], args.updates, name)
-    print(f"3. Evaluation: test split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}\n", flush=True)
+    print(f"3. Evaluation: test split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}; half a minute\n", flush=True)
     compare(data / "bin", out)
-    print(f"4. Longer texts than the {CONTEXT} tokens of the training\n", flush=True)
+    print(f"4. Longer texts than the {CONTEXT} tokens of the training; a minute\n", flush=True)
     lengthen(data / "bin", out)
     curves = ["--gen-subset", "train", "--png", str(out / "training_curves.png")]
     run([*program("fairseq-ms"), "plot", "curves", *map(str, logs.values()), *curves], out / "curves.log")
     print("5. Samples of retina_lm\n", flush=True)
-    sampling = [str(data / "bin"), "--path", str(best), *SAMPLING.split()]
-    rows = ["--buffer-size", str(len(PROMPTS)), "--batch-size", str(len(PROMPTS))]
-    asked = "\n".join(PROMPTS) + "\n"
-    printed = run([*program("fairseq-interactive"), *sampling, *rows], best.with_name("samples.log"), asked)
-    texts = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.MULTILINE))
-    for row, prompt in enumerate(PROMPTS):
-        print(f"   [{prompt}]{texts[str(row)].removeprefix(prompt)}\n")
+    for number, prompt in enumerate(PROMPTS):
+        asked = [*program("fairseq-ms"), "sample", str(best), "--prompt", prompt, *SAMPLING.split()]
+        print(textwrap.indent(run(asked, best.with_name(f"sample-{number}.log")), "   "), flush=True)
     print(f"done in {time.monotonic() - began:.0f} s; everything, training curves too, is in {out}")
+    print(NEXT.format(best=os.path.relpath(best)), end="")
 
 
 if __name__ == "__main__":

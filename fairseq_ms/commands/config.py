@@ -132,7 +132,9 @@ def flags_of(arch: str) -> str:
         # Others are a task's or criterion's, by interpolation.
         if text := field.metadata.get("help"):
             default = field.default_factory() if field.default is MISSING else field.default
-            rows.append([f"--{name.replace('_', '-')}", getattr(default, "value", default), " ".join(text.split())])
+            first, *more = textwrap.wrap(" ".join(text.split()), 64, break_on_hyphens=False)
+            rows.append([f"--{name.replace('_', '-')}", getattr(default, "value", default), first])
+            rows += [["", "", line] for line in more]
     return report.format_table(["flag", "default", "meaning"], rows)
 
 

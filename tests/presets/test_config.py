@@ -75,7 +75,9 @@ def test_the_flags_of_an_architecture_are_those_of_its_model(capsys: pytest.Capt
     found = []
     for arch in ("retina_lm", "vanilla_lm_tiny"):
         assert cli.main(["config", "--flags", arch]) == 0
-        found.append({re.split(r" {2,}", line)[0] for line in capsys.readouterr().out.splitlines()[2:]})
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) < 140
+        found.append({re.split(r" {2,}", line)[0] for line in lines[2:]})
     assert {"--scale-heads", "--downsampler"} <= found[0] - found[1]
     assert {"--short-conv", "--scale-windows", "--activation-fn"} <= found[0] & found[1]
 

@@ -191,7 +191,8 @@ def main() -> None:
     print("5. Samples of retina_lm\n", flush=True)
     for number, prompt in enumerate(PROMPTS):
         asked = [*program("fairseq-ms"), "sample", str(best), "--prompt", prompt, *SAMPLING.split()]
-        print(textwrap.indent(run(asked, best.with_name(f"sample-{number}.log")), "   "), flush=True)
+        written = run(asked, best.with_name(f"sample-{number}.log")).strip()
+        print(textwrap.indent(written, "   ") + "\n", flush=True)
     print(f"done in {time.monotonic() - began:.0f} s; everything, training curves too, is in {out}")
     print(NEXT.format(best=os.path.relpath(best)), end="")
 

@@ -1,4 +1,4 @@
-"""fairseq's commands: which processes run, what is refused and how that reads, and who hears of signals.
+"""fairseq's commands: which processes run, how what is refused reads, and who hears of signals.
 
 fairseq takes the number of processes from its command line, where the default is the number of GPUs that it sees: on
 CPUs, and nodes with one GPU, every process of a launcher would train alone, and write the same checkpoints.
@@ -17,21 +17,19 @@ import signal
 import sys
 import threading
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
-from fairseq.tasks import TASK_REGISTRY
-from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import nn
 from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError, parser_sentence, sentence_of
+from fairseq_ms.host import rules
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +41,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _ECHO = 1.0
 # Of the exit code by which a shell says that a signal has ended a process: 143, 138, 130. 0 is for finished training.
 SIGNALLED = 128
-# What launchers say to the processes they start.
-_LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _LEFTOVER = re.compile(r"checkpoint.*\.pt\.tmp")
 
 
@@ -92,9 +88,9 @@ def run_together(original: Callable[..., Any], cfg: Any, main: Callable[..., Any
 
     Raises UsageError for what is refused, and SystemExit where a signal has ended processes that were started here.
     """
-    refuse(cfg)
+    rules.refuse(cfg)
     training = cfg.distributed_training
-    launched = _launched() > 1 and not training.pipeline_model_parallel
+    launched = rules.launched() > 1 and not training.pipeline_model_parallel
     if training.distributed_init_method is None and launched:
         _join(training)
     elif training.distributed_init_method is None:
@@ -107,82 +103,6 @@ def run_together(original: Callable[..., Any], cfg: Any, main: Callable[..., Any
             _start(main, cfg, settings)
     finally:
         signals.end()
-
-
-def refuse(cfg: Any) -> None:
-    """Raise UsageError for settings that fairseq accepts and that cannot work."""
-    backend = str(cfg.distributed_training.ddp_backend)
-    if backend == "fully_sharded":
-        raise UsageError(
-            "--ddp-backend must be pytorch_ddp or legacy_ddp, since each process needs all weights of a model to carry "
-            f"its memory and to write checkpoints (user_dir_examples/plain_pytorch shards a model): got {backend}"
-        )
-    if cfg.checkpoint.write_checkpoints_asynchronously:
-        raise UsageError(
-            "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
-        )
-    # fairseq-validate and other tasks have none.
-    tokens, context = getattr(cfg.task, "tokens_per_sample", None), cfg.eval_lm.context_window
-    if tokens is not None and tokens <= context:
-        least = f"1 more than --context-window {context}" if context else "at least 1"
-        raise UsageError(f"--tokens-per-sample must be {least}: got {tokens}")
-
-
-def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
-    """``main`` of fairseq-generate, which continues lines; raises UsageError for rows cut out of a corpus.
-
-    They leave no room to continue them, but can be scored, or begun anew from a prefix (not by a task of streams).
-    """
-    if isinstance(cfg, Namespace):
-        cfg = convert_namespace_to_omegaconf(cfg)
-    cuts = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none"
-    continues = not (cfg.generation.prefix_size or cfg.generation.score_reference)
-    if cuts and continues and issubclass(TASK_REGISTRY[cfg.task._name], LanguageModelingTask):
-        raise UsageError(
-            "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
-        )
-    return original(cfg)
-
-
-def refuse_to_train(cfg: Any) -> None:
-    """Raise UsageError where a training would fail, or train alone beside others that write to the same folder."""
-    refuse(cfg)
-    if cfg.common.fp16 and not torch.cuda.is_available():
-        raise UsageError("--fp16 must be left out on a machine without a GPU: torch finds none")
-    row = getattr(cfg.task, "tokens_per_sample", None)
-    for flag in ("max_tokens", "max_tokens_valid"):
-        room = getattr(cfg.dataset, flag)
-        # Rows are of this length but where lines or documents end them.
-        if None not in (row, room) and room < row and str(cfg.task.sample_break_mode) in ("none", "None"):
-            raise UsageError(
-                f"--{flag.replace('_', '-')} must be at least --tokens-per-sample {row}, so that a row fits: got {room}"
-            )
-    # fairseq-hydra-train decides how many processes there are before it imports this package.
-    launched = _launched()
-    if launched > 1 and cfg.distributed_training.distributed_world_size == 1:
-        raise UsageError(
-            f"distributed_training.distributed_world_size={launched} must be given to fairseq-hydra-train where a "
-            f"launcher starts {launched} processes on GPUs, since each would train alone (on CPUs, use fairseq-train): "
-            "got 1"
-        )
-
-
-def warn_of_warmup(cfg: Any) -> None:
-    """Warn where the whole training is a warm-up, and the rate never what it is said to be."""
-    # Optimizers and schedules that fairseq registers without a dataclass have an argparse namespace here.
-    groups = getattr(cfg.optimizer, "groups", None) or {}
-    parts = [cfg.lr_scheduler, *(getattr(group, "lr_scheduler", None) for group in groups.values())]
-    warmup = max(getattr(part, "warmup_updates", None) or 0 for part in parts)
-    if 0 < cfg.optimization.max_update <= warmup and distributed_utils.get_global_rank() == 0:
-        logger.warning(
-            f"--max-update should be greater than --warmup-updates {warmup}, or the learning rate never reaches --lr: "
-            f"got {cfg.optimization.max_update}"
-        )
-
-
-def _launched() -> int:
-    """How many processes a launcher has started; 1 where there is none."""
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _LAUNCHED) else 1
 
 
 def _join(training: Any) -> None:

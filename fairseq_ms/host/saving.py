@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 
+from fairseq_ms.errors import UsageError
 from fairseq_ms.host import launch
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,15 @@ def save_and_stop(
     original: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
 ) -> Any:
     """``validate_and_save``, which comes after every update: it also saves when that is due, or a signal has come."""
-    losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+    try:
+        losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+    except KeyError as error:
+        if error.args != (cfg.checkpoint.best_checkpoint_metric,):
+            raise
+        # What has been trained until this first validation is not lost.
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+        rule = "must be what a validation prints, such as loss or ppl"
+        raise UsageError(f"--best-checkpoint-metric {rule}: got {error.args[0]}") from None
     together = trainer.data_parallel_world_size > 1
     signum, due = (trainer.agreed, trainer.due) if together else (launch.signals.asked, is_due(trainer))
     finished = should_stop or (end_of_epoch and epoch_itr.next_epoch_idx > (cfg.optimization.max_epoch or math.inf))

@@ -58,7 +58,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
 
     A function is called with the one that it replaces as its first argument.
     """
-    from fairseq_ms.host import checkpoints, context_window, data, interactive, launch, prompts, saving, trainer
+    from fairseq_ms.host import checkpoints, context_window, data, interactive, launch, prompts, rules, saving, trainer
 
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
@@ -89,7 +89,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
     ]
     for program in _programs("fairseq_cli.train"):
         found += [(program, "Trainer", trainer.Trainer), (program, "validate_and_save", saving.save_and_stop)]
-    found += [(program, "main", launch.refuse_rows) for program in _programs("fairseq_cli.generate")]
+    found += [(program, "main", rules.refuse_rows) for program in _programs("fairseq_cli.generate")]
     for program in _programs("fairseq_cli.interactive"):
         numbered = interactive.Numbered()
         found += [(program, "buffered_read", numbered.read), (program, "make_batches", numbered.batch)]

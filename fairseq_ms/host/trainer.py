@@ -29,7 +29,7 @@ from torch import distributed, isfinite, save
 
 from fairseq_ms.core.layers import compile_layers
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import checkpoints, data, launch, masters, saving
+from fairseq_ms.host import checkpoints, data, launch, masters, rules, saving
 from fairseq_ms.optim import of_torch
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ class Trainer(fairseq_trainer.Trainer):
     """
 
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
-        launch.refuse_to_train(cfg)
-        launch.warn_of_warmup(cfg)
+        rules.refuse_to_train(cfg)
+        rules.warn_of_warmup(cfg)
         data.read_every_row(cfg)
         check_criterion(criterion, model, cfg)
         forget_best()

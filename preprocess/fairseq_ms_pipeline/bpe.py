@@ -63,6 +63,8 @@ def learn(
     faster = patch.object(learn_bpe, "max", _most_frequent, create=True)
     with complete_text(codes) as file, patch.object(learn_bpe, "tqdm", bar), faster, redirect_stderr(io.StringIO()):
         learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
+        if file.tell() < 16:  # the line of the version alone
+            raise ValueError("BPE cannot be learnt: no two symbols of the training split occur twice side by side.")
 
 
 def _most_frequent(stats: Any, key: object = None) -> Any:

@@ -18,7 +18,7 @@ from omegaconf.errors import InterpolationKeyError
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_ms.errors import UsageError, sentence_of
-from fairseq_ms.host import launch
+from fairseq_ms.host import rules
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import run
 from tests.helpers.resumed import TINY, tiny_training, write_parts
@@ -63,6 +63,10 @@ def refused(data: Path, place: Path, *flags: str) -> str:
         ("--output-dictionary-size 3", "--output-dictionary-size must be at least 4"),
         ("--max-tokens 4", "--max-tokens must be at least --tokens-per-sample 5"),
         ("--max-tokens-valid 4", "--max-tokens-valid must be at least --tokens-per-sample 5"),
+        ("--seed -1", "--seed must be at least 0"),
+        ("--update-freq 0", "--update-freq must be at least 1"),
+        ("--update-freq 2,0", "--update-freq must be at least 1"),
+        ("--num-workers -1", "--num-workers must be at least 0"),
         ("--dataset-impl lazy", "--dataset-impl must be left out"),
     ],
 )
@@ -70,6 +74,17 @@ def test_a_refused_training_prints_one_sentence_and_writes_nothing(
     flags: str, sentence: str, data: Path, tmp_path: Path
 ) -> None:
     assert refused(data, tmp_path, *flags.split()).startswith(sentence)
+
+
+def test_a_metric_that_no_validation_has_is_one_sentence_after_what_was_trained_is_saved(
+    data: Path, tmp_path: Path
+) -> None:
+    flags = (*MODEL, "--best-checkpoint-metric", "bleu", "--valid-subset", "valid")
+    assert run(tiny_training([data], tmp_path / "runs", *flags), tmp_path / "log") == [1]
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith("fairseq-train: error: --best-checkpoint-metric must be")
+    assert (tmp_path / "runs" / "checkpoint_last.pt").is_file()
 
 
 def test_a_data_folder_without_a_dictionary_gets_one_sentence(tmp_path: Path) -> None:
@@ -101,8 +116,9 @@ def configuration(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(
         distributed_training=SimpleNamespace(**training),
         checkpoint=SimpleNamespace(write_checkpoints_asynchronously=False),
-        common=SimpleNamespace(fp16=changes.get("fp16", False), tpu=False),
-        dataset=SimpleNamespace(max_tokens=None, max_tokens_valid=None),
+        common=SimpleNamespace(fp16=changes.get("fp16", False), tpu=False, seed=1),
+        dataset=SimpleNamespace(max_tokens=None, max_tokens_valid=None, num_workers=0),
+        optimization=SimpleNamespace(update_freq=[1]),
         task=SimpleNamespace(tokens_per_sample=changes.get("tokens", 8)),
         eval_lm=SimpleNamespace(context_window=changes.get("context", 0)),
     )
@@ -110,12 +126,12 @@ def configuration(**changes: Any) -> SimpleNamespace:
 
 def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in (1, None):
-        launch.refuse_to_train(configuration(tokens=tokens))
+        rules.refuse_to_train(configuration(tokens=tokens))
     with pytest.raises(UsageError, match="must be 1 more than --context-window 8: got 8"):
-        launch.refuse(configuration(context=8))
+        rules.refuse(configuration(context=8))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="--fp16 must be left out on a machine without a GPU: torch finds none"):
-        launch.refuse_to_train(configuration(fp16=True))
+        rules.refuse_to_train(configuration(fp16=True))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
-from fairseq_ms.host import launch
+from fairseq_ms.host import rules
 from tests.helpers.forked import rank_log, run, train
 from tests.helpers.resumed import TINY, tiny_training, write_parts
 
@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on_a_cpu(rank: int) -> None:
     """Let --fp16 train there."""
-    launch.refuse_to_train = launch.refuse
+    rules.refuse_to_train = rules.refuse
 
 
 @pytest.mark.parametrize(

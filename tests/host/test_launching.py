@@ -11,7 +11,7 @@ import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import launch
+from fairseq_ms.host import launch, rules
 from tests.helpers.cli import run_cli
 from tests.helpers.forked import curve, run
 from tests.helpers.launched import Nodes
@@ -152,4 +152,4 @@ def test_hydra_under_a_launcher_is_told_how_many_processes_there_are(monkeypatch
     with pytest.raises(
         UsageError, match=r"^distributed_training.distributed_world_size=4 must be given to fairseq-hyd"
     ):
-        launch.refuse_to_train(configuration())
+        rules.refuse_to_train(configuration())

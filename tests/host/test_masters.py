@@ -17,7 +17,7 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq_cli.train import main
 from omegaconf import OmegaConf
 
-from fairseq_ms.host import launch
+from fairseq_ms.host import rules
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.presets.haed import composite
 from tests.curves.runs import RUNS, corpus, flags_of
@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as fairseq's fp16 asks for one: parameters on a CPU have no number of a device."""
-    monkeypatch.setattr(launch, "refuse_to_train", lambda cfg: None)
+    monkeypatch.setattr(rules, "refuse_to_train", lambda cfg: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fairseq_ms import core
 from fairseq_ms.errors import UsageError, sentence_of
-from fairseq_ms.host import launch
+from fairseq_ms.host import rules
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
 from tests.helpers.hydra import composed
@@ -185,7 +185,7 @@ def test_half_precision_trains_masters_in_single_precision(
     name: str, precision: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # fp16 is refused where there is no GPU.
-    monkeypatch.setattr(launch, "refuse_to_train", lambda cfg: None)
+    monkeypatch.setattr(rules, "refuse_to_train", lambda cfg: None)
     flags = (*(MUON if name == "muon" else ("--optimizer", "adamw", "--lr", "0.005")), *VANILLA)
     losses = [trained(trainer_of(data, *flags), [batches(1)[0]] * 6)]
     # fairseq's one vector of all parameters is made for GPUs alone; Muon has it keep their shapes.

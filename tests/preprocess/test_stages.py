@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,6 +97,12 @@ def test_the_innermost_folder_named_after_a_split_decides() -> None:
 def test_documents_start_where_the_declaration_says(documents, starts):
     lines = [" ", " = First = ", " ", " Text . ", " ", " = Second = ", " ", " = = Part = = "]
     assert [n for n, (start, _) in enumerate(document_starts(lines, documents)) if start] == starts
+
+
+def test_bpe_of_a_text_in_which_nothing_occurs_twice_is_refused_and_not_written(tmp_path):
+    with pytest.raises(ValueError, match="BPE cannot be learnt"):
+        bpe.learn([Counter({"ab": 1, "cd": 1})], 10, 4, tmp_path / "codes.bpe")
+    assert not (tmp_path / "codes.bpe").exists()
 
 
 def test_the_bpe_sample_is_bounded_and_spread_over_the_corpus(tmp_path):

@@ -1,0 +1,103 @@
+"""Settings that fairseq accepts and that cannot work, or not as they are meant."""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import utils as distributed_utils
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+from fairseq_ms.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+# What launchers say to the processes they start.
+_LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
+
+def launched() -> int:
+    """How many processes a launcher has started; 1 where there is none."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _LAUNCHED) else 1
+
+
+def refuse(cfg: Any) -> None:
+    """Raise UsageError for settings that fairseq accepts and that cannot work."""
+    backend = str(cfg.distributed_training.ddp_backend)
+    if backend == "fully_sharded":
+        raise UsageError(
+            "--ddp-backend must be pytorch_ddp or legacy_ddp, since each process needs all weights of a model to carry "
+            f"its memory and to write checkpoints (user_dir_examples/plain_pytorch shards a model): got {backend}"
+        )
+    if cfg.checkpoint.write_checkpoints_asynchronously:
+        raise UsageError(
+            "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
+        )
+    numbers = {"--seed": (cfg.common.seed, 0), "--num-workers": (cfg.dataset.num_workers, 0)}
+    numbers |= {"--update-freq": (min(cfg.optimization.update_freq), 1)}
+    for flag, (value, lowest) in numbers.items():
+        if value < lowest:
+            raise UsageError(f"{flag} must be at least {lowest}: got {value}")
+    # fairseq-validate and other tasks have none.
+    tokens, context = getattr(cfg.task, "tokens_per_sample", None), cfg.eval_lm.context_window
+    if tokens is not None and tokens <= context:
+        least = f"1 more than --context-window {context}" if context else "at least 1"
+        raise UsageError(f"--tokens-per-sample must be {least}: got {tokens}")
+
+
+def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
+    """``main`` of fairseq-generate, which continues lines; raises UsageError for rows cut out of a corpus.
+
+    They leave no room to continue them, but can be scored, or begun anew from a prefix (not by a task of streams).
+    """
+    if isinstance(cfg, Namespace):
+        cfg = convert_namespace_to_omegaconf(cfg)
+    cuts = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none"
+    continues = not (cfg.generation.prefix_size or cfg.generation.score_reference)
+    if cuts and continues and issubclass(TASK_REGISTRY[cfg.task._name], LanguageModelingTask):
+        raise UsageError(
+            "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
+        )
+    return original(cfg)
+
+
+def refuse_to_train(cfg: Any) -> None:
+    """Raise UsageError where a training would fail, or train alone beside others that write to the same folder."""
+    refuse(cfg)
+    if cfg.common.fp16 and not torch.cuda.is_available():
+        raise UsageError("--fp16 must be left out on a machine without a GPU: torch finds none")
+    row = getattr(cfg.task, "tokens_per_sample", None)
+    for flag in ("max_tokens", "max_tokens_valid"):
+        room = getattr(cfg.dataset, flag)
+        # Rows are of this length but where lines or documents end them.
+        if None not in (row, room) and room < row and str(cfg.task.sample_break_mode) in ("none", "None"):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} must be at least --tokens-per-sample {row}, so that a row fits: got {room}"
+            )
+    # fairseq-hydra-train decides how many processes there are before it imports this package.
+    count = launched()
+    if count > 1 and cfg.distributed_training.distributed_world_size == 1:
+        raise UsageError(
+            f"distributed_training.distributed_world_size={count} must be given to fairseq-hydra-train where a "
+            f"launcher starts {count} processes on GPUs, since each would train alone (on CPUs, use fairseq-train): "
+            "got 1"
+        )
+
+
+def warn_of_warmup(cfg: Any) -> None:
+    """Warn where the whole training is a warm-up, and the rate never what it is said to be."""
+    # Optimizers and schedules that fairseq registers without a dataclass have an argparse namespace here.
+    groups = getattr(cfg.optimizer, "groups", None) or {}
+    parts = [cfg.lr_scheduler, *(getattr(group, "lr_scheduler", None) for group in groups.values())]
+    warmup = max(getattr(part, "warmup_updates", None) or 0 for part in parts)
+    if 0 < cfg.optimization.max_update <= warmup and distributed_utils.get_global_rank() == 0:
+        logger.warning(
+            f"--max-update should be greater than --warmup-updates {warmup}, or the learning rate never reaches --lr: "
+            f"got {cfg.optimization.max_update}"
+        )

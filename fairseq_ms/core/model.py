@@ -287,7 +287,8 @@ class CausalModel(nn.Module, ABC):
         """Raise ValueError for a text longer than ``max_length``."""
         most = self.max_length()
         if most is not None and length > most:
-            raise ValueError(f"a text must have at most max_positions {most} tokens: got {length}")
+            limit = f'at most max_positions {most} tokens, of which positions="rotary" has no limit'
+            raise ValueError(f"a text must have {limit}: got {length}")
 
 
 class LanguageModel(CausalModel):

@@ -119,7 +119,7 @@ def test_the_state_of_a_retina_does_not_grow(positions: str) -> None:
 def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() -> None:
     learned, rotary = build("Vanilla", "learned"), build("Vanilla")
     assert learned.max_length() == 16
-    with pytest.raises(ValueError, match="at most max_positions 16 tokens: got 17"):
+    with pytest.raises(ValueError, match=r"at most max_positions 16 tokens, .*: got 17"):
         learned(torch.zeros(1, 17, dtype=torch.long))
     assert set(learned.state_dict()) - set(rotary.state_dict()) == {"embed.positions.weight"}
     assert rotary.state_dict().keys() == build("Vanilla", "none").state_dict().keys()

@@ -60,6 +60,17 @@ def test_a_text_in_any_pieces_has_the_logits_of_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_text_that_is_too_long_is_refused_by_naming_what_has_no_limit(name: str) -> None:
+    tokens = torch.zeros(1, 2000, dtype=torch.long)
+    model = build(name)
+    if model.max_length() is None:
+        return
+    with pytest.raises(ValueError, match='positions="rotary" has no limit: got'):
+        model(tokens)
+    assert build(name, positions="rotary").max_length() is None
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_reordered_state_continues_other_rows(name: str) -> None:
     model, tokens, order = build(name).double(), torch.randint(11, (3, 30)), torch.tensor([2, 0, 0, 1])
     with torch.no_grad():
@@ -300,8 +311,11 @@ def test_a_configuration_survives_json(name: str) -> None:
             lambda m: m.loss(torch.zeros(1, 9, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)),
             "targets must have the shape of tokens (1, 9): got (1, 8)",
         ),
-        (lambda m: m(torch.zeros(1, 65, dtype=torch.long)), "at most max_positions 64 tokens: got 65"),
-        (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 60), "at most max_positions 64 tokens: got 68"),
+        (
+            lambda m: m(torch.zeros(1, 65, dtype=torch.long)),
+            'at most max_positions 64 tokens, of which positions="rotary" has no',
+        ),
+        (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 60), "limit: got 68"),
         (lambda m: m.generate(torch.zeros(2, 0, dtype=torch.long), 3), "prompt must be"),
         (lambda m: m.generate([], 3), "prompt must be"),
         (lambda m: m.generate([torch.zeros(1, 2, dtype=torch.long)], 3), "prompt must be"),

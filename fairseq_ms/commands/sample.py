@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
         )
     generator = torch.Generator(device)
     generator.seed() if args.seed is None else generator.manual_seed(args.seed)
-    allowed = torch.ones(core.config.output_vocab_size or core.config.vocab_size, dtype=torch.bool, device=device)
+    # Hierarchical models predict every symbol.
+    symbols = getattr(core.config, "output_vocab_size", None) or core.config.vocab_size
+    allowed = torch.ones(symbols, dtype=torch.bool, device=device)
     allowed[writer.banned] = False
     unsettled = _UNSETTLED if writer.pipeline.tokenise == "moses" else 0
     page = Page(writer.symbols.text_of, writer.end, args.stop, unsettled, tokens[1:])

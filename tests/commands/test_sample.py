@@ -14,6 +14,7 @@ from fairseq_ms import cli
 from fairseq_ms.commands.sample import Page
 from fairseq_ms.export import tokenizer
 from fairseq_ms.tools import checkpoints
+from tests.export.cases import CASES
 from tests.helpers.beside import library
 from tests.helpers.trained import NARROW, write_checkpoint
 
@@ -30,6 +31,12 @@ LEVELS = {
     "hf_byte_bpe": ["text", "--bpe", "hf_byte_bpe", "--bpe-merges", "30"],
     "char": ["chars", "--level", "char"],
     "byte": ["chars", "--level", "byte"],
+}
+KINDS = {
+    "haed": [*CASES["haed"][2:], "--separators", "a"],
+    "hred": CASES["hred"][2:],
+    "multiscale_topdown": CASES["topdown"][2:],
+    "transformer_ql": CASES["transformer_ql"][2:],
 }
 ANY = ("--sampling-topk", 0, "--temperature", 3)
 ROTARY = [*NARROW, "--decoder-layers", "1", "--init-std", "0.4", "--positions", "rotary"]
@@ -186,6 +193,16 @@ def test_what_cannot_be_written_is_one_sentence(
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert named in printed.err
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_models_of_every_kind_write(arch: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = "streaming_language_modeling" if arch == "transformer_ql" else "language_modeling"
+    torch.manual_seed(1)
+    path = write_checkpoint(tmp_path / "model.pt", place / "char" / "bin", arch, *KINDS[arch], task=task)
+    text = "".join(sampled(path, "--prompt", "No one", "--max-len-b", 20, *ANY, monkeypatch=monkeypatch))
+    assert text.startswith("No one")
+    assert len(text) > 12
 
 
 def test_a_model_with_learned_positions_writes_as_much_as_it_has_room_for(

@@ -25,9 +25,7 @@ def test_the_demo_trains_both_ways_evaluates_and_writes(tmp_path: Path) -> None:
     # From about all symbols being as likely to anything that training for seconds reaches.
     assert all(1.0 < found["bits"] < 8.0 and found["updates"] > 0 for found in runs.values())
     assert "bits per token" in done.stdout
-    written = done.stdout.split("goes on from 'Return the ':")[1].strip().splitlines()
-    assert len(written) == 2
-    assert all(line.strip().startswith("Return the ") for line in written)
+    assert done.stdout.split("goes on from 'Return the ':")[1].strip().startswith("Return the ")
 
 
 def test_the_demo_leaves_folders_of_others_alone(tmp_path: Path) -> None:

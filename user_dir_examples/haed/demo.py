@@ -13,7 +13,6 @@ main transformer has a lower rate), but for rates that stay, since a time has no
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -21,6 +20,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from fairseq_ms.tools import report
 
 # Of all commands: threads that wait for each other awake take the processor from another program that computes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -43,15 +44,11 @@ RUNS: dict[str, tuple[str, dict[str, int]]] = {
 SLOWER = 0.00035 / 0.002
 
 
-def command(name: str, *arguments: str | Path, show: str | None = None, stdin: str = "") -> str:
-    """Run one of fairseq's commands and return what it printed; lines that match ``show`` are passed on."""
-    program = [sys.executable, str(Path(sys.executable).parent / name), *map(str, arguments)]
-    pipe, lines = subprocess.PIPE, []
-    with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdin is not None
+def command(name: str, *arguments: str | Path, show: str | None = None) -> str:
+    """Run a command of the environment and return what it printed; lines that match ``show`` are passed on."""
+    program, lines = [sys.executable, str(Path(sys.executable).parent / name), *map(str, arguments)], []
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        process.stdin.write(stdin)
-        process.stdin.close()
         for line in process.stdout:
             lines.append(line)
             if show and re.search(show, line):
@@ -73,8 +70,7 @@ def documentation(folder: Path) -> Path:
     for split in ("train", "valid", "test"):
         lines = [line for name, paragraphs in texts.items() if splits[name] == split for line in paragraphs]
         (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    prepare = [ROOT / "preprocess" / "chars" / "prepare.py", "--input", folder / "text", "--quiet"]
-    subprocess.run([sys.executable, *map(str, prepare), "--out", str(folder / "characters")], check=True)
+    command("fairseq-ms", "prepare", "chars", "--input", folder / "text", "--quiet", "--out", folder / "characters")
     return folder / "characters" / "bin"
 
 
@@ -157,17 +153,6 @@ def updates(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, weights_only=True)["optimizer_history"][-1]["num_updates"])
 
 
-def sample(checkpoint: Path, data: Path, prompt: str) -> list[str]:
-    """Two texts that go on from a prompt."""
-    printed = command(
-        *("fairseq-interactive", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"),
-        *("--task", "language_modeling", "--sampling", "--sampling-topp", "0.9", "--beam", "2", "--nbest", "2"),
-        *("--max-len-b", "160", "--seed", "3", "--tokens-per-sample", "256"),
-        stdin=prompt + "\n",
-    )
-    return re.findall(r"^D-0\t\S+\t(.*)$", printed, re.MULTILINE)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="fairseq's data folder (default: documentation of Python)")
@@ -204,14 +189,11 @@ def main() -> None:
     print(f"{'(any of the symbols)':28s} {math.log2(symbols):14.3f}")
     for run, found in table.items():
         print(f"{RUNS[run][0]:28s} {found['bits']:14.3f} {found['updates']:20d}")
-    results = arguments.out / "results.json"
-    partial = results.with_name(".results.json.part")
-    partial.write_text(json.dumps({"seconds": arguments.seconds, "runs": table}, indent=1), encoding="utf-8")
-    os.replace(partial, results)
+    report.write_json(arguments.out / "results.json", {"seconds": arguments.seconds, "runs": table})
     if not arguments.pixels:
         print("\nThe last model goes on from 'Return the ':")
-        for text in sample(checkpoint, data, "Return the "):
-            print(f"  {text}")
+        drawn = ("--sampling-topk", "0", "--sampling-topp", "0.9", "--seed", "3", "--cpu")
+        print(command("fairseq-ms", "sample", checkpoint, "--prompt", "Return the ", *drawn))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from fairseq_ms import core
+from fairseq_ms.core.ops import flash_windows, naive, window_attention
 from tests.core.test_model import build
 
 WINDOWS = (core.Scale(1, near=0, far=5), core.Scale(4, near=4, far=16))
@@ -32,8 +33,10 @@ SMALL: dict[str, Any] = {
     "BottomUp": {"scales": SCALES},
 }
 CASES = [
-    *((name, kind) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED)),
-    *((name, kind) for name in ("CoarseLM", "HAED") for kind in (PLAIN, DROPPED)),
+    *((name, kind, False) for name in SMALL for kind in ({**PLAIN, **ALL}, DROPPED)),
+    *((name, kind, False) for name in ("CoarseLM", "HAED") for kind in (PLAIN, DROPPED)),
+    ("Retina", {**PLAIN, **ALL, "scales": WINDOWS[:1]}, True),
+    ("Retina", PLAIN, True),
 ]
 
 
@@ -61,10 +64,17 @@ def results(model: core.CausalModel, length: int, seed: int) -> list[torch.Tenso
     return [loss.detach(), *(grad for grad in gradients if grad is not None), model(tokens[:, :-1])[0].detach()]
 
 
-@pytest.mark.parametrize(("name", "changes"), CASES)
-def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(name: str, changes: dict[str, Any]) -> None:
-    """In whole graphs, and no further one for a length that has been before, whatever the tokens."""
-    model = build(name, **changes, **SMALL.get(name, {})).double().train()
+@pytest.mark.parametrize(("name", "changes", "flash"), CASES)
+def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(
+    name: str, changes: dict[str, Any], flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whole graphs, and no further one for a length that has been before, whatever the tokens; windows by flash
+    kernels, too, for which their twins stand in."""
+    if flash:
+        monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
+        monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
+        monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
+    model = build(name, **{**SMALL.get(name, {}), **changes}).double().train()
     compiled = copy.deepcopy(model)
     compiled.compile(backend="aot_eager", fullgraph=True)
     for seed, length in enumerate((33, 47, 21)):

@@ -24,6 +24,11 @@ TABLE: dict[str, tuple[str, ...]] = {
         "tests/core/ops/test_dropout_masks.py tests/models/test_multiscale.py",
     ),
     "fairseq_ms/core/ops/window_attention.py": _RETINA,
+    "fairseq_ms/core/ops/window_blocks.py": _RETINA,
+    "fairseq_ms/core/ops/flash_windows.py": (
+        "tests/core/ops/test_window_attention.py",
+        "tests/core/test_compiled.py -k Retina",
+    ),
     "fairseq_ms/core/retina.py": _RETINA,
     "fairseq_ms/core/pooling.py": ("tests/core/test_pooling.py", "tests/models/test_multiscale.py"),
     "fairseq_ms/core/bottomup.py": (

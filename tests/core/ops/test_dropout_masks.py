@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_ms.core.ops import window_attention
+from fairseq_ms.core.ops import window_blocks
 from fairseq_ms.core.ops.recompute import dropout, keep_prob, mixed_seed
 from fairseq_ms.core.ops.window_attention import LayerWindows
 from fairseq_ms.core.scales import Scale
@@ -49,7 +49,7 @@ def test_masks_of_groups_rows_heads_and_pieces_are_uncorrelated(
     recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Pieces of one query block each, and more rows than fit into eight bits.
-    monkeypatch.setattr(window_attention, "_PIECE", 32)
+    monkeypatch.setattr(window_blocks, "_PIECE", 32)
     assert_independent(dropped_streams(recompute, groups=2, rows=258, blocks=3, queries=32, window=32, keys=32))
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.ops import naive, window_attention
+from fairseq_ms.core.ops import flash_windows, naive, window_attention, window_blocks
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
-from tests.helpers.gradients import assert_same_with_gradients
+from tests.helpers.gradients import assert_same_with_gradients, gradients
 from tests.registry import seeds
 
 attention = window_attention.window_attention
@@ -29,28 +29,24 @@ def heads(length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.f
     return [torch.randn(shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("seed", seeds(60, 300))
-@pytest.mark.parametrize("way", ["blocks", "autograd", "blocks, sinks", "autograd, sinks"])
+@pytest.mark.parametrize("seed", seeds(25, 150))
+@pytest.mark.parametrize("way", [way + sinks for way in ("blocks", "autograd", "flash") for sinks in ("", ", sinks")])
 def test_outputs_and_gradients_are_those_of_the_naive_twin(way: str, seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(window_attention, "_PIECE", rng.choice([1, 64, 128, 512]))
-    monkeypatch.setattr(window_attention, "_WIDE", rng.choice([40, 256]))
+    monkeypatch.setattr(window_blocks, "_PIECE", rng.choice([1, 64, 128, 512]))
+    monkeypatch.setattr(window_blocks, "_WIDE", rng.choice([40, 256]))
+    monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
+    monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
     length, (factor, near, far) = rng.choice(LENGTHS), random_window(rng)
     inputs = q, k, v = heads(length, factor)
     # One of them as good as none.
     sinks = torch.tensor([-40.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True) if "sinks" in way else None
-    if way == "blocks":
-        found = attention(q, k, v, factor, near, far)
+    window = window_attention._OneWindow([Scale(factor, near=near, far=far, heads=3)], 4, sinks_N=sinks)
+    if "blocks" in way:
+        found = window_attention._Attended.apply(window, None, None, sinks, *inputs)
     else:
-        scale = Scale(factor, near=near, far=far, heads=3)
-        window = window_attention._OneWindow([scale], 4, sinks_N=sinks)
-        blocks = "blocks" in way
-        found = (
-            window_attention._Attended.apply(window, None, None, sinks, *inputs)
-            if blocks
-            else window.by_autograd(*inputs)
-        )
-        found = window.split(found)[0]
+        found = window.by_autograd(*inputs, flash=q.dtype if "flash" in way else None)
+    found = window.split(found)[0]
     expected = naive.window_attention(q, k, v, factor, near, far, sinks_N=sinks)
     assert_same_with_gradients(found, expected, [*inputs, *([] if sinks is None else [sinks])], 1e-10)
 
@@ -59,7 +55,7 @@ def test_outputs_and_gradients_are_those_of_the_naive_twin(way: str, seed: int, 
 @pytest.mark.parametrize("seed", range(12))
 def test_dropout_has_the_same_mask_forward_and_backward(seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(window_attention, "_PIECE", rng.choice([64, 128, 512]))
+    monkeypatch.setattr(window_blocks, "_PIECE", rng.choice([64, 128, 512]))
     length, (factor, near, far) = rng.choice([40, 131, 200]), random_window(rng)
     near, far = (0, 40) if factor > 16 else (near, far)
     factor = 1 if factor > 16 else factor
@@ -81,11 +77,29 @@ def test_dropout_has_the_same_mask_forward_and_backward(seed: int, monkeypatch) 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [(1, 0, 8), (4, 8, 64), (1, 0, None), (16, 32, None)])
 def test_half_precision_is_near_the_twin_in_double(window: tuple[int, int, int | None], dtype: torch.dtype) -> None:
-    q, k, v = (x.detach() for x in heads(150, window[0], 16, dtype))
-    expected = naive.window_attention(q.double(), k.double(), v.double(), *window)
-    # Values of order 1: a few roundings of them to 8 bits, or to 11.
-    atol = 3.0 * torch.finfo(dtype).eps
-    torch.testing.assert_close(attention(q, k, v, *window).double(), expected, rtol=0.0, atol=atol)
+    """By flash kernels with ``--device cuda``, by blocks of queries on a CPU."""
+    inputs = heads(150, window[0], 16, dtype)
+    assert (flash_windows.precision(inputs[0], 16) is not None) == inputs[0].is_cuda
+    precise = [x.detach().double().requires_grad_() for x in inputs]
+    (q, k, v), (q_64, k_64, v_64) = inputs, precise
+    found, expected = attention(q, k, v, *window), naive.window_attention(q_64, k_64, v_64, *window)
+    pairs = zip([found, *gradients(found, inputs)], [expected, *gradients(expected, precise)])
+    for one, other in pairs:
+        # A few roundings, to 8 bits or to 11, of values up to the largest.
+        atol = 3.0 * torch.finfo(dtype).eps * max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one.double(), other, rtol=0.0, atol=atol)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool) -> None:
+    """With their own shapes and gradients, on a device that computes nothing."""
+    q, k, v = (x.detach().to("meta", torch.bfloat16).requires_grad_() for x in heads(70, 4, 12))
+    sinks = torch.zeros(3, device="meta", requires_grad=True) if with_sinks else None
+    window = window_attention._OneWindow([Scale(4, near=8, far=24, heads=3)], 12, 0.1, sinks)
+    window.by_autograd(q, k, v, flash=torch.bfloat16).sum().backward()
+    assert all(x.grad is not None for x in (q, k, v, *([sinks] if sinks is not None else [])))
+    assert flash_windows._kernel("_flash_attention_forward", "query key value", 1, 5) is None
+    assert flash_windows._kernel("not_there", "query", 1, 5) is None
 
 
 def test_a_hidden_key_that_is_not_finite_has_no_gradient() -> None:

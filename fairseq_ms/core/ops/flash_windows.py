@@ -1,0 +1,119 @@
+"""Causal windows over rows by torch's flash kernels, on a GPU in half precision.
+
+The kernels have had windows and grouped queries since torch 2.5, but only under private names: what is given to them
+here is compared with what they ask for, once, and where that has changed windows go another way.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+# What stands before the states of the generator, and what has a name.
+_FIRST = "query key value {}cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+_NAMED = {"scale", "window_size_left", "window_size_right"}
+
+
+def _kernel(name: str, first: str, more: int, results: int) -> Callable[..., Any] | None:
+    """One of torch's operations, if it takes these arguments, so many more and a window, and gives so many results."""
+    kernel = getattr(getattr(torch.ops.aten, name, None), "default", None)
+    if kernel is None:
+        return None
+    arguments = kernel._schema.arguments
+    given = [argument.name for argument in arguments if not argument.kwarg_only]
+    named = {argument.name: argument.has_default_value() for argument in arguments if argument.kwarg_only}
+    known = given[:-more] == first.split() and set(named) >= _NAMED and all(named.values())
+    return kernel if known and len(kernel._schema.returns) == results else None
+
+
+# One more says whether to give the mask; two are states, whose names have changed.
+_forward = _kernel("_flash_attention_forward", _FIRST.format(""), 1, 5)
+_backward = _kernel("_flash_attention_backward", "grad_out " + _FIRST.format("out logsumexp "), 2, 3)
+if torch.version.cuda is not None and (_forward is None or _backward is None):
+    warnings.warn(
+        f"torch {torch.__version__} has other flash kernels than fairseq_ms knows: windows are slower on a GPU",
+        stacklevel=2,
+    )
+
+
+def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
+    """The type in which the kernels take what lies where x does, or None where they do not run."""
+    if not x.is_cuda or torch.version.hip is not None or head_dim > 192 or _forward is None or _backward is None:
+        return None
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    if dtype not in (torch.float16, torch.bfloat16):
+        return None
+    return dtype if torch.cuda.get_device_properties(x.device).major >= 8 else None
+
+
+def flash_attention(
+    q_BRGH: Tensor,
+    k_BRNH: Tensor,
+    v_BRNH: Tensor,
+    width: int | None,
+    dropout: float,
+    sinks_N: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """What row r sees of rows r - width + 1 .. r, (B, R, G, H); of all up to r, if width is None.
+
+    G / N queries after each other share a key's head. ``sinks`` are as in ``attention.attend``.
+    """
+    scale, more = 1.0 / math.sqrt(q_BRGH.size(-1)), -q_BRGH.size(-1) % 8
+    # The kernels want channels side by side, by eights.
+    own = (F.pad(x.to(dtype), (0, more)) if more else x.to(dtype) for x in (q_BRGH, k_BRNH, v_BRNH))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in own)
+    # A window has both ends in it, and keys of the same row are its right one.
+    window = {} if width is None else {"window_size_left": width - 1, "window_size_right": 0}
+    options = {"scale": scale, **window}
+    if sinks_N is None:
+        y = _run(q, k, v, dropout, options)[0]
+    else:
+        y = _WithSinks.apply(q, k, v, sinks_N.repeat_interleave(q.size(2) // k.size(2)), dropout, options)
+    return y[..., : q_BRGH.size(-1)]
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, dropout: float, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The result, the logarithms of the sums of exponentials (B, G, R), two states of the generator, and no mask."""
+    assert _forward is not None
+    results: tuple[Tensor, ...] = _forward(q, k, v, None, None, q.size(1), k.size(1), dropout, True, False, **options)
+    return results
+
+
+class _WithSinks(torch.autograd.Function):
+    """The kernels' attention when every head has one key more, of value zero and with a score of its own.
+
+    With L the logarithm of a row's sum and s the sink's score, the sum becomes exp(L') = exp(L) + exp(s): the result is
+    the kernel's times exp(L - L'). The kernel's gradients of scores are P (dP - sum(grad * out)), with P = exp(S - L),
+    so with L' and the new result in the place of the old ones they are those of the larger softmax. The sink has
+    P = exp(s - L') and dP = 0.
+    """
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, sinks_G: Tensor, dropout: float, options: dict[str, Any]):
+        out_BRGH, sums_BGR, *states, _ = _run(q, k, v, dropout, options)
+        more_BGR = torch.logaddexp(sums_BGR, sinks_G.to(sums_BGR.dtype).unsqueeze(1))
+        out_BRGH = out_BRGH * (sums_BGR - more_BGR).exp().transpose(1, 2).unsqueeze(-1).to(out_BRGH.dtype)
+        ctx.dropout, ctx.options = dropout, options
+        ctx.save_for_backward(q, k, v, sinks_G, out_BRGH, more_BGR, *states)
+        return out_BRGH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_BRGH: Tensor):
+        q, k, v, sinks_G, out_BRGH, more_BGR, *states = ctx.saved_tensors
+        lengths = None, None, q.size(1), k.size(1), ctx.dropout, True
+        # The kernel reads these as they lie in memory.
+        grad_BRGH, sums_BGR = grad_BRGH.contiguous(), more_BGR.contiguous()
+        assert _backward is not None
+        grads = _backward(grad_BRGH, q, k, v, out_BRGH, sums_BGR, *lengths, *states, **ctx.options)
+        taken_BGR = (grad_BRGH * out_BRGH).sum(-1, dtype=sums_BGR.dtype).transpose(1, 2)
+        grad_sinks_G = -(taken_BGR * (sinks_G.to(sums_BGR.dtype).unsqueeze(1) - sums_BGR).exp()).sum((0, 2))
+        return *grads, grad_sinks_G.to(sinks_G.dtype), None, None

@@ -137,11 +137,12 @@ def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: f
     losses = []
     for part_RV, part_RK in zip(logits_RV.split(max(1, rows)), targets_RK.split(max(1, rows))):
         index_RK, counts_RK = part_RK.masked_fill(part_RK == padding, 0), (part_RK != padding).to(precise)
-        probs_RV = part_RV.to(precise)
-        target_RK, largest_R1 = probs_RV.gather(1, index_RK), probs_RV.amax(1, keepdim=True)
-        torch.softmax(probs_RV, 1, out=probs_RV)
+        target_RK, (largest_R1, best_R1) = part_RV.gather(1, index_RK), part_RV.max(1, keepdim=True)
+        # In one pass from half precision, or in place.
+        probs_RV = torch.softmax(part_RV, 1, precise, out=part_RV if part_RV.dtype == precise else None)
         # The largest probability is 1 / sum(exp(logits - largest logit)).
-        losses.append(((largest_R1 - probs_RV.amax(1, keepdim=True).log() - target_RK) * counts_RK).sum())
+        above_RK = largest_R1.to(precise) - target_RK
+        losses.append(((above_RK - probs_RV.gather(1, best_R1).log()) * counts_RK).sum())
         # Each of the K targets of a row adds the probabilities of all symbols and subtracts 1 at its own.
         count_R1 = counts_RK.sum(1, keepdim=True)
         probs_RV.scatter_add_(1, index_RK, -counts_RK / count_R1.clamp(min=1.0))

@@ -5,7 +5,8 @@
 #   make test    run the tests but the papers' and those that take over ten seconds
 #   make test-all    run all tests
 #   make test-portable   run the numeric tests once more with the kernels of old processors
-#   make gpu     measure everything on a GPU, write docs/results_gpu.md, and run the tests of numerics there
+#   make gpu     test what concerns a GPU, measure everything there, write docs/results_gpu.md, and run all tests of numerics
+#   make gpu-pack    put what `make gpu` needs on a machine without a network into the folder gpu-pack
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
 #   make mutants plant small bugs into the files that hold masks, windows and memories, and print which the tests notice
 #   make curves  record the loss curves that tests/curves compares with anew
@@ -16,7 +17,10 @@
 #   make clean   remove the environment and everything built
 # PYTHON=/path/to/python3.11 chooses the Python, VENV=folder the environment, JOBS=n the processes of the tests.
 
-VENV ?= .venv
+# Where there is a gpu-pack, `make gpu` has an environment of its own, made without a network.
+PACK := gpu-pack
+PACKED := $(and $(filter gpu,$(MAKECMDGOALS)),$(wildcard $(PACK)/*.whl))
+VENV ?= $(if $(PACKED),$(PACK)-env,.venv)
 PYTHON ?=
 JOBS ?= 2
 RUN := $(VENV)/bin/python
@@ -27,7 +31,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu faults mutants curves sizes lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack faults mutants curves sizes lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,9 +41,21 @@ help:
 PINS := $(VENV)/.pins-installed
 PLUGIN := $(VENV)/.plugin-installed
 
+ifeq ($(PACKED),)
 $(PINS): requirements/build.txt requirements/libraries.txt requirements/fairseq.txt
 	@requirements/make_env.sh $(VENV) "$(PYTHON)"
 	@touch $@
+else
+# The packages of the machine's Python come after those of the pack.
+$(PINS): $(PACKED)
+	@rm -rf $(VENV)
+	@python=$$(command -v $(or $(PYTHON),python3)) && $$python -m venv --without-pip $(VENV) && $$python -c \
+	'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' \
+	> $$(echo $(VENV)/lib/python3.*/site-packages)/machine.pth
+	@$(RUN) $(wildcard $(PACK)/pip-*.whl)/pip install -qq --no-index --no-deps $(PACKED)
+	@$(RUN) -m pip install -qq --no-index --no-deps --target $(PEER) $(wildcard $(PACK)/transfo-xl/*.whl)
+	@touch $@
+endif
 
 $(PLUGIN): $(PINS) setup.py fairseq_ms/version.py
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
@@ -106,19 +122,45 @@ test-portable: env $(TESTS)
 	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
-# where rows of the first have failed. Tests come last: what they would show of numerics is checked before each table.
-GPU := $(RUN) -m fairseq_ms bench all --device cuda --rounds 3 \
-	--report docs/results_gpu.md --records docs/papers/results_gpu.jsonl
-ON_GPU := core/test_graphs.py models/test_invariants.py models/test_multiscale.py models/test_streaming.py \
-	models/test_haed.py models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
-	core/ops/test_attention.py core/ops/test_linear.py core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py \
-	core/ops/test_dropout_masks.py core/ops/test_window_attention.py \
+# where rows of the first have failed. What concerns a GPU is tested first, for a minute at most; all other tests come
+# last: what they would show of numerics is checked before each table. Rows are measured by their value; an interrupted
+# call (MINUTES=9: after so many) leaves page and records, from where the next one goes on. Records are of one machine.
+DEVICE ?= cuda
+MINUTES ?= 0
+ROWS ?= --rounds 3
+PAGE ?= docs/results_gpu.md
+RECORDS ?= docs/papers/results_gpu.jsonl
+GPU = timeout $(MINUTES)m $(RUN) -m fairseq_ms bench all --device $(DEVICE) $(ROWS) --report $(PAGE) --records $(RECORDS)
+FIRST := core/test_graphs.py core/ops/test_window_attention.py core/ops/test_attention.py core/ops/test_linear.py \
+	core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py core/ops/test_dropout_masks.py
+ON_GPU := $(FIRST) models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
+	models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
 	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches \
 	host/test_launching.py::test_one_process_of_a_group_trains_and_resumes_as_one_alone
-gpu: env $(TESTS) $(PEER)/.installed $(VENV)/transformers-5/.installed
-	@PYTHONPATH=$(VENV)/transformers-5 $(GPU); first=$$?; [ $$first -le 1 ] || exit $$first; \
+gpu: $(if $(PACKED),$(PLUGIN),env $(TESTS) $(PEER)/.installed $(VENV)/transformers-5/.installed)
+	@timeout -s INT 60 $(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) -m "not slow" $(addprefix tests/,$(FIRST)); tests=$$?; \
+	PYTHONPATH=$(VENV)/transformers-5 $(GPU); rows=$$?; [ $$rows -le 1 ] || exit $$rows; \
 	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \
-	$(RUN) -m pytest -q -n 4 --device cuda $(addprefix tests/,$(ON_GPU)) && exit $$first
+	$(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) $(addprefix tests/,$(ON_GPU)) && exit $$((tests | rows))
+
+# Wheels for the machine's Python, at most 64 MB: what it lacks of the libraries, fairseq as Python, and TransfoXL.
+GPU_PYTHON ?= 3.12
+LACKING := antlr4-python3-runtime bitarray hydra-core omegaconf pip portalocker sacremoses setuptools subword-nmt \
+	tensorboardX wheel
+WHEELS := $(RUN) -m pip --disable-pip-version-check --no-input download -qq --no-deps --only-binary :all: \
+	--python-version $(GPU_PYTHON) --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64
+gpu-pack: $(PINS)
+	@rm -rf $(PACK)
+	@mkdir -p $(PACK)/transfo-xl
+	@cat requirements/build.txt requirements/libraries.txt | grep -E '^($(subst $(empty) ,|,$(strip $(LACKING))))==' > $(PACK)/pins.txt
+	@grep antlr4 $(PACK)/pins.txt | cat requirements/fairseq.txt - > $(PACK)/sources.txt
+	@sed -i /antlr4/d $(PACK)/pins.txt
+	@$(WHEELS) -d $(PACK) -r $(PACK)/pins.txt
+	@$(WHEELS) -d $(PACK)/transfo-xl -r requirements/transfo-xl.txt
+	@READTHEDOCS=1 $(RUN) -m pip wheel -qq --no-deps --no-build-isolation --no-cache-dir --no-binary :all: -w $(PACK) \
+	-r $(PACK)/sources.txt
+	@[ $$(du -sm $(PACK) | cut -f1) -le 64 ] || { du -sh $(PACK)/*; echo "$(PACK) is larger than 64 MB" >&2; exit 1; }
+	@du -sh $(PACK)
 
 curves: env $(TESTS)
 	@$(RUN) -m tests.curves.record

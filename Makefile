@@ -130,7 +130,7 @@ MINUTES ?= 0
 ROWS ?= --rounds 3
 PAGE ?= docs/results_gpu.md
 RECORDS ?= docs/papers/results_gpu.jsonl
-GPU = timeout $(MINUTES)m $(RUN) -m fairseq_ms bench all --device $(DEVICE) $(ROWS) --report $(PAGE) --records $(RECORDS)
+GPU = timeout --foreground $(MINUTES)m $(RUN) -m fairseq_ms bench all --device $(DEVICE) $(ROWS) --report $(PAGE) --records $(RECORDS)
 FIRST := core/test_graphs.py core/ops/test_window_attention.py core/ops/test_attention.py core/ops/test_linear.py \
 	core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py core/ops/test_dropout_masks.py
 ON_GPU := $(FIRST) models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
@@ -138,7 +138,7 @@ ON_GPU := $(FIRST) models/test_invariants.py models/test_multiscale.py models/te
 	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches \
 	host/test_launching.py::test_one_process_of_a_group_trains_and_resumes_as_one_alone
 gpu: $(if $(PACKED),$(PLUGIN),env $(TESTS) $(PEER)/.installed $(VENV)/transformers-5/.installed)
-	@timeout -s INT 60 $(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) -m "not slow" $(addprefix tests/,$(FIRST)); tests=$$?; \
+	@timeout --foreground -s INT 60 $(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) -m "not slow" $(addprefix tests/,$(FIRST)); tests=$$?; \
 	PYTHONPATH=$(VENV)/transformers-5 $(GPU); rows=$$?; [ $$rows -le 1 ] || exit $$rows; \
 	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \
 	$(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) $(addprefix tests/,$(ON_GPU)) && exit $$((tests | rows))
@@ -192,4 +192,4 @@ docs: env $(SITE)/.installed
 
 clean:
 	@if [ -e $(VENV)/made-by-fairseq-ms ]; then rm -rf $(VENV); fi
-	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf gpu-pack gpu-pack-env build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,6 +39,7 @@ from fairseq_ms.core.ops.device import wait_for
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, replace_file, write_png, write_text
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from fairseq_ms_pipeline.indexed import read_symbols, read_tokens
 
 # Of Muon; AdamW's is a fixed part of it, so that one number is searched.
 RATES, OF_ADAMW = (0.01, 0.02, 0.04), 0.3
@@ -136,10 +136,8 @@ class Corpus:
         files = [folder / "bin" / name for name in ("dict.txt", "train.idx", "train.bin", "valid.idx", "valid.bin")]
         if missing := [file.name for file in files if not file.is_file()]:
             raise UsageError(f"CORPUS must be a folder that fairseq-ms prepare made: {folder}/bin has no {missing[0]}")
-        # fairseq has four symbols of its own before those of the dictionary.
-        self.symbols = 4 + len(files[0].read_text(encoding="utf-8").splitlines())
-        self.data = {split: MMapIndexedDataset(str(folder / "bin" / split)) for split in ("train", "valid")}
-        self.tokens = {split: np.frombuffer(d._bin_buffer, d._index.dtype) for split, d in self.data.items()}
+        self.symbols = len(read_symbols(files[0]))
+        self.tokens = {split: read_tokens(folder / "bin" / split) for split in ("train", "valid")}
 
     def rows(self, split: str, starts: np.ndarray, length: int) -> Tensor:
         """Rows (R, T + 1) from these places on."""

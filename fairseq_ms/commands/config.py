@@ -198,7 +198,8 @@ def half_of(data: Path, half: str) -> Path:
     if not (folder / "train.idx").is_file():
         beside = f"have halves/{half} beside it, as fairseq-ms prepare writes it"
         wanted = beside if half else "be a data folder of fairseq's"
-        raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing")
+        hint = f"; did you mean {data}/bin?" if (data / "bin" / "train.idx").is_file() else ""
+        raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing{hint}")
     return folder
 
 

@@ -124,7 +124,7 @@ class Plain(Trained):
                 raise UsageError(f"--gen-subset is of prepared folders, and {place} is a text: got {split!r}")
             return lines_of(self._tokens_of(place), indexed.EOS)
         if not (place / "dict.txt").is_file():
-            raise UsageError(f"--data must be a folder that fairseq-ms prepare wrote, or a text: got {place}")
+            raise UsageError(f"--data must be the folder bin/ that fairseq-ms prepare wrote, or a text: got {place}")
         if not (place / f"{split}.idx").is_file():
             raise UsageError(f"--gen-subset must name a split of {place}: there is no {split!r}")
         try:

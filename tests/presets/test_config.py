@@ -10,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from fairseq_ms import cli
-from fairseq_ms.commands.config import SIZES, config_text
+from fairseq_ms.commands.config import SIZES, config_text, half_of
+from fairseq_ms.errors import UsageError
 from fairseq_ms.presets.registry import CONFIGS, PRESETS, Preset
 from tests.helpers.cli import ROOT, USER_DIR, run_cli
 from tests.helpers.corpus import large_data
@@ -213,3 +214,11 @@ def test_an_architecture_is_not_a_preset_and_is_told_which_presets_it_has(capsys
     assert said.startswith("fairseq-ms: PRESET must be a preset: retina_lm is an architecture, whose presets are ")
     named = {name for name, preset in CONFIGS.items() if preset.model == "retina_lm"}
     assert named == set(said.strip().partition("presets are ")[2].split(", "))
+
+
+def test_the_folder_above_the_data_is_told_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "train.idx").touch()
+    with pytest.raises(UsageError, match=r"did you mean .*/bin"):
+        half_of(tmp_path, "")
+    assert half_of(tmp_path / "bin", "") == tmp_path / "bin"

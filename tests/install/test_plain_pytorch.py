@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import runpy
 import sys
@@ -80,7 +81,10 @@ def test_a_training_that_is_killed_goes_on_bit_for_bit_and_its_file_is_a_model(
 ) -> None:
     """With dropout, Muon and what streams remember."""
     given = [text, *(item.replace("dropout=0", "dropout=0.2") for item in given), "--steps", "6", "--out"]
-    whole = losses(*given, str(tmp_path / "whole"))
+    synced: set[int] = set()
+    with patch("os.fsync", lambda file: synced.add(os.fstat(file.fileno()).st_ino)):
+        whole = losses(*given, str(tmp_path / "whole"))
+    assert (tmp_path / "whole" / "checkpoint.pt").stat().st_ino in synced
     clipping = iter([torch.nn.utils.clip_grad_norm_] * 3)
     with patch("torch.nn.utils.clip_grad_norm_", lambda *args: next(clipping)(*args)), pytest.raises(StopIteration):
         losses(*given, str(tmp_path / "cut"))

@@ -141,6 +141,8 @@ def main() -> None:
             saved = everything(step, WHOLE if ranks > 1 else None)
             if rank == 0:
                 torch.save({**saved, **described}, args.out / "unfinished.pt")
+                with open(args.out / "unfinished.pt", "rb") as written:
+                    os.fsync(written)  # before it takes the name: power may fail
                 os.replace(args.out / "unfinished.pt", file)
                 shutil.rmtree(folder, ignore_errors=True)
 

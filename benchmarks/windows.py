@@ -324,6 +324,8 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
             "s a step",
         ]
         lines += ["", f"## {corpus.capitalize()}", "", *_table(header, rows)]
+        at_first = sorted(searches.keys() & runs.keys(), key=lambda name: min(run["all"] for run in searches[name]))
+        lines += ["", *wrapped(f"After a tenth of the tokens, the order was: {'; '.join(at_first)}.")]
         for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
             every = COLUMNS if by == "distance" else [f"to {place}" for place in POSITIONS]
             columns = [column for column in every if all(column in of_seeds[0][by] for of_seeds in runs.values())]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEEDS_FAIRSEQ = False
 # Of what fairseq logs, who says what a user follows: losses, and what this package has to say.
 _SHOWN = ("train", "train_inner", "valid", "fairseq_ms")
-_LINES = ("num. shared model params", "done training")
+_LINES = ("num. shared model params", "Loaded checkpoint", "done training")
 _NOT_SHOWN = ("Saving checkpoint", "Finished saving")
 
 

@@ -133,12 +133,13 @@ def check_checkpoint(path: str, flag: str = "CHECKPOINT") -> None:
     """Raise UsageError unless a checkpoint's path is that of a file."""
     if Path(path).is_file():
         return
-    problem = "does not exist"
-    if Path(path).is_dir():
-        names = ("checkpoint_best.pt", "checkpoint_last.pt", "*.pt")
-        inside = [file for name in names for file in sorted(Path(path).glob(name))]
-        problem = f"is a folder: did you mean {inside[0]}?" if inside else "is a folder without a checkpoint"
-    raise UsageError(f"{flag} must be a file that fairseq-train wrote: {path} {problem}")
+    is_folder, names = Path(path).is_dir(), ("checkpoint_best.pt", "checkpoint_last.pt", "*.pt")
+    folder = Path(path) if is_folder else Path(path).parent
+    inside = [file for name in names for file in sorted(folder.glob(name))]
+    problem = "is a folder" if is_folder else "does not exist"
+    # The best one is there after the first validation.
+    hint = f": did you mean {inside[0]}?" if inside else " without a checkpoint" if is_folder else ""
+    raise UsageError(f"{flag} must be a file that training wrote: {path} {problem}{hint}")
 
 
 def split_label(spec: str) -> tuple[str, str]:

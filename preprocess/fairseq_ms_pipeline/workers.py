@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,8 @@ Result = TypeVar("Result")
 
 
 def _leave_with(parent: int) -> None:
-    """End this worker soon after its parent is gone: a killed parent cannot tell its workers to stop."""
+    """End this worker soon after its parent is gone, which cannot tell it when killed, and by Ctrl-C without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -22,7 +22,7 @@ OPTIONS = Options(quick=True, rounds=1, least_seconds=0.0)
 peer = the_peer
 TABLES = tables(OPTIONS)
 # All rows of these take longer than a test may.
-LONG = {"training", "growth", "growth-generation", "wikitext-103", "generate", "transformer-ql"}
+LONG = {"training", "growth", "growth-generation", "wikitext-103", "generate", "transformer-ql", "train-mem", "recipes"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in TABLES])

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks import windows
 from benchmarks.prototypes import DenseAttention, keys_a_head, parse
-from benchmarks.windows import ARMS, PARTS, SIZES, Arm, Corpus, build, distances_back, evaluate, main
+from benchmarks.windows import ARMS, PARTS, SIZES, Arm, Corpus, build, distances_back, evaluate, main, page
 from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig
 from tests.preprocess import sample
 
@@ -166,10 +166,10 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(
 
 
 def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: Path) -> None:
-    out, page, png = tmp_path / "out", tmp_path / "page.md", tmp_path / "page.png"
+    out, report, png = tmp_path / "out", tmp_path / "page.md", tmp_path / "page.png"
     command = [str(prepared), "--out", str(out), "--size", "quick", "--only", "full", "small heads"]
-    assert main([*command, "--report", str(page)]) == 0
-    text = page.read_text()
+    assert main([*command, "--report", str(report)]) == 0
+    text = report.read_text()
     lines = map(json.loads, (out / "records.jsonl").read_text().splitlines()[1:])
     losses = {line["key"]: line["numbers"]["all"] for line in lines}
     assert len(losses) == 2 * 4 + 2
@@ -179,6 +179,12 @@ def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: P
         assert re.search(rf"(?m)^\| {arm} \| .*\| {tenth} \| {seeds} \|", text)
     assert "window 128" in text.partition("Not run")[2]
     assert png.stat().st_size > 10_000
+
+
+def test_the_documents_page_is_that_of_its_records() -> None:
+    papers = Path(__file__).parents[2] / "docs" / "papers"
+    head, *lines = map(json.loads, (papers / "windows" / "records.jsonl").read_text().splitlines())
+    assert (papers / "windows.md").read_text() == page({line["key"]: line for line in lines}, head["machine"])
 
 
 def test_a_folder_that_prepare_has_not_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -115,6 +115,7 @@ def test_what_cannot_be_trained_is_one_sentence_and_leaves_nothing_behind(
     assert sorted(place.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_run_shows_its_losses_logs_everything_and_is_repeated_without_a_change(place: Path) -> None:
     command = ("fairseq-ms", "train", "mine.yaml", "--data", "data", "common.log_interval=1")
     first = run_cli(*command, cwd=place)

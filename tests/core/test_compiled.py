@@ -38,6 +38,9 @@ CASES = [
     ("Retina", {**PLAIN, **ALL, "scales": WINDOWS[:1]}, True),
     ("Retina", PLAIN, True),
 ]
+# Compiling takes most of them ten seconds and more.
+QUICK = ("Vanilla", "TopDown")
+MARKED = [case if case[0] in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES[:-1]] + CASES[-1:]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +67,7 @@ def results(model: core.CausalModel, length: int, seed: int) -> list[torch.Tenso
     return [loss.detach(), *(grad for grad in gradients if grad is not None), model(tokens[:, :-1])[0].detach()]
 
 
-@pytest.mark.parametrize(("name", "changes", "flash"), CASES)
+@pytest.mark.parametrize(("name", "changes", "flash"), MARKED)
 def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(
     name: str, changes: dict[str, Any], flash: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,7 @@ def test_training_evaluation_and_sampling_work_without_a_warning_on_the_screen(v
     ],
     ids=["missing", "not for this Python", "half installed"],
 )
-@pytest.mark.parametrize("command", [["python", "-c", "import fairseq_ms.lm"], ["fairseq-ms", "perplexity", "a.pt"]])
+@pytest.mark.parametrize("command", [["python", "-c", "import fairseq_ms.lm"], ["fairseq-ms", "perplexity", __file__]])
 def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp_path, source, reason, command):
     write_package(tmp_path, "fairseq", {"__init__.py": source})
     done = run_cli(*command, env={"PYTHONPATH": str(tmp_path)}, check=False)

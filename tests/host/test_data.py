@@ -92,6 +92,7 @@ def test_a_damaged_dictionary_is_one_sentence(content: bytes, data: Path) -> Non
     assert str(sentence_of(raised.value)).startswith("DATA must be as fairseq-preprocess wrote it (")
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, tmp_path: Path) -> None:
     """A token that has become another of the dictionary, which nothing else shows, wherever the data lie."""
     whole = tmp_path / "whole"

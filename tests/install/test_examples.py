@@ -178,6 +178,7 @@ def test_the_demos_analyses_without_a_trained_demo_say_what_to_run_first(tmp_pat
     assert "run make demo first" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_trainings_of_recall_parse(tmp_path):
     module = loaded("recall", "run")
     for group in module.GROUPS.values():

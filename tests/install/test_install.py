@@ -153,6 +153,7 @@ def complaint(user_dir: str, folder: Path, env: dict[str, str]) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_its_name_is_enough_in_every_folder_where_it_lies_beside_fairseq(wheel, tmp_path):
     elsewhere, copied, linked = (tmp_path / name for name in ("elsewhere", "copied", "linked"))
     elsewhere.mkdir()

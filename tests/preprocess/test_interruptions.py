@@ -140,3 +140,26 @@ def test_a_command_with_workers_killed_at_work_can_be_started_again_at_once(tmp_
     run_cli("python", *command[1:], "--out", out)
     run_cli("python", *command[1:], "--out", tmp_path / "whole")
     assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_workers_end_by_ctrl_c_without_a_word() -> None:
+    program = """
+import time
+from fairseq_ms_pipeline import workers
+
+if __name__ == "__main__":
+    print("begun", flush=True)
+    list(workers.each(time.sleep, [(0,), (100,), (100,)], 3))
+"""
+    settings = {"env": environment(), "cwd": ROOT, "start_new_session": True, "text": True}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert printed.endswith("KeyboardInterrupt\n")
+    assert printed.count("Traceback") == 1
+    assert "Process " not in printed

@@ -212,7 +212,7 @@ class Reader:
             self._begin()
         if self.steps is None or not one_more or self.steps.length == self.steps.capacity:
             return self.model.features(tokens_BT, self.settle())
-        # A copy, because fairseq's generator writes into its tokens.
+        # A copy, because a generator may write into its tokens.
         self.unread.append(tokens_BT.clone())
         return self.steps(tokens_BT)
 

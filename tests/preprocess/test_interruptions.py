@@ -151,9 +151,13 @@ if __name__ == "__main__":
     print("begun", flush=True)
     list(workers.each(time.sleep, [(0,), (100,), (100,)], 3))
 """
-    settings = {"env": environment(), "cwd": ROOT, "start_new_session": True, "text": True}
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings
+        [sys.executable, "-c", program],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
     )
     assert process.stdout is not None
     process.stdout.readline()

@@ -1,11 +1,13 @@
 """Causal windows over rows by torch's flash kernels, on a GPU in half precision.
 
 The kernels have had windows and grouped queries since torch 2.5, but only under private names: what is given to them
-here is compared with what they ask for, once, and where that has changed windows go another way.
+here is compared with what they ask for, once, and what they give on a device with that of plain operations, before it
+is used there. Where either differs, windows go another way.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -48,9 +50,42 @@ def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
     if not x.is_cuda or torch.version.hip is not None or head_dim > 192 or _forward is None or _backward is None:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    if dtype not in (torch.float16, torch.bfloat16):
-        return None
-    return dtype if torch.cuda.get_device_properties(x.device).major >= 8 else None
+    return dtype if dtype in (torch.float16, torch.bfloat16) and _serves(x.device, dtype) else None
+
+
+@torch.compiler.assume_constant_result
+def _serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels are for such a device, and right there."""
+    return torch.cuda.get_device_properties(device).major >= 8 and _agrees(device, dtype)
+
+
+@functools.cache
+def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether results and gradients of a small window, with and without sinks, are those of a mask; warns if not."""
+    generator, wrong = torch.Generator().manual_seed(1), ""
+    shapes = (2, 70, 4, 16), (2, 70, 2, 16), (2, 70, 2, 16), (2,)
+    distance = torch.arange(70)[:, None] - torch.arange(70)
+    with torch.inference_mode(False), torch.enable_grad():
+        *qkv, sinks_N = (torch.randn(shape, generator=generator).to(dtype).float().requires_grad_() for shape in shapes)
+        q, k, v = (x.repeat_interleave(4 // x.size(2), 2).transpose(1, 2) for x in qkv)
+        scores = (q @ k.mT / 4.0).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
+        with_sinks = torch.cat([scores, sinks_N.repeat_interleave(2).view(4, 1, 1).expand(2, 4, 70, 1)], dim=-1)
+        for inputs, of_mask in ((qkv, scores), ([*qkv, sinks_N], with_sinks)):
+            expected = (of_mask.softmax(-1)[..., :70] @ v).transpose(1, 2)
+            wanted = torch.autograd.grad(expected, inputs, expected.detach(), retain_graph=True)
+            own = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
+            try:
+                found = flash_attention(own[0], own[1], own[2], 5, 0.0, own[3] if len(own) == 4 else None, dtype)
+                grads = torch.autograd.grad(found, own, expected.detach().to(device, dtype))
+                for one, other in zip([found.detach(), *grads], [expected.detach(), *wanted], strict=True):
+                    # A few roundings of values up to the largest.
+                    atol = 8.0 * torch.finfo(dtype).eps * max(1.0, other.abs().max().item())
+                    torch.testing.assert_close(one.float().cpu(), other, rtol=0.0, atol=atol)
+            except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+                wrong = wrong or " ".join(f"{type(error).__name__} {error}".split())[:300]
+    if wrong:
+        warnings.warn(f"windows do without flash kernels, and are slower: those of {device} gave {wrong}", stacklevel=2)
+    return not wrong
 
 
 def flash_attention(

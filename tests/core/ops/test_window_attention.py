@@ -1,6 +1,7 @@
 """``window_attention`` against its naive twin: outputs and gradients, at any length, through any window."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,45 @@ def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool) -> N
     assert all(x.grad is not None for x in (q, k, v, *([sinks] if sinks is not None else [])))
     assert flash_windows._kernel("_flash_attention_forward", "query key value", 1, 5) is None
     assert flash_windows._kernel("not_there", "query", 1, 5) is None
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("wrong", ["nothing", "window", "gradients of sinks", "no kernel"])
+def test_kernels_are_compared_before_they_are_used(wrong: str, monkeypatch, recwarn) -> None:
+    def forward(*args: Any, **named: Any) -> tuple[Tensor, ...]:
+        if wrong == "no kernel":
+            raise RuntimeError("no kernel image is available")
+        return naive.flash_forward(*args, **{**named, "window_size_left": 4 + (wrong == "window")})
+
+    def backward(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+        args = (*args[:5], args[5] + 0.5, *args[6:]) if "sinks" in wrong else args
+        return naive.flash_backward(*args, **named)
+
+    monkeypatch.setattr(flash_windows, "_forward", forward)
+    monkeypatch.setattr(flash_windows, "_backward", backward)
+    found = flash_windows._agrees.__wrapped__(torch.device("cpu"), torch.bfloat16)
+    assert found == (wrong == "nothing")
+    assert [str(warning.message).startswith("windows do without flash") for warning in recwarn] == [True] * (not found)
+
+
+@pytest.mark.cpu
+def test_a_compiled_model_asks_once_whether_kernels_serve(monkeypatch) -> None:
+    asked: list[torch.dtype] = []
+
+    def agrees(device: torch.device, dtype: torch.dtype) -> bool:
+        asked.append(dtype)
+        return True
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=9))
+    monkeypatch.setattr(flash_windows, "_agrees", agrees)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def chosen(x: Tensor) -> Tensor:
+        return x * 2 if flash_windows._serves(x.device, x.dtype) else x
+
+    assert torch.equal(chosen(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.equal(chosen(torch.ones(3)), torch.full((3,), 2.0))
+    assert asked == [torch.float32]
 
 
 def test_a_hidden_key_that_is_not_finite_has_no_gradient() -> None:

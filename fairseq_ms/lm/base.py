@@ -163,17 +163,6 @@ class BaseLanguageModel(FairseqLanguageModel):
         """Outputs of blocks instead of tokens, which a criterion over bags of words trains on."""
         raise AssertionError(f"{type(self).__name__} has no blocks")
 
-    def make_generation_fast_(self, **kwargs: Any) -> None:
-        """As fairseq's; removes the local function ``train``, which cannot be pickled."""
-        super().make_generation_fast_(**kwargs)
-        self.__dict__.pop("train", None)
-
-    def train(self, mode: bool = True) -> Any:
-        """As ``nn.Module.train``; a model that was made fast for generation cannot be trained."""
-        if mode and self._is_generation_fast:
-            raise RuntimeError("cannot train after make_generation_fast")
-        return super().train(mode)
-
     @classmethod
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any

@@ -139,11 +139,3 @@ def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None
             features = decoding.last_features(tokens[:, :end], wrong)
             full = case.model(tokens[:, :end])[0][:, -1:]
             torch.testing.assert_close(case.model.decoder.output_layer(features), full, rtol=0.0, atol=1e-5)
-
-
-@pytest.mark.parametrize("arch", GENERATORS)
-def test_a_model_made_fast_for_generation_cannot_be_trained(arch: str) -> None:
-    model = random_case(arch, 1).model
-    model.make_generation_fast_()
-    with pytest.raises(RuntimeError, match="cannot train"):
-        model.train()

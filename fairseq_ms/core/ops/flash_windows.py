@@ -53,10 +53,13 @@ def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
     return dtype if dtype in (torch.float16, torch.bfloat16) and _serves(x.device, dtype) else None
 
 
-@torch.compiler.assume_constant_result
 def _serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels are for such a device, and right there."""
     return torch.cuda.get_device_properties(device).major >= 8 and _agrees(device, dtype)
+
+
+# What torch.compiler.assume_constant_result sets, which would load the compiler with every import of the core.
+_serves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

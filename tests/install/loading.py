@@ -75,7 +75,9 @@ def fork(first: list[str], ways: list[Way]) -> None:
     """Import modules, then go each way in a process forked from this one, which does not find the plugin by itself."""
     for module in first:
         importlib.import_module(module)
-    sys.path[:] = [path for path in sys.path if not os.path.isdir(os.path.join(path, "fairseq_ms"))]
+    # A link to it lies beside fairseq.
+    linked = [path for path in sys.path if os.path.islink(os.path.join(path, "fairseq_ms"))]
+    sys.path[:] = [path for path in sys.path if path in linked or not os.path.isdir(os.path.join(path, "fairseq_ms"))]
     for way in ways:
         if not (child := os.fork()):
             for step, argument in way:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
 from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel, ModelConfig
-from fairseq_ms.core.ops.attention import attend
+from fairseq_ms.core.ops.attention import attend, merge_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_attention_linear
 from fairseq_ms.core.scales import Scale, window_turns
@@ -94,7 +94,7 @@ class RetinaAttention(nn.Module):
         fine, *coarse = map(self.qk, [fine, *coarse], queries, self.heads.values(), turns)
         windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0, self.qk.sinks)
         if past is not None and past.continues:
-            return self.out(past.attend(windows.heads(fine, *coarse), windows.by_window(self.qk.sinks)))
+            return self.out(past.attend(windows, fine, *coarse))
         if past is not None:
             past.append(windows.heads(fine, *coarse))
         return window_attention_linear(windows, (fine, *coarse), self.out, self.recompute)
@@ -106,9 +106,8 @@ class RetinaAttention(nn.Module):
         before = past.windows[0].before if past is not None else None
         read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
         fine, normed = norm_linear(*read)
-        coarse = []
-        for level, (pool, project) in enumerate(zip(self.pools, self.coarse)):
-            joined = normed if past is None else past.unfinished[level].join(normed)
+        coarse, inputs = [], [normed] * len(self.pools) if past is None else past.join(normed)
+        for joined, pool, project in zip(inputs, self.pools, self.coarse):
             whole = joined.size(1) - joined.size(1) % pool.factor
             if past is not None and not whole:
                 # No block is complete: no keys or values of this scale.
@@ -200,15 +199,20 @@ class WindowCache:
         """Everything that has a row for each text."""
         return [*self.windows, *self.unfinished]
 
+    def join(self, x_BTD: Tensor) -> list[Tensor]:
+        """By coarse factor, the positions from where its first unfinished block begins, with T more, (B, r + T, D)."""
+        return [block.join(x_BTD) for block in self.unfinished]
+
     def append(self, heads: Sequence[Heads]) -> None:
         """Take in keys and values of new positions, by window."""
         for window, (_, k_BNCH, v_BNCH) in zip(self.windows, heads):
             window.append(k_BNCH, v_BNCH)
 
-    def attend(self, heads: Sequence[Heads], sinks: Sequence[Tensor | None]) -> Tensor:
-        """Take in new positions, with their queries: what those see, (B, T, D)."""
+    def attend(self, windows: LayerWindows, fine: Tensor, *coarse: Tensor) -> Tensor:
+        """Take in new positions, as projected for ``LayerWindows``: what their queries see, (B, T, D)."""
+        heads, sinks = windows.heads(fine, *coarse), windows.by_window(windows.sinks_N)
         seen = [self.see(*of_window) for of_window in zip(self.windows, self.scales, heads, sinks)]
-        return torch.cat(seen, dim=1).transpose(1, 2).flatten(2)
+        return merge_heads(torch.cat(seen, dim=1))
 
     def see(self, window: KeyValueCache, scale: Scale, heads: Heads, sinks_N: Tensor | None) -> Tensor:
         """What queries at the last T tokens see through a window, (B, N, T, H)."""

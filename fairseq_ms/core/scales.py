@@ -37,9 +37,12 @@ class Scale:
 
     def visible(self, queries: Any, blocks: Any) -> Any:
         """Whether queries (..., J, 1) see blocks (..., 1, S), both tensors of integers: finished and in the window."""
-        distance = queries - blocks * self.factor
-        seen = distance >= max(self.near, self.factor - 1)
-        return seen if self.far is None else seen & (distance < self.far)
+        return visible(queries, blocks, *self.bounds)
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """The factor, and the distances of the first tokens of blocks that are seen: from one up to another."""
+        return self.factor, max(self.near, self.factor - 1), 2**62 if self.far is None else self.far
 
     def first_visible(self, query: int) -> int:
         """The oldest block in a query's window; below 0 if the window reaches before the text."""
@@ -47,11 +50,17 @@ class Scale:
 
     def last_visible(self, query: int) -> int:
         """The newest block that is finished and not too near; below 0 if there is none."""
-        return (query - max(self.near, self.factor - 1)) // self.factor
+        return (query - self.bounds[1]) // self.factor
 
     def most_blocks(self, length: int) -> int:
         """How many blocks a query of a text of so many tokens can see: those from ``far`` on are out of sight."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
+
+
+def visible(queries: Any, blocks: Any, factor: Any, nearest: Any, end: Any) -> Any:
+    """``Scale.visible``, for the ``bounds`` of several scales too, as tensors."""
+    distance = queries - blocks * factor
+    return (distance >= nearest) & (distance < end)
 
 
 def check_scales(scales: Sequence[Scale], finest: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms import core
 from fairseq_ms.core.cache import State
@@ -27,6 +29,7 @@ ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled",
 WORDS: dict[str, Any] = {"separators": (3, 7), "max_segment_len": 5, "dim": 128, "heads": 2}
 PIXELS = {**WORDS, "segmentation": "fixed", "separators": (), "max_segment_len": 3}
 SCALES = (core.Scale(1, 2), core.Scale(2, 1, heads=3), core.Scale(4, 1, heads=3), core.Scale(16, 1, heads=6))
+GROUPS = (core.Scale(1, far=8, heads=4), core.Scale(1, far=64, heads=4), core.Scale(1, heads=4))
 QL = (core.Scale(1, 2), core.Scale(2, 1), core.Scale(4, 1))
 # A name, what differs from the usual sizes, and how many kinds of step there are.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -166,7 +169,7 @@ def test_nothing_in_a_step_waits_for_the_device(which: str) -> None:
     # Tensors without numbers: whatever has to know one, or how many there are, raises an error. A torch that is built
     # without CUDA cannot index even these.
     device = "cuda" if torch.backends.cuda.is_built() else "meta"
-    with FakeTensorMode(), torch.device(device):
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
         model = small(which)
         steps = Steps(model, 2, CAPACITY)
         for kind in {steps.state.kind(length) for length in range(1, 65)}:
@@ -174,6 +177,38 @@ def test_nothing_in_a_step_waits_for_the_device(which: str) -> None:
             steps.tokens_B1.copy_(token_B1)
             steps.reorder(torch.zeros(2, dtype=torch.long))
             assert token_B1.device.type == device
+
+
+class Operations(TorchDispatchMode):
+    """Counts what would be a kernel of a GPU: all operations but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "empty")):
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("scales", "writes", "calls"), [(core.RetinaConfig.scales, 24, 12), (GROUPS, 12, 24)], ids=["paper's", "one wide"]
+)
+@torch.no_grad()
+def test_a_step_writes_all_windows_of_a_layer_at_once_and_reads_small_ones_together(
+    scales: Any, writes: int, calls: int
+) -> None:
+    found = []
+    for name, changes in (("Vanilla", {}), ("Retina", {"scales": scales})):
+        steps = Steps(build(name, layers=12, max_positions=CAPACITY, **changes), 1, CAPACITY)
+        with Operations() as operations:
+            steps.step(-1)
+        found.append(operations.counts)
+    vanilla, retina = found
+    assert (vanilla["index_copy_"], retina["index_copy_"]) == (12, writes)
+    assert sum(count for name, count in retina.items() if "attention" in name) == calls
+    assert retina.total() <= 1.65 * vanilla.total()
 
 
 @pytest.mark.slow

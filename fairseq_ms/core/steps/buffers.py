@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State, UnfinishedBlock
-from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.ops.attention import attend, merge_heads
 
 # What attention on a GPU wants the number of keys to be a multiple of, where there is a mask.
 _ALIGNED = 8
@@ -25,23 +25,28 @@ class Place:
     Args:
         position_1: the position of that token, which a state moves on
         capacity: S
-        factor: see above
+        factor: see above; one for each of N heads in a tensor (N, 1)
 
     Attributes:
-        index_1: the place, once a step has begun
-        full: whether the step fills the last of the places
+        newest_1: the block, (1,) or (N, 1), once a step has begun
+        index_1: its place
     """
 
+    newest_1: Tensor
     index_1: Tensor
 
-    def __init__(self, position_1: Tensor, capacity: int, factor: int = 1) -> None:
+    def __init__(self, position_1: Tensor, capacity: int, factor: int | Tensor = 1) -> None:
         self.position_1, self.capacity, self.factor = position_1, capacity, factor
-        self.full = False
 
     def begin(self, phase: int) -> None:
         """Begin a step whose place among blocks is that of the position ``phase``."""
-        self.full = (phase + 1) % (self.capacity * self.factor) == 0
-        self.index_1 = self.position_1 // self.factor % self.capacity
+        self.phase, self.newest_1 = phase, self.position_1 // self.factor
+        self.index_1 = self.newest_1 % self.capacity
+
+    @property
+    def full(self) -> bool:
+        """Whether the step fills the last of the places."""
+        return bool((self.phase + 1) % (self.capacity * self.factor) == 0)
 
 
 class Slots(Place):
@@ -50,41 +55,42 @@ class Slots(Place):
     Args:
         position_1, capacity, factor: as a ``Place`` has them; S is made a multiple of 8
         like: a tensor of the wanted type and device
-        visible: from the query's position and blocks (S,) to whether it sees them; without it, it sees all blocks up to
-            its own
+        visible: from the query's position and blocks (S,) or (N, S) to whether it sees them; without it, it sees all
+            blocks up to its own. The last of the S places then stays zero: a query that sees no block sees this one
 
     Attributes:
-        bias: of attention, (1, 1, 1, S), once a step has begun
-        sees_a_key: 1 if it sees any, else 0; None without ``visible``
+        bias: of attention, (1, 1, 1, S) or (1, N, 1, S), once a step has begun
     """
 
     bias: Tensor
-    sees_a_key: Tensor | None = None
 
     def __init__(
         self,
         position_1: Tensor,
         capacity: int,
         like: Tensor,
-        factor: int = 1,
+        factor: int | Tensor = 1,
         visible: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        super().__init__(position_1, -(-capacity // _ALIGNED) * _ALIGNED, factor)
-        self.visible, self.zeros_S = visible, like.new_zeros(self.capacity)
+        self.size = aligned(capacity + (visible is not None))
+        super().__init__(position_1, self.size - (visible is not None), factor)
+        self.visible, self.zeros_S = visible, like.new_zeros(self.size)
         self.places_S = torch.arange(self.capacity, device=like.device)
 
     def begin(self, phase: int) -> None:
         super().begin(phase)
-        newest_1 = self.position_1 // self.factor
         # The block that each place holds, below zero where it holds none.
-        block_S = newest_1 - (newest_1 - self.places_S) % self.capacity
+        block_S = self.newest_1 - (self.newest_1 - self.places_S) % self.capacity
         hidden_S = block_S < 0
         if self.visible is not None:
             seen_S = self.visible(self.position_1, block_S) & ~hidden_S
-            some_1 = seen_S.any(0, keepdim=True)
-            # A query that sees nothing attends to anything, so that no softmax is empty, and is zeroed afterwards.
-            hidden_S, self.sees_a_key = ~seen_S & some_1, some_1.to(self.zeros_S.dtype)
-        self.bias = self.zeros_S.masked_fill(hidden_S, -torch.inf).view(1, 1, 1, -1)
+            hidden_S = torch.cat([~seen_S, seen_S.any(-1, keepdim=True)], dim=-1)
+        self.bias = self.zeros_S.masked_fill(hidden_S, -torch.inf).view(1, -1, 1, self.size)
+
+
+def aligned(places: int) -> int:
+    """At least so many places, as ``Slots`` has them."""
+    return -(-places // _ALIGNED) * _ALIGNED
 
 
 class FixedCache(KeyValueCache):
@@ -93,12 +99,15 @@ class FixedCache(KeyValueCache):
     Args:
         cache: whose sizes it has
         slots: where a step writes and what it sees
+        buffer: its own, unless it is a part of another
     """
 
-    def __init__(self, cache: KeyValueCache, slots: Slots) -> None:
+    def __init__(self, cache: KeyValueCache, slots: Slots, buffer: Tensor | None = None) -> None:
         two, batch_size, heads, _, head_dim = cache.buffer.shape
         # Zeros: what is hidden has to be finite.
-        self.buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.capacity, head_dim)
+        if buffer is None:
+            buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.size, head_dim)
+        self.buffer = buffer
         self.slots = slots
         self.before = cache.before and FixedInputs(cache.before.x)
 
@@ -109,19 +118,19 @@ class FixedCache(KeyValueCache):
         return self.buffer[0], self.buffer[1]
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
-        q, k, v = split_qkv(qkv, heads)
-        self.append(k, v)
-        return merge_heads(self.read(q, sinks_N=sinks_N))
+        # (B, 1, 3 * N * H) -> (3, B, N, 1, H)
+        parts = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        self.buffer.index_copy_(3, self.slots.index_1, parts[1:])
+        return merge_heads(self.read(parts[0], sinks_N=sinks_N))
 
     def read(self, q_BN1H: Tensor, *_: Any, sinks_N: Tensor | None = None) -> Tensor:
         """What the query of this step sees, (B, N, 1, H); zero if that is nothing. Its slots say the rest."""
-        y_BN1H = attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
-        return y_BN1H if self.slots.sees_a_key is None else y_BN1H * self.slots.sees_a_key
+        return attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
 
     def load(self, cache: KeyValueCache) -> None:
         """Take over what another cache holds."""
         kept, end = cache.kept()
-        count = min(kept.size(3), self.buffer.size(3))
+        count = min(kept.size(3), self.slots.capacity)
         places = torch.arange(end - count, end, device=kept.device) % self.slots.capacity
         self.buffer.index_copy_(3, places, kept[:, :, :, kept.size(3) - count :])
         if self.before is not None and cache.before is not None:

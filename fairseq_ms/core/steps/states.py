@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate, cycle, groupby, pairwise
 from typing import Any
 
 import torch
@@ -10,13 +12,26 @@ from torch import Tensor
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpState
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.ops.window_attention import Heads
+from fairseq_ms.core.ops.attention import merge_heads, split_heads
+from fairseq_ms.core.ops.window_attention import LayerWindows
 from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.retina import Retina, RetinaState, WindowCache
-from fairseq_ms.core.scales import Scale
-from fairseq_ms.core.steps.buffers import BlockReads, FixedBlock, FixedCache, FixedRows, FixedState, Place, Slots
+from fairseq_ms.core.scales import Scale, visible
+from fairseq_ms.core.steps.buffers import (
+    BlockReads,
+    FixedBlock,
+    FixedCache,
+    FixedRows,
+    FixedState,
+    Place,
+    Slots,
+    aligned,
+)
 from fairseq_ms.core.topdown import TopDown, TopDownState
 from fairseq_ms.core.vanilla import Vanilla, VanillaState
+
+# Windows of at most so many places are read together.
+_FEW = 128
 
 
 def _first_position(like: Tensor) -> Tensor:
@@ -33,18 +48,94 @@ class FixedVanilla(FixedState, VanillaState):
         super().__init__(model.config, batch_size, [FixedCache(cache, slots) for cache in growing.caches])
 
 
+class WindowSlots:
+    """Where a layer's windows keep keys and values, all in one buffer, and what its query sees of them.
+
+    Windows of few places all have as many as the widest of these and are read together: a kernel takes longer to begin
+    than to read them.
+
+    Args:
+        position_1: the position of the next token
+        scales: the windows with their heads
+        capacity: tokens of a text
+        like: a tensor of the wanted type and device
+
+    Attributes:
+        windows: of each, how many heads it has, and the slots of its group
+        groups: windows side by side that are read together: how many heads they have, and the slots of these
+        index_N: where in the buffer each head writes, once a step has begun
+        index_M: where the block of each coarse factor does, in a buffer of the unfinished blocks of all
+    """
+
+    def __init__(self, position_1: Tensor, scales: Sequence[Scale], capacity: int, like: Tensor) -> None:
+        wanted = {scale: aligned(scale.most_blocks(capacity) + 1) for scale in scales}
+        few = max((size for size in wanted.values() if size <= _FEW), default=0)
+        self.windows: list[tuple[int, Slots]] = []
+        self.groups: list[tuple[int, Slots]] = []
+        for size, group in groupby(scales, lambda scale: max(few, wanted[scale])):
+            own = list(group)
+            bounds_N3 = position_1.new_tensor([scale.bounds for scale in own for _ in range(scale.heads)])
+            factor_N1, nearest_N1, end_N1 = bounds_N3.split(1, dim=1)
+            seen = partial(visible, factor=factor_N1, nearest=nearest_N1, end=end_N1)
+            slots = Slots(position_1, size - 1, like, factor_N1, seen)
+            self.groups.append((len(bounds_N3), slots))
+            self.windows += [(scale.heads, slots) for scale in own]
+        self.factors = list(dict.fromkeys(scale.factor for scale in scales if scale.factor > 1))
+        self.position_1, self.factors_M = position_1, position_1.new_tensor(self.factors)
+        sizes = [slots.size for heads, slots in self.groups for _ in range(heads)]
+        self.first_N, self.first_M = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
+
+    def begin(self, phase: int) -> None:
+        """Begin a step."""
+        for _, slots in self.groups:
+            slots.begin(phase)
+        self.index_N = self.first_N + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
+        self.index_M = self.first_M + self.position_1 % self.factors_M
+
+
 class FixedWindows(WindowCache):
-    """What one layer remembers, where slots know what a query sees."""
+    """What one layer remembers, where a step writes keys and values of all windows at once, and all unfinished blocks.
 
-    @property
-    def continues(self) -> bool:
-        return True
+    Args:
+        cache: whose sizes it has
+        slots: where a step writes and what it sees
+        like: what positions look like, (1, 1, D)
+    """
 
-    def see(self, window: KeyValueCache, scale: Scale, heads: Heads, sinks_N: Tensor | None) -> Tensor:
-        q_BN1H, k_BN1H, v_BN1H = heads
-        window.append(k_BN1H, v_BN1H)
-        assert isinstance(window, FixedCache)
-        return window.read(q_BN1H, sinks_N=sinks_N)
+    continues = True
+
+    def __init__(self, cache: WindowCache, slots: WindowSlots, like: Tensor) -> None:
+        _, batch_size, _, _, head_dim = cache.windows[0].buffer.shape
+        places = sum(heads * own.size for heads, own in slots.groups)
+        self.slots, self.buffer = slots, like.new_zeros(2, batch_size, places, head_dim)
+        self.blocks = like.new_zeros(batch_size, sum(slots.factors), like.size(-1))
+        # Views of both: what is read together, and what other states have one by one.
+        self.groups = self._views(cache.windows, slots.groups)
+        windows = self._views(cache.windows, slots.windows)
+        unfinished: Any = [FixedRows(x) for x in self.blocks.split(slots.factors, dim=1)]
+        super().__init__(cache.scales, windows, unfinished)
+
+    def _views(self, caches: Iterable[KeyValueCache], parts: Sequence[tuple[int, Slots]]) -> list[FixedCache]:
+        views = self.buffer.split([heads * slots.size for heads, slots in parts], dim=2)
+        shaped = [x.unflatten(2, (heads, slots.size)) for x, (heads, slots) in zip(views, parts)]
+        return [FixedCache(cache, slots, x) for cache, (_, slots), x in zip(caches, parts, shaped)]
+
+    def join(self, x_B1D: Tensor) -> list[Tensor]:
+        """By coarse factor, its block with one more position (B, k, D), finished or not."""
+        if self.unfinished:
+            self.blocks.index_copy_(1, self.slots.index_M, x_B1D.expand(-1, len(self.unfinished), -1))
+        return [block.x for block in self.unfinished]
+
+    def attend(self, windows: LayerWindows, fine: Tensor, *coarse: Tensor) -> Tensor:
+        counts, heads = [heads for heads, _ in self.slots.groups], len(self.slots.first_N)
+        width = heads * windows.head_dim
+        # By factor, (B, 1, 2 * N * H) -> (B, 1, 2, N, H), and of all heads (2, B, N, H)
+        pairs = [x.unflatten(-1, (2, -1, windows.head_dim)) for x in (fine[..., width:], *coarse)]
+        self.buffer.index_copy_(2, self.slots.index_N, torch.cat(pairs, dim=3).squeeze(1).transpose(0, 1))
+        queries = split_heads(fine[..., :width], heads).split(counts, dim=1)
+        sinks = windows.sinks_N.split(counts) if windows.sinks_N is not None else [None] * len(counts)
+        seen = [group.read(q, sinks_N=own) for group, q, own in zip(self.groups, queries, sinks)]
+        return merge_heads(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])
 
 
 class FixedRetina(FixedState, RetinaState):
@@ -53,20 +144,11 @@ class FixedRetina(FixedState, RetinaState):
     def __init__(self, model: Retina, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
         self.position_1 = _first_position(like)
-        # Layers share the slots of their windows, whatever heads these have.
-        windows = {scale.window: scale for turn in model.turns for scale in turn}
-        slots = {
-            name: Slots(self.position_1, scale.most_blocks(capacity), like, scale.factor, scale.visible)
-            for name, scale in windows.items()
-        }
-        coarse = {scale.factor for scale in windows.values()} - {1}
-        places = {factor: Place(self.position_1, factor) for factor in coarse}
-        self.places = [*slots.values(), *places.values()]
-        caches: list[WindowCache] = []
-        for cache in growing.caches:
-            own: Any = [FixedCache(kept, slots[scale.window]) for kept, scale in zip(cache.windows, cache.scales)]
-            unfinished: Any = [FixedBlock(block, places[block.factor]) for block in cache.unfinished]
-            caches.append(FixedWindows(cache.scales, own, unfinished))
+        # Shared by the layers of a turn.
+        self.places = [WindowSlots(self.position_1, turn, capacity, like) for turn in model.turns]
+        caches: list[WindowCache] = [
+            FixedWindows(cache, slots, like) for cache, slots in zip(growing.caches, cycle(self.places))
+        ]
         super().__init__(model.config, batch_size, caches)
 
 

@@ -121,10 +121,10 @@ test-portable: env $(TESTS)
 	@MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default $(RUN) -m pytest -n $(JOBS) --dist worksteal \
 	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py
 
-# GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own, also
-# where rows of the first have failed. What concerns a GPU is tested first, for a minute at most; all other tests come
-# last: what they would show of numerics is checked before each table. Rows are measured by their value; an interrupted
-# call (MINUTES=9: after so many) leaves page and records, from where the next one goes on. Records are of one machine.
+# GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own. A minute
+# of the tests that concern a GPU comes first, to be seen; all tests come last, and where rows have failed, too: what they
+# would show of numerics is checked before each table. Rows are measured by their value; an interrupted call (MINUTES=9:
+# after so many) leaves page and records, from where the next one goes on. Records are of one machine.
 DEVICE ?= cuda
 MINUTES ?= 0
 ROWS ?= --rounds 3
@@ -137,11 +137,12 @@ ON_GPU := $(FIRST) models/test_invariants.py models/test_multiscale.py models/te
 	models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
 	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches \
 	host/test_launching.py::test_one_process_of_a_group_trains_and_resumes_as_one_alone
+gpu: JOBS := 4
 gpu: $(if $(PACKED),$(PLUGIN),env $(TESTS) $(PEER)/.installed $(VENV)/transformers-5/.installed)
-	@timeout --foreground -s INT 60 $(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) -m "not slow" $(addprefix tests/,$(FIRST)); tests=$$?; \
+	@timeout --foreground -s INT 60 $(RUN) -m pytest -q --tb=line -n $(JOBS) --device $(DEVICE) -m "not slow" $(addprefix tests/,$(FIRST)); \
 	PYTHONPATH=$(VENV)/transformers-5 $(GPU); rows=$$?; [ $$rows -le 1 ] || exit $$rows; \
-	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL && \
-	$(RUN) -m pytest -q --tb=line -n 4 --device $(DEVICE) $(addprefix tests/,$(ON_GPU)) && exit $$((tests | rows))
+	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL; peer=$$?; [ $$peer -le 1 ] || exit $$peer; \
+	$(RUN) -m pytest -q --tb=line -n $(JOBS) --device $(DEVICE) $(addprefix tests/,$(ON_GPU)) && exit $$((rows | peer))
 
 # Wheels for the machine's Python, at most 64 MB: what it lacks of the libraries, fairseq as Python, and TransfoXL.
 GPU_PYTHON ?= 3.12

@@ -32,6 +32,7 @@ def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mappin
         "",
         f"{machine['device']} with {machine['memory_gb']} GB, torch {machine['torch']}, Python {machine['python']}:",
         f"{minutes:.0f} minutes of measuring; rows with {said}." if said else "nothing measured yet.",
+        *wrapped(f"Measured {machine['measured']}." if "measured" in machine else ""),
         "",
         f"    fairseq-ms bench all {how} --report FILE{'      # or: make gpu' if on_gpu else ''}",
         "",

@@ -1,15 +1,18 @@
 """The command line `fairseq-ms`: lists the commands, loads the one asked for, reports its errors."""
 
 import argparse
+import difflib
 import errno
 import importlib
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from fairseq_ms.errors import TRACEBACK, sentence_of, traceback_wanted
+from fairseq_ms.errors import TRACEBACK, parser_sentence, sentence_of, traceback_wanted
 from fairseq_ms.tools.arguments import register
 
 PROG = "fairseq-ms"
@@ -50,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     # Threads that wait for each other awake take the processor from other programs; torch reads it when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Where a terminal reports a size of 0, tqdm would draw no bar; it reads these when it is loaded.
+    for name, size in zip(("TQDM_NCOLS", "TQDM_NROWS"), shutil.get_terminal_size(), strict=True):
+        os.environ.setdefault(name, str(size))
     name, rest = split(arguments)
     if not name:
         return _without_command(arguments)
@@ -92,11 +98,13 @@ def _without_command(arguments: list[str]) -> int:
     words, rest = ([PROG, group], arguments[1:]) if among else ([PROG], arguments)
     if rest and not rest[0].startswith("-"):
         wrong = " ".join([*words[1:], rest[0]])
-        print(f"{PROG}: there is no command {wrong!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
+        near = difflib.get_close_matches(wrong, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+        print(f"{PROG}: there is no command {wrong!r}; {hint}", file=sys.stderr)
         return 2
     width = max(map(len, COMMANDS))
     listing = "\n".join(f"  {name:<{width}}  {help_of(name)}" for name in among or COMMANDS)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=" ".join(words),
         usage=f"{' '.join(words)} COMMAND ...",
         description="Tools around the language models of fairseq_ms.",
@@ -115,10 +123,17 @@ def help_of(name: str) -> str:
     return str(importlib.import_module(COMMANDS[name]).__doc__).partition("\n")[0].removesuffix(".")
 
 
+class Parser(argparse.ArgumentParser):
+    """Says of a mistake one sentence, without its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{PROG}: {parser_sentence(message, self)}\n")
+
+
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a command."""
     # No abbreviations: a flag of fairseq's must never be taken for the beginning of one of the command's.
-    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=help_of(name), allow_abbrev=False)
+    parser = Parser(prog=f"{PROG} {name}", description=help_of(name), allow_abbrev=False)
     parser.set_defaults(command=name)
     importlib.import_module(COMMANDS[name]).add_arguments(parser)
     return parser

@@ -107,7 +107,7 @@ def sentence_of(error: BaseException) -> str | None:
 
 
 def parser_sentence(message: str, parser: ArgumentParser) -> str:
-    """What a parser of fairseq's says of a flag or name that it does not know: the nearest it knows."""
+    """What a parser says of a mistake: of a flag or name that it does not know, the nearest it knows."""
     known = parser._option_string_actions
     choice, unknown = _CHOICE.search(message), _UNKNOWN.search(message)
     if choice and choice["flag"] in known:
@@ -118,13 +118,15 @@ def parser_sentence(message: str, parser: ArgumentParser) -> str:
         rule = f"one of {', '.join(names)}" if len(names) <= 12 else f"a name that fairseq knows, {hint}"
         return f"{choice['flag']} must be {rule}: got {value!r}"
     if not unknown:
-        return message
+        return f"{message} ({parser.prog} --help says more)"
     flag = unknown["flag"]
     if flag == "--decoder-layers" and "--scale-layers" in known:
         return f"{flag} is no flag of this model: --scale-layers says how many layers it has at each scale"
+    fairseqs = "--task" in known
     near = difflib.get_close_matches(flag, known, 1)
     hint = f": did you mean {near[0]}?" if near else " (--help lists those it has)"
-    return f"{flag} is no flag of this command, task and model{_owners(flag, known) or hint}"
+    whose = "this command, task and model" if fairseqs else parser.prog
+    return f"{flag} is no flag of {whose}{(fairseqs and _owners(flag, known)) or hint}"
 
 
 def _owners(flag: str, known: Container[str]) -> str | None:

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, by ``fairseq-hydra-train``'s own function; the same command goes on where a run has stopped."""
     if flags := [text for text in args.fairseq_flags if text.startswith("-")]:
-        raise UsageError(f"{flags[0]} is no flag of train, which takes fairseq's as settings, SECTION.NAME=VALUE")
+        near = difflib.get_close_matches(flags[0], ("--data", "--max-update", "--verbose"), 1)
+        hint = f": did you mean {near[0]}?" if near else ", which takes fairseq's as settings, SECTION.NAME=VALUE"
+        raise UsageError(f"{flags[0]} is no flag of train{hint}")
     written = _written(args)
     arguments.register()
     logging.getLogger("fairseq").setLevel(logging.NOTSET)
@@ -194,7 +196,7 @@ def _misfit(said: str, error: Exception) -> str:
 def _logging(file: Path | None, verbose: bool) -> dict[str, Any]:
     """What ``logging.config`` wants: everything goes to a file, and the terminal shows what is followed."""
     shown = [] if verbose else ["followed"]
-    terminal = {"class": "logging.StreamHandler", "formatter": "plain", "filters": shown, "stream": "ext://sys.stdout"}
+    terminal = {"class": f"{__name__}.Terminal", "formatter": "plain", "filters": shown, "stream": "ext://sys.stdout"}
     handlers: dict[str, Any] = {"terminal": terminal}
     if file is not None:
         name = f"{__name__}.LogFile"
@@ -219,6 +221,16 @@ class Followed(logging.Filter):
         text = record.getMessage()
         own = record.name.partition(".")[0] in _SHOWN and not text.startswith(_NOT_SHOWN)
         return own or record.levelno >= logging.WARNING or text.startswith(_LINES)
+
+
+class Terminal(logging.StreamHandler):
+    """A log above a progress bar, on lines of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(self.stream):
+            super().emit(record)
 
 
 class LogFile(logging.FileHandler):

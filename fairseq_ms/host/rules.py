@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import math
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -40,9 +42,9 @@ def refuse(cfg: Any) -> None:
             "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
         )
     numbers = {"--seed": (cfg.common.seed, 0), "--num-workers": (cfg.dataset.num_workers, 0)}
-    numbers |= {"--update-freq": (min(cfg.optimization.update_freq), 1)}
+    numbers |= {"--update-freq": (min(cfg.optimization.update_freq), 1), "--lr": (min(cfg.optimization.lr), 0)}
     for flag, (value, lowest) in numbers.items():
-        if value < lowest:
+        if not value >= lowest:
             raise UsageError(f"{flag} must be at least {lowest}: got {value}")
     # fairseq-validate and other tasks have none.
     tokens, context = getattr(cfg.task, "tokens_per_sample", None), cfg.eval_lm.context_window
@@ -72,6 +74,8 @@ def refuse_to_train(cfg: Any) -> None:
     refuse(cfg)
     if cfg.common.fp16 and not torch.cuda.is_available():
         raise UsageError("--fp16 must be left out on a machine without a GPU: torch finds none")
+    if (given := getattr(cfg.optimizer, "adam_betas", None)) is not None:
+        betas(given)
     row = getattr(cfg.task, "tokens_per_sample", None)
     for flag in ("max_tokens", "max_tokens_valid"):
         room = getattr(cfg.dataset, flag)
@@ -88,6 +92,17 @@ def refuse_to_train(cfg: Any) -> None:
             f"launcher starts {count} processes on GPUs, since each would train alone (on CPUs, use fairseq-train): "
             "got 1"
         )
+
+
+def betas(given: Any) -> tuple[float, float]:
+    """Adam's two numbers, which a command line gives as text; raises ``UsageError`` for anything else."""
+    try:
+        first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
+    except (SyntaxError, TypeError, ValueError):
+        first = second = math.nan
+    if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
+        raise UsageError(f'--adam-betas must be two numbers from 0 to below 1, such as "(0.9, 0.98)": got {given}')
+    return first, second
 
 
 def warn_of_warmup(cfg: Any) -> None:

@@ -1,6 +1,5 @@
 """torch's own optimizers: `--optimizer adamw`, and `--optimizer muon`, which is Muon and AdamW side by side."""
 
-import ast
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch import nn
 from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections, undecayed
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import rules
 from fairseq_ms.lm.choices import option
 
 # fairseq copies it to the float32 masters of half precision.
@@ -52,18 +52,7 @@ class MuonFlags(AdamWFlags):
 
 
 def _settings(cfg: AdamWFlags) -> dict[str, Any]:
-    return {"betas": _betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-
-
-def _betas(given: Any) -> tuple[float, float]:
-    """Two numbers, which a command line gives as text; raises ``UsageError`` for anything else."""
-    try:
-        first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
-    except (SyntaxError, TypeError, ValueError):
-        first = second = math.nan
-    if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
-        raise UsageError(f'--adam-betas must be two numbers from 0 to below 1, such as "(0.9, 0.98)": got {given}')
-    return first, second
+    return {"betas": rules.betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
 
 
 def _rate(cfg: AdamWFlags) -> float:
@@ -160,7 +149,7 @@ def prepare_muon(cfg: Any, model: nn.Module) -> None:
             raise UsageError(f"{flag} must be above 0 with --optimizer muon: got {value}")
     if not 0.0 <= own.muon_momentum < 1.0:
         raise UsageError(f"--muon-momentum must be at least 0 and below 1: got {own.muon_momentum}")
-    _betas(own.adam_betas)
+    rules.betas(own.adam_betas)
     cfg.common.fp16_no_flatten_grads = True
     for matrix, rows in rows_of_projections(model).items():
         matrix.param_group = rows  # type: ignore[attr-defined]

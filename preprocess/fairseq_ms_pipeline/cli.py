@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import sys
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fairseq_ms_pipeline.dataset import CODES, Dataset
 from fairseq_ms_pipeline.documents import Line, Reader
@@ -31,9 +32,19 @@ def add_flag(parser: argparse.ArgumentParser, name: str, *hidden: str, **setting
     )
 
 
+class Parser(argparse.ArgumentParser):
+    """Says of a mistake one sentence, without its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, 1, 0.8)
+        hint = f"did you mean {near[0]}?" if near else f"{self.prog} --help says more"
+        self.exit(2, f"{self.prog}: error: {message} ({hint})\n")
+
+
 def run_parser(description: str | None, made: str) -> argparse.ArgumentParser:
     """The flags of every data set, text or images."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description=description)
     parser.add_argument("--out", type=Path, required=True, help=f"folder to make: {made}")
     parser.add_argument("--seed", type=int, help=f"seed of a random split (default: {SEED})")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")

@@ -35,13 +35,31 @@ def test_a_closed_pipe_ends_every_command_in_silence(arguments):
     assert process.returncode in (0, 141)
 
 
-def test_unknown_command_gets_one_sentence_with_the_commands_there_are(capsys):
-    assert cli.main(["contxt-length"]) == 2
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("trian", "did you mean train?"),
+        ("nonsense", "user-dir"),
+        ("plot curve", "did you mean plot curves?"),
+        ("--verson", "--version"),
+        ("train", "fairseq-ms train --help"),
+        ("prepare --bogus", "fairseq-ms prepare --help"),
+        ("prepare text --out o --bogus", "fairseq-ms prepare text --help"),
+        ("prepare text --out o --sufix=.md", "did you mean --suffix?"),
+        ("perplexity a.pt --zzzzzz", "fairseq-ms perplexity (--help"),
+        ("perplexity a.pt --gen-subst valid", "did you mean --gen-subset?"),
+        ("memory --arch vanilla_lm --sweep 64,x", "must be a whole number of at least 1"),
+        ("memory --arch vanilla_lm --batch-size 0", "must be a whole number of at least 1"),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_one_sentence_that_names_the_nearest(arguments, named, capsys):
+    try:
+        code = cli.main(arguments.split())
+    except SystemExit as end:
+        code = end.code
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert "'contxt-length'" in printed.err
-    assert "user-dir" in printed.err
+    assert (code, printed.out, printed.err.count("\n")) == (2, "", 1), printed
+    assert named in printed.err
 
 
 def test_without_a_command_the_help_is_shown_and_the_exit_code_is_2(capsys):

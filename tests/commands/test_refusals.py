@@ -2,7 +2,6 @@
 
 import pytest
 
-from fairseq_ms.cli import main
 from tests.helpers.asked import assert_refused
 
 # MODELS is a folder of small models with 64 positions.
@@ -30,10 +29,3 @@ REFUSED = [
 @pytest.mark.parametrize(("command", "sentence"), REFUSED)
 def test_bad_values_are_refused_in_one_sentence(models, command, sentence, capsys):
     assert_refused(command.replace("MODELS", str(models)).split(), sentence, capsys)
-
-
-@pytest.mark.parametrize("flag", ["--batch-size 0", "--sweep 64,x"])
-def test_numbers_below_one_and_words_are_refused_by_the_parser(flag, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["memory", "--arch", "vanilla_lm", *flag.split()])
-    assert "must be a whole number of at least 1" in capsys.readouterr().err

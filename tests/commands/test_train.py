@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,9 @@ def test_a_setting_that_does_not_exist_or_fit_is_named(override: str, named: str
         ("mine", "mine.yaml"),
         ("data/dict.txt --data data", "CONFIG"),
         ("mine.yaml --data data --arch retina_lm", "--arch"),
+        ("mine.yaml --data data --max-updates 9", "did you mean --max-update?"),
         ("mine.yaml --data data common.fp16=true", "--fp16"),
+        ("mine.yaml --data data optimizer._name=adam optimizer.adam_betas=3", "--adam-betas"),
         ("mine.yaml --data data model.scale_windows=1x", "--scale-windows"),
     ],
 )
@@ -131,27 +135,27 @@ def test_a_run_shows_its_losses_logs_everything_and_is_repeated_without_a_change
     assert "'scale_windows'" in run_cli(*command, "--verbose", "--max-update", "7", cwd=place).stdout
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(place: Path) -> None:
+def test_ctrl_c_at_a_terminal_without_a_size_ends_the_bar_and_saves(place: Path) -> None:
     command = [sys.executable, "-m", "fairseq_ms", "train", "mine.yaml", "--data", "data", "--max-update", "100000"]
-    with open(place / "log", "w") as log:
-        process = subprocess.Popen(
-            [*command, "optimizer._name=adam", "common.log_interval=1"],
-            cwd=place,
-            env=environment(),
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            end = time.monotonic() + 120
-            while "num_updates=3," not in (place / "log").read_text() and time.monotonic() < end:
-                time.sleep(0.05)
-            os.kill(process.pid, signal.SIGINT)
-            assert process.wait(60) == 130
-        finally:
-            process.kill()
-    printed = (place / "log").read_text()
-    assert "stopped by SIGINT" in printed
-    assert "Traceback" not in printed
+    given = {name: value for name, value in environment().items() if not name.startswith("TQDM_")}
+    terminal, its = pty.openpty()
+    process = subprocess.Popen([*command, "optimizer._name=adam"], cwd=place, env=given, stdout=its, stderr=its)
+    os.close(its)
+    shown = b""
+    try:
+        while shown.count(b"%|") < 3:
+            assert select.select([terminal], [], [], 120)[0], shown
+            shown += os.read(terminal, 4096)
+        os.kill(process.pid, signal.SIGINT)
+        with contextlib.suppress(OSError):
+            while True:
+                shown += os.read(terminal, 4096)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert b" \rstopped by SIGINT" in shown, "on a line of its own"
+    assert b"Traceback" not in shown
     assert (place / "checkpoints" / "mine" / "checkpoint_last.pt").is_file()
 
 

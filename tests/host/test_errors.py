@@ -66,6 +66,8 @@ def refused(data: Path, place: Path, *flags: str) -> str:
         ("--seed -1", "--seed must be at least 0"),
         ("--update-freq 0", "--update-freq must be at least 1"),
         ("--update-freq 2,0", "--update-freq must be at least 1"),
+        ("--optimizer adam --adam-betas 3", "--adam-betas must be two numbers"),
+        ("--lr -1", "--lr must be at least 0"),
         ("--num-workers -1", "--num-workers must be at least 0"),
         ("--dataset-impl lazy", "--dataset-impl must be left out"),
     ],
@@ -118,7 +120,8 @@ def configuration(**changes: Any) -> SimpleNamespace:
         checkpoint=SimpleNamespace(write_checkpoints_asynchronously=False),
         common=SimpleNamespace(fp16=changes.get("fp16", False), tpu=False, seed=1),
         dataset=SimpleNamespace(max_tokens=None, max_tokens_valid=None, num_workers=0),
-        optimization=SimpleNamespace(update_freq=[1]),
+        optimization=SimpleNamespace(update_freq=[1], lr=[0.25]),
+        optimizer=None,
         task=SimpleNamespace(tokens_per_sample=changes.get("tokens", 8)),
         eval_lm=SimpleNamespace(context_window=changes.get("context", 0)),
     )

@@ -110,7 +110,7 @@ def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(
         (["--exercise", "copy", "--longest", "6"], "--longest must be at least 7, the distance without filler: got 6."),
         (["--exercise", "pairs", "--ask", "suddenly"], "where the key announces it: leave it out."),
         (["--tokens", "100"], "--tokens must be at least ten times --longest 64, not 100."),
-        (["--bpe-merges", "9"], "unrecognized arguments: --bpe-merges 9"),
+        (["--bpe-merges", "9"], "unrecognized arguments: --bpe-merges 9 (prepare.py --help says more)"),
     ],
 )
 def test_flags_that_cannot_work_get_one_sentence_and_leave_nothing(tmp_path: Path, flags, sentence):

@@ -4,12 +4,15 @@ The text is sentences of the documentation that comes with Python; everything ma
 """
 
 import argparse
+import contextlib
+import io
 import json
 import logging
 import os
 import pickle
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +26,14 @@ from fairseq.models import FairseqLanguageModel
 from tqdm import tqdm
 
 import fairseq_ms
+from fairseq_ms import cli
 from fairseq_ms.tools.training_step import seconds
 
 # Of all commands: threads that wait for each other awake take the processor from another program that computes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["PYTHONUNBUFFERED"] = "1"
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT, UPDATES = 256, 500
+CONTEXT, UPDATES = 256, 400
 LENGTHS = (CONTEXT, 4 * CONTEXT, 16 * CONTEXT)
 SHARED = f"""
     --user-dir fairseq_ms --task language_modeling --criterion cross_entropy --tokens-per-sample {CONTEXT}
@@ -37,14 +41,14 @@ SHARED = f"""
     --share-decoder-input-output-embed --positions rotary --dropout 0 --attention-dropout 0
     --cpu --num-workers 0 --seed 1 --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.1
     --clip-norm 1.0 --lr-scheduler cosine --lr 0.003
-    --no-epoch-checkpoints --validate-interval 100 --validate-interval-updates 100
-    --save-interval-updates 100 --keep-interval-updates 1 --log-format json --log-interval 20
+    --no-epoch-checkpoints --validate-interval 100 --validate-interval-updates 200
+    --save-interval-updates 200 --keep-interval-updates 1 --log-format json --log-interval 20
 """
 MODELS = {
     "vanilla_lm": "--arch vanilla_lm",
     "retina_lm": "--arch retina_lm --scale-windows 1x=0:16,4x=16:64,16x=64:256",
 }
-SAMPLING = "--cpu --max-len-b 150 --temperature 0.7 --sampling-topk 20 --seed 5"
+SAMPLING = ["--cpu", "--max-len-b", "150", "--temperature", "0.7", "--sampling-topk", "20"]
 PROMPTS = ("Return True if", "Note that the user")
 NEXT = """
 What to type next, with a folder of your own texts for FOLDER:
@@ -52,36 +56,33 @@ What to type next, with a folder of your own texts for FOLDER:
   . .venv/bin/activate
   fairseq-ms prepare text --input FOLDER --out data/mine --bpe hf_byte_bpe --bpe-merges 8000
   fairseq-ms train retina_lm_long_2048 --data data/mine/bin --max-update 1200
+  fairseq-ms perplexity checkpoints/retina_lm_long_2048/checkpoint_best.pt
+  fairseq-ms sample checkpoints/retina_lm_long_2048/checkpoint_best.pt --prompt "The old man"
+
+The demo's own model writes more by:
+
   fairseq-ms sample {best} --prompt "This function"
 """
 
 
-def program(name: str) -> list[str]:
-    """How to start one of the commands in this environment."""
-    if name == "fairseq-ms":
-        return [sys.executable, "-m", "fairseq_ms"]
-    return [sys.executable, str(Path(sys.executable).parent / name)]
-
-
-def run(command: list[str], log: Path) -> str:
-    """Run a command and return what it printed, also to ``log``; SystemExit with one sentence when it fails."""
-    pipe, both = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(command, cwd=ROOT, text=True, check=False, stdout=pipe, stderr=both)
-    log.write_text(done.stdout)
-    if done.returncode:
-        last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip()
-        raise SystemExit(f"demo: {Path(command[1]).name} failed ({last}); its output is in {log}")
-    return done.stdout
+def run(log: Path, *words: str | Path) -> str:
+    """Run a command of ``fairseq-ms`` and return what it printed, also to ``log``; it says itself why it fails."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = cli.main(list(map(str, words)))
+    log.write_text(printed.getvalue())
+    if code:
+        raise SystemExit(f"demo: fairseq-ms {words[0]} failed")
+    return printed.getvalue()
 
 
 def train(command: list[str], log: Path, updates: int, title: str) -> None:
     """Run ``fairseq-train`` to its last update, its losses in ``log``; a run that was stopped goes on."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
-    last = ""
+    last, (columns, rows) = "", shutil.get_terminal_size()
     with (
         log.open("a") as output,
         subprocess.Popen(command, cwd=ROOT, text=True, stdout=pipe, stderr=both) as process,
-        tqdm(total=updates, desc=f"  {title}", unit="update", dynamic_ncols=True, mininterval=0.5) as bar,
+        tqdm(total=updates, desc=f"  {title}", unit="update", ncols=columns, nrows=rows, mininterval=0.5) as bar,
     ):
         assert process.stdout is not None
         for line in process.stdout:
@@ -104,10 +105,10 @@ def train(command: list[str], log: Path, updates: int, title: str) -> None:
 
 def perplexity(data: Path, folder: Path, split: str, tokens: int, context: int) -> dict[str, float]:
     """What ``fairseq-ms perplexity`` prints of the best checkpoint, in windows that overlap by ``context`` tokens."""
-    checkpoint, numbers = str(folder / "checkpoint_best.pt"), folder / f"perplexity-{split}-{tokens}.json"
-    flags = ["--data", str(data), "--gen-subset", split, "--batch-size", "16", "--cpu", "--json", str(numbers)]
+    numbers = folder / f"perplexity-{split}-{tokens}.json"
+    flags = ["--data", data, "--gen-subset", split, "--batch-size", "16", "--cpu", "--json", numbers]
     windows = ["--tokens-per-sample", str(tokens), "--context-window", str(context)]
-    run([*program("fairseq-ms"), "perplexity", checkpoint, *flags, *windows], numbers.with_suffix(".log"))
+    run(numbers.with_suffix(".log"), "perplexity", folder / "checkpoint_best.pt", *flags, *windows)
     found: dict[str, float] = json.loads(numbers.read_text())
     return found
 
@@ -155,14 +156,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "demo", help="folder for everything that is made")
     parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each model (default: %(default)s)")
     args = parser.parse_args()
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    logging.disable(logging.INFO)
     fairseq_ms.register()
     out, began = args.out.resolve(), time.monotonic()
     out.mkdir(exist_ok=True, parents=True)
     data, best = out / "data", out / "retina_lm" / "checkpoint_best.pt"
     print("1. Text: sentences of the documentation of Python's standard library", flush=True)
     if not (data / "manifest.json").is_file():
-        run([*program("fairseq-ms"), "prepare", "stdlib_docs", "--out", str(data)], out / "prepare.log")
+        run(out / "prepare.log", "prepare", "stdlib_docs", "--out", data, "--quiet")
     splits = json.loads((data / "manifest.json").read_text())["splits"]
     words = [f"{splits[split]['words']:,}" for split in ("train", "valid", "test")]
     print(f"   {words[0]} words to train on, {words[1]} and {words[2]} held out")
@@ -173,18 +174,18 @@ def main() -> None:
         length = ["--max-update", str(args.updates), "--warmup-updates", str(max(1, args.updates // 10))]
         sources = [str(data / "bin"), "--save-dir", str(out / name)]
         flags = [*sources, *shlex.split(SHARED), *shlex.split(own), *length]
-        train([*program("fairseq-train"), *flags], logs[name], args.updates, name)
-    print(f"3. Evaluation: test split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}; half a minute\n", flush=True)
+        program = [sys.executable, str(Path(sys.executable).parent / "fairseq-train")]
+        train([*program, *flags], logs[name], args.updates, name)
+    print(f"3. Evaluation: test split, windows of {CONTEXT} tokens, stride {CONTEXT // 2}\n", flush=True)
     compare(data / "bin", out)
-    print(f"4. Longer texts than the {CONTEXT} tokens of the training; a minute\n", flush=True)
+    print(f"4. Longer texts than the {CONTEXT} tokens of the training; half a minute\n", flush=True)
     lengthen(data / "bin", out)
-    curves = ["--gen-subset", "train", "--png", str(out / "training_curves.png")]
-    run([*program("fairseq-ms"), "plot", "curves", *map(str, logs.values()), *curves], out / "curves.log")
+    png = out / "training_curves.png"
+    run(out / "curves.log", "plot", "curves", *logs.values(), "--gen-subset", "train", "--png", png)
     print("5. Samples of retina_lm\n", flush=True)
-    for number, prompt in enumerate(PROMPTS):
-        asked = [*program("fairseq-ms"), "sample", str(best), "--prompt", prompt, *SAMPLING.split()]
-        written = run(asked, best.with_name(f"sample-{number}.log")).strip()
-        print(textwrap.indent(written, "   ") + "\n", flush=True)
+    for seed, prompt in enumerate(PROMPTS, 1):
+        written = run(out / f"sample-{seed}.log", "sample", best, "--prompt", prompt, "--seed", str(seed), *SAMPLING)
+        print(textwrap.indent(written.strip(), "   ") + "\n", flush=True)
     print(f"done in {time.monotonic() - began:.0f} s; everything, training curves too, is in {out}")
     print(NEXT.format(best=os.path.relpath(best)), end="")
 

@@ -88,13 +88,15 @@ class RetinaAttention(nn.Module):
         ``rotations[k]`` turns the keys of scale k: one a token for 1x, and one a block that these tokens complete.
         """
         fine, coarse = self.project(x_BTD, past)
+        if past is not None and past.one_at_a_time:
+            return self.out(past.step(self.qk, fine, coarse))
         # Every scale is normalised and rotated. All queries lie in the tensor of 1x; coarse ones have keys and values.
         queries = [sum(self.heads.values()), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
         fine, *coarse = map(self.qk, [fine, *coarse], queries, self.heads.values(), turns)
         windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0, self.qk.sinks)
         if past is not None and past.continues:
-            return self.out(past.attend(windows, fine, *coarse))
+            return self.out(past.attend(windows.heads(fine, *coarse), windows.by_window(self.qk.sinks)))
         if past is not None:
             past.append(windows.heads(fine, *coarse))
         return window_attention_linear(windows, (fine, *coarse), self.out, self.recompute)
@@ -183,7 +185,12 @@ class WindowCache:
         scales: its windows
         windows: of each, the keys and values that it can see: the last ones, or all through an open one
         unfinished: by coarse factor, the normalised positions that wait to be pooled
+
+    Attributes:
+        one_at_a_time: whether tokens come one at a time, each to its ``step``
     """
+
+    one_at_a_time = False
 
     def __init__(
         self, scales: Sequence[Scale], windows: Sequence[KeyValueCache], unfinished: Sequence[UnfinishedBlock]
@@ -194,6 +201,10 @@ class WindowCache:
     def continues(self) -> bool:
         """Whether there is anything to see before the tokens that come."""
         return self.windows[0].length > 0
+
+    def step(self, qk: QueryKey, fine: Tensor, coarse: Sequence[Tensor]) -> Tensor:
+        """What the query of one more token sees, given what ``RetinaAttention.project`` gives: (B, 1, D)."""
+        raise NotImplementedError
 
     def parts(self) -> list[KeyValueCache | UnfinishedBlock]:
         """Everything that has a row for each text."""
@@ -208,9 +219,8 @@ class WindowCache:
         for window, (_, k_BNCH, v_BNCH) in zip(self.windows, heads):
             window.append(k_BNCH, v_BNCH)
 
-    def attend(self, windows: LayerWindows, fine: Tensor, *coarse: Tensor) -> Tensor:
-        """Take in new positions, as projected for ``LayerWindows``: what their queries see, (B, T, D)."""
-        heads, sinks = windows.heads(fine, *coarse), windows.by_window(windows.sinks_N)
+    def attend(self, heads: Sequence[Heads], sinks: Sequence[Tensor | None]) -> Tensor:
+        """Take in new positions, with their queries: what those see, (B, T, D)."""
         seen = [self.see(*of_window) for of_window in zip(self.windows, self.scales, heads, sinks)]
         return merge_heads(torch.cat(seen, dim=1))
 
@@ -272,7 +282,8 @@ class Retina(LanguageModel):
     def _features(self, tokens_BT: Tensor, state: RetinaState | None) -> Tensor:
         start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
-        rotations = self._rotations(start, x_BTD)
+        # In steps of fixed shapes, windows turn queries and keys themselves.
+        rotations = self._rotations(start, x_BTD) if isinstance(start, int) else None
         pasts = state.caches if state is not None else [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts):
             # Each layer pools its own input to every scale (``RetinaAttention.project``).
@@ -281,7 +292,7 @@ class Retina(LanguageModel):
             state.move_on(tokens_BT.size(1))
         return self.norm(x_BTD)
 
-    def _rotations(self, start: int | Tensor, x_BTD: Tensor) -> dict[int, Tensor | None]:
+    def _rotations(self, start: int, x_BTD: Tensor) -> dict[int, Tensor | None]:
         """By factor, the ``rotation_after`` of the blocks that the T tokens after ``start`` others complete."""
         of_scale, factors = self.config.rotation_after, {scale.factor for turn in self.turns for scale in turn}
         return {factor: of_scale(start, x_BTD.size(1), x_BTD, factor, self.head_dim) for factor in factors}

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpState
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.ops.attention import merge_heads, split_heads
-from fairseq_ms.core.ops.window_attention import LayerWindows
+from fairseq_ms.core.layers import QueryKey
+from fairseq_ms.core.ops.attention import merge_heads
+from fairseq_ms.core.ops.rotary import rotate
 from fairseq_ms.core.pooling import Coarser
-from fairseq_ms.core.retina import Retina, RetinaState, WindowCache
+from fairseq_ms.core.retina import Retina, RetinaConfig, RetinaState, WindowCache
 from fairseq_ms.core.scales import Scale, visible
 from fairseq_ms.core.steps.buffers import (
     BlockReads,
@@ -59,15 +60,19 @@ class WindowSlots:
         scales: the windows with their heads
         capacity: tokens of a text
         like: a tensor of the wanted type and device
+        config: that of the model
 
     Attributes:
         windows: of each, how many heads it has, and the slots of its group
         groups: windows side by side that are read together: how many heads they have, and the slots of these
         index_N: where in the buffer each head writes, once a step has begun
         index_M: where the block of each coarse factor does, in a buffer of the unfinished blocks of all
+        rotation_2PF: what turns the queries, keys and values of all heads, P = 3 * N; None unless positions are rotary
     """
 
-    def __init__(self, position_1: Tensor, scales: Sequence[Scale], capacity: int, like: Tensor) -> None:
+    def __init__(
+        self, position_1: Tensor, scales: Sequence[Scale], capacity: int, like: Tensor, config: RetinaConfig
+    ) -> None:
         wanted = {scale: aligned(scale.most_blocks(capacity) + 1) for scale in scales}
         few = max((size for size in wanted.values() if size <= _FEW), default=0)
         self.windows: list[tuple[int, Slots]] = []
@@ -81,6 +86,10 @@ class WindowSlots:
             self.groups.append((len(bounds_N3), slots))
             self.windows += [(scale.heads, slots) for scale in own]
         self.factors = list(dict.fromkeys(scale.factor for scale in scales if scale.factor > 1))
+        # A key is turned by the first position of its block, a value by none.
+        factors = [scale.factor for scale in scales for _ in range(scale.heads)]
+        self.factors_P = position_1.new_tensor([*len(factors) * [1], *factors, *len(factors) * [2**62]])
+        self.rotation = partial(config.rotation, like=like, head_dim=config.dim // config.heads)
         self.position_1, self.factors_M = position_1, position_1.new_tensor(self.factors)
         sizes = [slots.size for heads, slots in self.groups for _ in range(heads)]
         self.first_N, self.first_M = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
@@ -91,6 +100,7 @@ class WindowSlots:
             slots.begin(phase)
         self.index_N = self.first_N + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
         self.index_M = self.first_M + self.position_1 % self.factors_M
+        self.rotation_2PF = self.rotation(self.position_1 // self.factors_P * self.factors_P)
 
 
 class FixedWindows(WindowCache):
@@ -102,7 +112,7 @@ class FixedWindows(WindowCache):
         like: what positions look like, (1, 1, D)
     """
 
-    continues = True
+    one_at_a_time = True
 
     def __init__(self, cache: WindowCache, slots: WindowSlots, like: Tensor) -> None:
         _, batch_size, _, _, head_dim = cache.windows[0].buffer.shape
@@ -126,14 +136,17 @@ class FixedWindows(WindowCache):
             self.blocks.index_copy_(1, self.slots.index_M, x_B1D.expand(-1, len(self.unfinished), -1))
         return [block.x for block in self.unfinished]
 
-    def attend(self, windows: LayerWindows, fine: Tensor, *coarse: Tensor) -> Tensor:
+    def step(self, qk: QueryKey, fine: Tensor, coarse: Sequence[Tensor]) -> Tensor:
         counts, heads = [heads for heads, _ in self.slots.groups], len(self.slots.first_N)
-        width = heads * windows.head_dim
-        # By factor, (B, 1, 2 * N * H) -> (B, 1, 2, N, H), and of all heads (2, B, N, H)
-        pairs = [x.unflatten(-1, (2, -1, windows.head_dim)) for x in (fine[..., width:], *coarse)]
-        self.buffer.index_copy_(2, self.slots.index_N, torch.cat(pairs, dim=3).squeeze(1).transpose(0, 1))
-        queries = split_heads(fine[..., :width], heads).split(counts, dim=1)
-        sinks = windows.sinks_N.split(counts) if windows.sinks_N is not None else [None] * len(counts)
+        width = heads * qk.head_dim
+        keys, values = zip(*(pair.chunk(2, dim=-1) for pair in (fine[..., width:], *coarse)))
+        qkv = qk(torch.cat([fine[..., :width], *keys, *values], dim=-1), heads, heads)
+        # Turned as 3 * N positions of one head: (B, 1, 3 * N * H) -> (3, B, N, H)
+        turned = rotate(qkv.view(-1, 3 * heads, qk.head_dim), self.slots.rotation_2PF, 1)
+        parts = turned.unflatten(1, (3, heads)).transpose(0, 1)
+        self.buffer.index_copy_(2, self.slots.index_N, parts[1:])
+        queries = parts[0].unsqueeze(2).split(counts, dim=1)
+        sinks = qk.sinks.split(counts) if qk.sinks is not None else [None] * len(counts)
         seen = [group.read(q, sinks_N=own) for group, q, own in zip(self.groups, queries, sinks)]
         return merge_heads(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])
 
@@ -145,7 +158,7 @@ class FixedRetina(FixedState, RetinaState):
         like, growing = model.embed.like(), model.new_state(batch_size)
         self.position_1 = _first_position(like)
         # Shared by the layers of a turn.
-        self.places = [WindowSlots(self.position_1, turn, capacity, like) for turn in model.turns]
+        self.places = [WindowSlots(self.position_1, turn, capacity, like, model.config) for turn in model.turns]
         caches: list[WindowCache] = [
             FixedWindows(cache, slots, like) for cache, slots in zip(growing.caches, cycle(self.places))
         ]

@@ -47,11 +47,6 @@ def test_the_file_of_a_preset_says_what_its_arch_says(arch: str) -> None:
     assert_the_file_carries_the_values_of(arch)
 
 
-def test_every_preset_has_a_configuration() -> None:
-    assert PRESETS.keys() <= CONFIGS.keys()
-    assert all(PRESETS[name] is CONFIGS[name] for name in PRESETS)
-
-
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_the_ready_file_of_a_paper_is_what_the_command_prints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", path.stem]) == 0

@@ -93,17 +93,15 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
     from fairseq_ms.cli import main as fairseq_ms
 
     title, smaller = RUNS[run]
-    kind = "pixels" if arguments.pixels else "characters"
 
     def phase(config: str, folder: Path, until: float, *more: str) -> Path:
         parts = ["encoder", "main", *([] if config == "iem" else ["decoder"])]
-        rows = [] if arguments.pixels else [f"task.tokens_per_sample={arguments.tokens}"]
         # fairseq counts the time of the checkpoint that training starts from, so a second phase has what is left.
         settings = [
-            *(*rows, f"dataset.batch_size={arguments.batch_size}", f"common.seed={arguments.seed}", *more),
+            *(f"task.tokens_per_sample={arguments.tokens}", f"dataset.batch_size={arguments.batch_size}", *more),
             *(f"model.{flag}={size}" for flag, size in {**smaller, "decoder_units": arguments.decoder_units}.items()),
             *("common.log_interval=50", "dataset.disable_validation=true", "dataset.num_workers=1"),
-            *(f"common.cpu={str(not arguments.cuda).lower()}", f"common.user_dir={USER_DIR}"),
+            *("common.cpu=true", f"common.seed={arguments.seed}", f"common.user_dir={USER_DIR}"),
             *(f"checkpoint.save_dir={folder.absolute()}", f"hydra.run.dir={folder.absolute()}/hydra"),
             f"optimization.stop_time_hours={until / 3600}",
         ]
@@ -116,7 +114,7 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
                 settings.append(f"{group}.lr_scheduler.warmup_updates={100 if config == 'iem' else 30}")
         # So many that the cosine does not fall.
         written = ("--data", str(data), "--max-update", "100000000", "--out", str(folder / "run.yaml"))
-        if fairseq_ms(["config", f"{kind}_{config}", *written]):
+        if fairseq_ms(["config", f"characters_{config}", *written]):
             raise SystemExit(2)
         command(
             "fairseq-hydra-train", "--config-dir", folder.absolute(), "--config-name", "run", *settings, show=" loss="
@@ -133,13 +131,10 @@ def train(run: str, data: Path, save: Path, seconds: float, arguments: argparse.
 
 
 def bits(checkpoint: Path, data: Path, arguments: argparse.Namespace) -> float:
-    """Bits per token on the test split, or on one in so many of its batches."""
+    """Bits per token on the test split."""
     printed = command(
-        *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", checkpoint, "--gen-subset", arguments.split),
-        *("--tokens-per-sample", str(3072 if arguments.pixels else arguments.tokens), "--batch-size", "8"),
-        *(["--sample-break-mode", "eos"] if arguments.pixels else []),
-        *("--num-shards", str(arguments.eval_one_in), "--shard-id", "0"),
-        *([] if arguments.cuda else ["--cpu"]),
+        *("fairseq-eval-lm", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"),
+        *("--tokens-per-sample", str(arguments.tokens), "--batch-size", "8"),
     )
     found = re.search(r"Loss \(base 2\): ([\d.]+)", printed)
     assert found is not None, printed
@@ -163,20 +158,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=768, help="characters in a row (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=0.002, help="of encoder and decoder (default: %(default)s)")
-    parser.add_argument("--pixels", action="store_true", help="the data are images")
-    parser.add_argument("--split", default="test", help="where to evaluate (default: %(default)s)")
-    parser.add_argument(
-        "--eval-one-in", type=int, default=1, metavar="N", help="evaluate one batch in N of it (default: %(default)s)"
-    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cuda", action="store_true", help="use a GPU")
     arguments = parser.parse_args()
     runs = arguments.runs.split(",")
     unknown = [run for run in runs if run not in RUNS]
     if unknown or not arguments.seconds > 0:
         parser.error(f"--runs must be some of {','.join(RUNS)}, and --seconds positive: got {arguments.runs!r}")
-    if arguments.eval_one_in < 1:
-        parser.error(f"--eval-one-in must be at least 1: got {arguments.eval_one_in}")
     empty_folders(arguments.out, runs)
     data = arguments.data or documentation(arguments.out)
     table = {}
@@ -190,10 +177,9 @@ def main() -> None:
     for run, found in table.items():
         print(f"{RUNS[run][0]:28s} {found['bits']:14.3f} {found['updates']:20d}")
     report.write_json(arguments.out / "results.json", {"seconds": arguments.seconds, "runs": table})
-    if not arguments.pixels:
-        print("\nThe last model goes on from 'Return the ':")
-        drawn = ("--sampling-topk", "0", "--sampling-topp", "0.9", "--seed", "3", "--cpu")
-        print(command("fairseq-ms", "sample", checkpoint, "--prompt", "Return the ", *drawn))
+    print("\nThe last model goes on from 'Return the ':")
+    drawn = ("--sampling-topk", "0", "--sampling-topp", "0.9", "--seed", "3", "--cpu")
+    print(command("fairseq-ms", "sample", checkpoint, "--prompt", "Return the ", *drawn))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ class WindowSlots:
         windows: of each, how many heads it has, and the slots of its group
         groups: windows side by side that are read together: how many heads they have, and the slots of these
         index_N: where in the buffer each head writes, once a step has begun
-        index_M: where the block of each coarse factor does, in a buffer of the unfinished blocks of all
-        rotation_2PF: what turns the queries, keys and values of all heads, P = 3 * N; None unless positions are rotary
+        index_X: where the block of each coarse factor does, in a buffer of the unfinished blocks of all
+        rotation_2XF: what turns the queries, keys and values of all heads, X = 3 * N; None unless positions are rotary
     """
 
     def __init__(
@@ -79,28 +79,28 @@ class WindowSlots:
         self.groups: list[tuple[int, Slots]] = []
         for size, group in groupby(scales, lambda scale: max(few, wanted[scale])):
             own = list(group)
-            bounds_N3 = position_1.new_tensor([scale.bounds for scale in own for _ in range(scale.heads)])
-            factor_N1, nearest_N1, end_N1 = bounds_N3.split(1, dim=1)
+            bounds = position_1.new_tensor([scale.bounds for scale in own for _ in range(scale.heads)])
+            factor_N1, nearest_N1, end_N1 = bounds.split(1, dim=1)
             seen = partial(visible, factor=factor_N1, nearest=nearest_N1, end=end_N1)
             slots = Slots(position_1, size - 1, like, factor_N1, seen)
-            self.groups.append((len(bounds_N3), slots))
+            self.groups.append((len(bounds), slots))
             self.windows += [(scale.heads, slots) for scale in own]
         self.factors = list(dict.fromkeys(scale.factor for scale in scales if scale.factor > 1))
         # A key is turned by the first position of its block, a value by none.
         factors = [scale.factor for scale in scales for _ in range(scale.heads)]
-        self.factors_P = position_1.new_tensor([*len(factors) * [1], *factors, *len(factors) * [2**62]])
+        self.factors_X = position_1.new_tensor([*len(factors) * [1], *factors, *len(factors) * [2**62]])
         self.rotation = partial(config.rotation, like=like, head_dim=config.dim // config.heads)
-        self.position_1, self.factors_M = position_1, position_1.new_tensor(self.factors)
+        self.position_1, self.coarse_X = position_1, position_1.new_tensor(self.factors)
         sizes = [slots.size for heads, slots in self.groups for _ in range(heads)]
-        self.first_N, self.first_M = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
+        self.first_N, self.first_X = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
 
     def begin(self, phase: int) -> None:
         """Begin a step."""
         for _, slots in self.groups:
             slots.begin(phase)
         self.index_N = self.first_N + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
-        self.index_M = self.first_M + self.position_1 % self.factors_M
-        self.rotation_2PF = self.rotation(self.position_1 // self.factors_P * self.factors_P)
+        self.index_X = self.first_X + self.position_1 % self.coarse_X
+        self.rotation_2XF = self.rotation(self.position_1 // self.factors_X * self.factors_X)
 
 
 class FixedWindows(WindowCache):
@@ -133,7 +133,7 @@ class FixedWindows(WindowCache):
     def join(self, x_B1D: Tensor) -> list[Tensor]:
         """By coarse factor, its block with one more position (B, k, D), finished or not."""
         if self.unfinished:
-            self.blocks.index_copy_(1, self.slots.index_M, x_B1D.expand(-1, len(self.unfinished), -1))
+            self.blocks.index_copy_(1, self.slots.index_X, x_B1D.expand(-1, len(self.unfinished), -1))
         return [block.x for block in self.unfinished]
 
     def step(self, qk: QueryKey, fine: Tensor, coarse: Sequence[Tensor]) -> Tensor:
@@ -142,7 +142,7 @@ class FixedWindows(WindowCache):
         keys, values = zip(*(pair.chunk(2, dim=-1) for pair in (fine[..., width:], *coarse)))
         qkv = qk(torch.cat([fine[..., :width], *keys, *values], dim=-1), heads, heads)
         # Turned as 3 * N positions of one head: (B, 1, 3 * N * H) -> (3, B, N, H)
-        turned = rotate(qkv.view(-1, 3 * heads, qk.head_dim), self.slots.rotation_2PF, 1)
+        turned = rotate(qkv.view(-1, 3 * heads, qk.head_dim), self.slots.rotation_2XF, 1)
         parts = turned.unflatten(1, (3, heads)).transpose(0, 1)
         self.buffer.index_copy_(2, self.slots.index_N, parts[1:])
         queries = parts[0].unsqueeze(2).split(counts, dim=1)

@@ -62,11 +62,6 @@ def test_what_the_command_line_does_not_know_is_one_sentence_that_names_the_near
     assert named in printed.err
 
 
-def test_without_a_command_the_help_is_shown_and_the_exit_code_is_2(capsys):
-    assert cli.main([]) == 2
-    assert "user-dir" in capsys.readouterr().err
-
-
 def test_help_lists_every_command(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--help"])
@@ -88,7 +83,7 @@ def test_the_commands_are_the_files_of_two_rooms_and_each_can_run():
     assert all(callable(importlib.import_module(module).run) for module in cli.COMMANDS.values())
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["plot"], 2), (["plot", "--help"], 0), (["plot", "bars"], 2)])
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["plot"], 2), (["plot", "--help"], 0), (["plot", "bars"], 2)])
 def test_a_first_word_of_several_commands_lists_them(arguments, code, capsys):
     try:
         assert cli.main(arguments) == code
@@ -112,25 +107,11 @@ def test_the_help_of_every_command_is_shown_without_torch_or_fairseq():
     assert run_cli("python", "-c", program).stdout == "all\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("context-shuffle a.pt --limit 1", "--limit must be at least 2, since an interval needs several: got 1"),
-        ("context-shuffle a.pt --json FOLDER", "--json must name a file: FOLDER is a folder"),
-        ("perplexity a.pt --json FOLDER", "--json must name a file: FOLDER is a folder"),
-        ("config haed_wt103 --out FOLDER", "--out must name a file: FOLDER is a folder"),
-        (
-            "context-length --paper --nonsense 3",
-            "--paper prints the paper's models alone: --nonsense must not be given with it",
-        ),
-        ("memory --arch vanilla_lm --fit nan", "--fit must be a number of GiB above 0: got nan"),
-        ("sample-metrics a.pt --temperature nan", "--temperature must be above 0: got nan"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_the_work_and_leaves_nothing(arguments, sentence, tmp_path, capsys):
-    given = [str(tmp_path) if word == "FOLDER" else word for word in arguments.split()]
-    assert cli.main(given) == 2
-    assert capsys.readouterr().err == f"fairseq-ms: {sentence.replace('FOLDER', str(tmp_path))}\n"
+@pytest.mark.parametrize("arguments", ["perplexity a.pt --json", "config haed_wt103 --out"])
+def test_a_folder_in_the_place_of_a_file_is_refused_before_the_work_and_stays_empty(arguments, tmp_path, capsys):
+    assert cli.main([*arguments.split(), str(tmp_path)]) == 2
+    flag = arguments.split()[-1]
+    assert capsys.readouterr().err == f"fairseq-ms: {flag} must name a file: {tmp_path} is a folder\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,6 +22,10 @@ REFUSED = [
     ("context-window MODELS/vanilla/model.pt --contexts 65", "--contexts must lie between 1 and the 64 positions"),
     ("context-window MODELS/vanilla/model.pt --json no/out.json", "--json must lie in a folder that exists"),
     ("context-window MODELS/vanilla/model.pt --png out.jpg", "--png must end in .png"),
+    ("context-shuffle a.pt --limit 1", "--limit must be at least 2"),
+    ("context-length --paper --nonsense 3", "--paper prints the paper's models alone: --nonsense must not be given"),
+    ("memory --arch vanilla_lm --fit nan", "--fit must be a number of GiB above 0: got nan"),
+    ("sample-metrics a.pt --temperature nan", "--temperature must be above 0: got nan"),
     ("perplexity MODELS/bin/dict.txt", "must be a file that fairseq-train wrote"),
 ]
 

@@ -51,7 +51,7 @@ def read_data(data: str) -> np.ndarray:
         if not file.stat().st_size:
             raise ValueError(f"{file} is empty")
     except (ValueError, OSError) as error:
-        raise SystemExit(f"DATA must be a text or the prefix of binarised data: {error}") from None
+        raise SystemExit(f"DATA must be a text or the prefix of binarised data, as DATA/train: {error}") from None
     return np.memmap(file, np.uint8, mode="r")
 
 

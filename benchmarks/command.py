@@ -21,16 +21,12 @@ from fairseq_ms.tools.report import write_json, write_text
 
 def run(args: argparse.Namespace) -> int:
     """List the tables, or measure those named; 0, 1 if a row or a check failed, 130 if it was interrupted."""
-    options = Options(
-        args.device, args.quick, args.rounds, args.clock, 0.0 if args.quick else 0.25, args.threads, args.vocabulary
-    )
+    options = Options(args.device, args.quick, args.rounds, args.clock, 0.0 if args.quick else 0.25, args.threads)
     found = tables(options)
     names = list(found) if args.names == ["all"] else args.names
     unknown = [name for name in names if name not in found]
     if unknown:
         raise UsageError(f"NAME must be all or one of {', '.join(found)}: got {unknown[0]!r}")
-    if args.vocabulary is not None and set(names) - {"training"}:
-        raise UsageError(f"--vocabulary is for training: got it with {' '.join(names)!r}")
     chosen = [found[name] for name in dict.fromkeys(names or ([] if not args.list else list(found)))]
     if args.list:
         print("\n".join(table.key(row) for table in chosen for row in table.rows))

@@ -34,7 +34,6 @@ def facts(options: Options) -> dict[str, object]:
         "quick": options.quick,
         **({} if options.on_gpu else {"cores": os.cpu_count(), "threads": torch.get_num_threads()}),
         **({} if options.clock == "wall" else {"clock": options.clock}),
-        **({} if options.vocabulary is None else {"vocabulary": options.vocabulary}),
     }
 
 

@@ -43,7 +43,6 @@ class Options:
         clock: "wall", or "cpu" for the time that the process had a processor, on machines that others use as well
         least_seconds: work that takes less is done several times in a round, and the time divided
         threads: of a CPU; None for torch's own choice
-        vocabulary: number of symbols in training, where it is not the table's own
     """
 
     device: str = "cpu"
@@ -52,7 +51,6 @@ class Options:
     clock: str = "wall"
     least_seconds: float = 0.25
     threads: int | None = None
-    vocabulary: int | None = None
 
     @property
     def on_gpu(self) -> bool:

@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "measure only rows with this in their names (repeatable)"
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help=help)
     parser.add_argument("--list", action="store_true", help="print the names of all rows, and measure nothing")
-    parser.add_argument("--vocabulary", type=int, metavar="N", help="symbols, in training (default: 8000)")
     parser.add_argument("--report", metavar="FILE", help="write a page of all tables to FILE as well")
     help = "write rows to FILE as they are measured, and go on from there (default: beside the report, as .jsonl)"
     parser.add_argument("--records", metavar="FILE", help=help)
@@ -36,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for every section; the exit code is 1 if a parity check failed."""
-    if args.vocabulary is not None and args.vocabulary < 8:
-        raise UsageError(f"--vocabulary must be at least 8: got {args.vocabulary}")
     report.check_outputs(args)
     root = Path(__file__).resolve().parents[2]
     if not (root / "benchmarks" / "command.py").is_file():

@@ -103,7 +103,6 @@ def test_the_benchmarks_are_the_checkout_s_whatever_else_is_called_so(tmp_path: 
         (["generate", "--json", "no/such/folder/x.json"], "--json must lie in a folder that exists"),
         (["generate", "--report", "no/folder/x.md"], "--report must lie in a folder that exists"),
         (["generate", "--only", "nothing"], "--only must be part of a row's name"),
-        (["generate", "--vocabulary", "9"], "--vocabulary is for training"),
         (["generate", "--device", "cuda"], "--device cuda needs a GPU: torch"),
     ],
 )

@@ -83,7 +83,9 @@ def test_the_commands_are_the_files_of_two_rooms_and_each_can_run():
     assert all(callable(importlib.import_module(module).run) for module in cli.COMMANDS.values())
 
 
-@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["plot"], 2), (["plot", "--help"], 0), (["plot", "bars"], 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"), [([], 2), (["plot"], 2), (["plot", "--help"], 0), (["plot", "bars"], 2)]
+)
 def test_a_first_word_of_several_commands_lists_them(arguments, code, capsys):
     try:
         assert cli.main(arguments) == code

@@ -106,7 +106,7 @@ def train(command: list[str], log: Path, updates: int, title: str) -> None:
 def perplexity(data: Path, folder: Path, split: str, tokens: int, context: int) -> dict[str, float]:
     """What ``fairseq-ms perplexity`` prints of the best checkpoint, in windows that overlap by ``context`` tokens."""
     numbers = folder / f"perplexity-{split}-{tokens}.json"
-    flags = ["--data", data, "--gen-subset", split, "--batch-size", "16", "--cpu", "--json", numbers]
+    flags: list[str | Path] = ["--data", data, "--gen-subset", split, "--batch-size", "16", "--cpu", "--json", numbers]
     windows = ["--tokens-per-sample", str(tokens), "--context-window", str(context)]
     run(numbers.with_suffix(".log"), "perplexity", folder / "checkpoint_best.pt", *flags, *windows)
     found: dict[str, float] = json.loads(numbers.read_text())

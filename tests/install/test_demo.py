@@ -50,7 +50,7 @@ def test_the_demo_prints_its_table_a_text_for_each_prompt_and_what_to_type_next(
         "Return True if",
         "Note that the user",
     ]
-    (written,) = re.findall(r"^  fairseq-ms sample (\S+) ", last, re.MULTILINE)
+    *_, written = re.findall(r"^  fairseq-ms sample (\S+) ", last, re.MULTILINE)
     assert (ROOT / written).is_file()
     assert (tmp_path / "training_curves.png").read_bytes().startswith(b"\x89PNG")
     assert "warning" not in (done.stdout + done.stderr).lower()

@@ -53,6 +53,7 @@ def test_a_closed_pipe_ends_every_command_in_silence(arguments):
     ],
 )
 def test_what_the_command_line_does_not_know_is_one_sentence_that_names_the_nearest(arguments, named, capsys):
+    code: object
     try:
         code = cli.main(arguments.split())
     except SystemExit as end:

@@ -295,7 +295,7 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
         f"tokens, AdamW at {OF_ADAMW:g} of it. Costs of windows that the core does not have are those of a prototype "
         "with dense masks, and in brackets. Losses are in nats, late ones over the second half of a row, seeds side by "
         "side; a tenth is the loss at the end of the best search, to see which orders training turns round; keys are "
-        "what a head remembers, heads and layers averaged. "
+        "what a head remembers, heads and layers averaged; seconds are of a processor that others used, too. "
         f"{hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
     )
     lines = ["# Windows at equal cache", "", *wrapped(about)]

@@ -120,6 +120,7 @@ def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, 
     assert_same_weights(whole, tmp_path / "kept")
 
 
+@pytest.mark.slow
 def test_data_of_fairseqs_older_format_are_read_as_those_of_the_new_one(data: Path, tmp_path: Path) -> None:
     """Whatever flag names it, by several processes at once, which share no place in a file."""
     older = shutil.copytree(data, tmp_path / "older")

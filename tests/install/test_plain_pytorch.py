@@ -53,6 +53,14 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_without_a_gpu_a_model_is_small_where_nothing_else_is_said(text: str, tmp_path: Path) -> None:
+    given = ["--model", "Retina", "--set", "layers=1", "--steps", "1", "--rows", "1", "--out", str(tmp_path / "o")]
+    with patch("torch.cuda.is_available", return_value=False):
+        losses(text, *given)
+    sizes = torch.load(tmp_path / "o" / "checkpoint.pt", weights_only=True)["configuration"]
+    assert (sizes["dim"], sizes["layers"]) == (192, 1)
+
+
 # Sums over four rows in two parts, float32; Muon rounds to eight bits, which another order of sums may tip.
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -111,7 +119,7 @@ FIELD = "--set must be FIELD=JSON of a VanillaConfig: "
     [
         (["--set", "dim=wide"], f"{FIELD}Expecting value"),
         (["--set", "width=8"], f"{FIELD}VanillaConfig.__init__() got an unexpected"),
-        (["--set", "dim=50"], f"{FIELD}heads must divide dim 50: got 12"),
+        (["--set", "dim=50"], f"{FIELD}heads must divide dim 50"),
         (["--rows", "0"], "--length must be 1 to "),
         (["--model", "Model"], "train.py: error: argument --model: invalid choice: 'Model'"),
     ],

@@ -1,16 +1,14 @@
 """Train any model of fairseq_ms.core in a plain PyTorch loop, without fairseq.
 
-    python train.py book.txt --model Retina --set dim=132 ffn_dim=528 heads=12 layers=4 --steps 1000
+    python train.py book.txt --model Retina --steps 1000
     torchrun --nproc-per-node 2 train.py book.txt ...   # shards parameters, gradients and optimizer with fully_shard
 
 DATA is a text, read as bytes, or the prefix of the data that fairseq-ms prepare wrote (data/bin/train); what is
-validated on is its last twentieth, or data/bin/valid. --set takes any field of the model's configuration as
-JSON, scales='[{"factor": 1, "layers": 3}]' for instance. Matrices are trained by Muon, all else by AdamW; a GPU trains
-compiled layers in bfloat16. Models with a memory read on where the last batch ended.
-Called again with the same --out, training continues, on any number of processes. OUT/checkpoint.pt has all of it, its
-tokenizer too, and is what fairseq-ms sample, perplexity and export take. With saved = torch.load("checkpoint.pt",
-weights_only=True), the model is of the class saved["name"], of the sizes saved["configuration"], and loads
-saved["model"].
+validated on is its last twentieth, or data/bin/valid. --set takes any field of the model's configuration as JSON:
+dim=132, scales='[{"factor": 1, "layers": 3}]'; without a GPU, models are small otherwise. Matrices are trained by Muon,
+all else by AdamW; a GPU trains compiled layers in bfloat16. Models with a memory read on where the last batch ended.
+The same command continues a training, on any number of processes. OUT/checkpoint.pt is what fairseq-ms sample,
+perplexity and export take; torch.load has the model's class as "name", sizes as "configuration", weights as "model".
 """
 
 import argparse
@@ -37,6 +35,7 @@ from fairseq_ms.tools import plain
 from fairseq_ms_pipeline import indexed
 
 NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 3e-3, "muon-lr": 0.02, "save-every": 100, "valid-batches": 10}
+SMALL = {"dim": 192, "ffn_dim": 768, "heads": 6, "layers": 4}
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -87,14 +86,15 @@ def main() -> None:
         kept = tokenizer.kept(place if is_text else place.parent)
     except (ValueError, OSError) as error:
         raise SystemExit(f"DATA must lie beside their dictionary: {error}") from None
-    # A text that is too short for a batch of validation is all trained on.
-    held_out = len(train) // 20 if len(train) >= 20 * (args.rows * args.length + 1) and is_text else 0
+    held_out = len(train) // 20 if len(train) >= 20 * (args.rows * args.length + 1) and is_text else 0  # or too few
     train, valid = np.split(train, [len(train) - held_out])
     if not is_text and place.with_name("valid.idx").is_file():
         valid = read_data(str(place.with_name("valid")))
     if not 0 < args.length < len(train) or args.rows < 1 or args.rows % ranks:
         raise SystemExit(f"--length must be 1 to {len(train) - 1}, and --rows a multiple of {ranks} processes")
     settings = {"vocab_size": len(kept["symbols"]), "max_positions": args.length}
+    fields = getattr(core, f"{args.model}Config").__dataclass_fields__
+    settings |= {name: size for name, size in SMALL.items() if name in fields and device.type == "cpu"}
     torch.manual_seed(0)
     try:
         settings |= {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}

@@ -88,15 +88,10 @@ class RetinaAttention(nn.Module):
         ``rotations[k]`` turns the keys of scale k: one a token for 1x, and one a block that these tokens complete.
         """
         fine, coarse = self.project(x_BTD, past)
-        if past is not None and past.one_at_a_time:
-            return self.out(past.step(self.qk, fine, coarse))
-        # Every scale is normalised and rotated. All queries lie in the tensor of 1x; coarse ones have keys and values.
-        queries = [sum(self.heads.values()), *[0] * len(coarse)]
-        turns = [rotations.get(factor) if rotations else None for factor in self.heads]
-        fine, *coarse = map(self.qk, [fine, *coarse], queries, self.heads.values(), turns)
-        windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0, self.qk.sinks)
         if past is not None and past.continues:
-            return self.out(past.attend(windows.heads(fine, *coarse), windows.by_window(self.qk.sinks)))
+            return self.out(past.attend(self, fine, coarse, rotations))
+        fine, *coarse = self.turned(fine, coarse, rotations)
+        windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0, self.qk.sinks)
         if past is not None:
             past.append(windows.heads(fine, *coarse))
         return window_attention_linear(windows, (fine, *coarse), self.out, self.recompute)
@@ -117,6 +112,15 @@ class RetinaAttention(nn.Module):
             else:
                 coarse.append(project(pool(joined[:, :whole])))
         return fine, coarse
+
+    def turned(
+        self, fine: Tensor, coarse: Sequence[Tensor], rotations: Mapping[int, Tensor | None] | None
+    ) -> list[Tensor]:
+        """What ``project`` gives, every scale normalised and rotated."""
+        # All queries lie in the tensor of 1x; coarse ones have keys and values.
+        queries = [sum(self.heads.values()), *[0] * len(coarse)]
+        turns = [rotations.get(factor) if rotations else None for factor in self.heads]
+        return list(map(self.qk, [fine, *coarse], queries, self.heads.values(), turns))
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> WindowCache:
         """An empty one, of the type and on the device of ``like``, with room for texts of ``capacity`` tokens."""
@@ -185,12 +189,7 @@ class WindowCache:
         scales: its windows
         windows: of each, the keys and values that it can see: the last ones, or all through an open one
         unfinished: by coarse factor, the normalised positions that wait to be pooled
-
-    Attributes:
-        one_at_a_time: whether tokens come one at a time, each to its ``step``
     """
-
-    one_at_a_time = False
 
     def __init__(
         self, scales: Sequence[Scale], windows: Sequence[KeyValueCache], unfinished: Sequence[UnfinishedBlock]
@@ -201,10 +200,6 @@ class WindowCache:
     def continues(self) -> bool:
         """Whether there is anything to see before the tokens that come."""
         return self.windows[0].length > 0
-
-    def step(self, qk: QueryKey, fine: Tensor, coarse: Sequence[Tensor]) -> Tensor:
-        """What the query of one more token sees, given what ``RetinaAttention.project`` gives: (B, 1, D)."""
-        raise NotImplementedError
 
     def parts(self) -> list[KeyValueCache | UnfinishedBlock]:
         """Everything that has a row for each text."""
@@ -219,8 +214,17 @@ class WindowCache:
         for window, (_, k_BNCH, v_BNCH) in zip(self.windows, heads):
             window.append(k_BNCH, v_BNCH)
 
-    def attend(self, heads: Sequence[Heads], sinks: Sequence[Tensor | None]) -> Tensor:
-        """Take in new positions, with their queries: what those see, (B, T, D)."""
+    def attend(
+        self,
+        attention: RetinaAttention,
+        fine: Tensor,
+        coarse: Sequence[Tensor],
+        rotations: Mapping[int, Tensor | None] | None,
+    ) -> Tensor:
+        """Take in new positions, as ``RetinaAttention.project`` gives them: what their queries see, (B, T, D)."""
+        windows = LayerWindows(self.scales, attention.head_dim, 0.0, attention.qk.sinks)
+        heads = windows.heads(*attention.turned(fine, coarse, rotations))
+        sinks = windows.by_window(attention.qk.sinks)
         seen = [self.see(*of_window) for of_window in zip(self.windows, self.scales, heads, sinks)]
         return merge_heads(torch.cat(seen, dim=1))
 
@@ -249,6 +253,10 @@ class RetinaState(State):
     def __init__(self, config: RetinaConfig, batch_size: int, caches: list[WindowCache]) -> None:
         super().__init__(config, batch_size)
         self.caches = caches
+
+    def rotations(self, model: Retina, x_BTD: Tensor) -> dict[int, Tensor | None] | None:
+        """What turns queries and keys of the tokens that come (``Retina.rotations``)."""
+        return model.rotations(self.length, x_BTD)
 
     def parts(self) -> Iterable[KeyValueCache | UnfinishedBlock]:
         return [part for cache in self.caches for part in cache.parts()]
@@ -282,8 +290,7 @@ class Retina(LanguageModel):
     def _features(self, tokens_BT: Tensor, state: RetinaState | None) -> Tensor:
         start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
-        # In steps of fixed shapes, windows turn queries and keys themselves.
-        rotations = self._rotations(start, x_BTD) if isinstance(start, int) else None
+        rotations = state.rotations(self, x_BTD) if state is not None else self.rotations(0, x_BTD)
         pasts = state.caches if state is not None else [None] * len(self.layers)
         for layer, past in zip(self.layers, pasts):
             # Each layer pools its own input to every scale (``RetinaAttention.project``).
@@ -292,7 +299,7 @@ class Retina(LanguageModel):
             state.move_on(tokens_BT.size(1))
         return self.norm(x_BTD)
 
-    def _rotations(self, start: int, x_BTD: Tensor) -> dict[int, Tensor | None]:
+    def rotations(self, start: int, x_BTD: Tensor) -> dict[int, Tensor | None]:
         """By factor, the ``rotation_after`` of the blocks that the T tokens after ``start`` others complete."""
         of_scale, factors = self.config.rotation_after, {scale.factor for turn in self.turns for scale in turn}
         return {factor: of_scale(start, x_BTD.size(1), x_BTD, factor, self.head_dim) for factor in factors}
@@ -300,7 +307,7 @@ class Retina(LanguageModel):
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
         """By scale k, the keys and values that its heads in the last layer look at, (B, T // k, 2 * N * H)."""
         x_BTD = self.embed(tokens_BT)
-        rotations = self._rotations(0, x_BTD)
+        rotations = self.rotations(0, x_BTD)
         *first, last = list(self.layers)
         for layer in first:
             x_BTD = layer(x_BTD, None, rotations)

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from fairseq_ms.core.bottomup import BottomUp, BottomUpState
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.layers import QueryKey
 from fairseq_ms.core.ops.attention import merge_heads
 from fairseq_ms.core.ops.rotary import rotate
 from fairseq_ms.core.pooling import Coarser
-from fairseq_ms.core.retina import Retina, RetinaConfig, RetinaState, WindowCache
+from fairseq_ms.core.retina import Retina, RetinaAttention, RetinaConfig, RetinaState, WindowCache
 from fairseq_ms.core.scales import Scale, visible
 from fairseq_ms.core.steps.buffers import (
     BlockReads,
@@ -112,7 +111,7 @@ class FixedWindows(WindowCache):
         like: what positions look like, (1, 1, D)
     """
 
-    one_at_a_time = True
+    continues = True
 
     def __init__(self, cache: WindowCache, slots: WindowSlots, like: Tensor) -> None:
         _, batch_size, _, _, head_dim = cache.windows[0].buffer.shape
@@ -136,7 +135,8 @@ class FixedWindows(WindowCache):
             self.blocks.index_copy_(1, self.slots.index_X, x_B1D.expand(-1, len(self.unfinished), -1))
         return [block.x for block in self.unfinished]
 
-    def step(self, qk: QueryKey, fine: Tensor, coarse: Sequence[Tensor]) -> Tensor:
+    def attend(self, attention: RetinaAttention, fine: Tensor, coarse: Sequence[Tensor], rotations: Any) -> Tensor:
+        qk = attention.qk
         counts, heads = [heads for heads, _ in self.slots.groups], len(self.slots.first_N)
         width = heads * qk.head_dim
         keys, values = zip(*(pair.chunk(2, dim=-1) for pair in (fine[..., width:], *coarse)))
@@ -163,6 +163,9 @@ class FixedRetina(FixedState, RetinaState):
             FixedWindows(cache, slots, like) for cache, slots in zip(growing.caches, cycle(self.places))
         ]
         super().__init__(model.config, batch_size, caches)
+
+    def rotations(self, model: Retina, x_BTD: Tensor) -> None:
+        """None: the places turn queries and keys."""
 
 
 class FixedTopDown(FixedState, TopDownState):

@@ -7,7 +7,6 @@ import gc
 import os
 import platform
 import resource
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,24 +57,20 @@ def prepare(options: Options) -> None:
 
 
 def seconds(work: Work, options: Options, repeats: int = 1) -> float:
-    """How long ``work.run()`` takes, the mean of so many."""
-    if work.before is not None:
-        once = Work(work.run)
-        return statistics.fmean(_prepared(work.before, once, options) for _ in range(repeats))
+    """How long ``work.run()`` takes, the mean of so many; what is to be done before each is not timed."""
     now = {"wall": time.perf_counter, "cpu": time.process_time}[options.clock]
-    device = torch.device(options.device)
-    wait_for(device)
-    gc.collect()
-    began = now()
-    for _ in range(repeats):
-        work.run()
-    wait_for(device)
-    return (now() - began) / repeats
-
-
-def _prepared(before: Callable[[], object], work: Work, options: Options) -> float:
-    before()
-    return seconds(work, options)
+    device, total = torch.device(options.device), 0.0
+    for count in [repeats] if work.before is None else [1] * repeats:
+        if work.before is not None:
+            work.before()
+        wait_for(device)
+        gc.collect()
+        began = now()
+        for _ in range(count):
+            work.run()
+        wait_for(device)
+        total += now() - began
+    return total / repeats
 
 
 def peak(run: Callable[[], object], options: Options) -> int:

@@ -311,18 +311,8 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
             costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
             start = f"{min(run['all'] for run in searches[name]):.3f}" if name in searches else ""
             rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", start, *losses, rate, *costs])
-        header = [
-            "arm",
-            "windows",
-            "keys",
-            "a tenth",
-            "all",
-            "late",
-            "rate",
-            "parameters",
-            "kept, kB a token",
-            "s a step",
-        ]
+        header = ["arm", "windows", "keys", "a tenth", "all", "late", "rate"]
+        header += ["parameters", "kept, kB a token", "s a step"]
         lines += ["", f"## {corpus.capitalize()}", "", *_table(header, rows)]
         at_first = sorted(searches.keys() & runs.keys(), key=lambda name: min(run["all"] for run in searches[name]))
         lines += ["", *wrapped(f"After a tenth of the tokens, the order was: {'; '.join(at_first)}.")]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +42,9 @@ def attend(
     assert not (causal and bias is not None)
     on_cpu = q_BNTH.device.type == "cpu"
     if dropout > 0.0 and recompute and on_cpu and saves():
-        with torch.autocast("cpu", enabled=False):
-            attention = ChunkedAttention(bias, causal, DropoutMasks(dropout), sinks_N=values_of(sinks_N))
-            return _KeepingInputs.apply(attention, q_BNTH, k_BNSH, v_BNSH, sinks_N)
+        attention = ChunkedAttention(bias, causal, DropoutMasks(dropout), sinks_N=sinks_N)
+        own = _Heads(attention, q_BNTH.size(1))
+        return split_heads(Attended.apply(own, None, None, sinks_N, q_BNTH, k_BNSH, v_BNSH), own.heads)
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
     if causal and queries == 1:
         causal = False
@@ -86,11 +87,6 @@ def _attend_with_sinks(
     scale = width**-0.5
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=square, scale=scale)
     return y[:, :, int(square) :, :width]
-
-
-def values_of(sinks_N: Tensor | None) -> Tensor | None:
-    """What an operation that defines its own gradient reads of a parameter."""
-    return None if sinks_N is None else sinks_N.detach()
 
 
 @dataclass(frozen=True)
@@ -223,60 +219,64 @@ class ChunkedAttention:
         return bias_RS.repeat_interleave(self.factor, 0)[:queries] if self.factor > 1 else bias_RS
 
 
-class _KeepingInputs(torch.autograd.Function):
-    """``ChunkedAttention`` to autograd: q, k and v are all that it keeps."""
-
-    @staticmethod
-    def forward(ctx, attention: ChunkedAttention, q, k, v, sinks_N: Tensor | None):
-        ctx.attention = attention
-        ctx.save_for_backward(q, k, v)
-        return attention.forward(q, k, v)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        grad_sinks_N = zeros_like(ctx.attention.sinks_N)
-        return None, *ctx.attention.backward(grad, *ctx.saved_tensors, None, grad_sinks_N), grad_sinks_N
-
-
 def zeros_like(sinks_N: Tensor | None) -> Tensor | None:
     """Where the gradient of sinks is added up, if there are any."""
     return None if sinks_N is None else torch.zeros_like(sinks_N)
 
 
-class _SelfAttentionLinear(torch.autograd.Function):
-    """Causal self-attention and the projection after it, keeping queries, keys and values in one tensor alone."""
+class Attended(torch.autograd.Function):
+    """An attention with a backward of its own, and the projection after it if there is one, keeping the inputs alone.
+
+    ``attention.forward`` gives (B, T, N * H) of the inputs. ``attention.backward`` takes the gradient of that, the
+    inputs, and whether to compute it ``again``: it gives that or None, the gradients of the inputs, and of its sinks.
+    """
 
     @staticmethod
-    def forward(
-        ctx,
-        attention: ChunkedAttention,
-        heads: int,
-        qkv: Tensor,
-        weight_OI: Tensor,
-        bias_O: Tensor | None,
-        sinks_N: Tensor | None,
-    ):
-        ctx.attention, ctx.heads, ctx.has_bias = attention, heads, bias_O is not None
-        ctx.save_for_backward(qkv, weight_OI)
+    def forward(ctx, attention: Any, weight_OI: Tensor | None, bias_O: Tensor | None, sinks_N, *inputs: Tensor):
+        # The sinks are those of the attention: autograd sees them here.
+        ctx.attention, ctx.has_bias = attention, bias_O is not None
+        ctx.save_for_backward(weight_OI, *inputs)
         with torch.autocast("cpu", enabled=False):
-            attended = merge_heads(attention.forward(*split_qkv(qkv, heads)))
-        return F.linear(attended, weight_OI, bias_O)
+            attended = attention.forward(*inputs)
+        return attended if weight_OI is None else F.linear(attended, weight_OI, bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        qkv, weight_OI = ctx.saved_tensors
+        weight_OI, *inputs = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
-            grad_attended = split_heads((grad @ weight_OI.to(grad.dtype)).to(qkv.dtype), ctx.heads)
-            q, k, v = split_qkv(qkv, ctx.heads)
-            out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-            grad_sinks_N = zeros_like(ctx.attention.sinks_N)
-            grads = ctx.attention.backward(grad_attended, q, k, v, out, grad_sinks_N)
-            grad_qkv = torch.empty_like(qkv)
-            for into, own in zip(split_qkv(grad_qkv, ctx.heads), grads):
+            grad_attended = grad if weight_OI is None else (grad @ weight_OI.to(grad.dtype)).to(inputs[0].dtype)
+            attended, grads, grad_sinks_N = ctx.attention.backward(grad_attended, *inputs, again=weight_OI is not None)
+            own = (None, None) if attended is None else weight_gradients(grad, attended, ctx.has_bias)
+        return None, *own, grad_sinks_N, *grads
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """A ``ChunkedAttention`` for ``Attended``, on queries, keys and values (B, N, T, H), or on one tensor of all."""
+
+    attention: ChunkedAttention
+    heads: int
+
+    def parts(self, *inputs: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values, (B, N, T, H) each."""
+        return split_qkv(inputs[0], self.heads) if len(inputs) == 1 else inputs
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return merge_heads(self.attention.forward(*self.parts(*inputs)))
+
+    def backward(
+        self, grad_BTD: Tensor, *inputs: Tensor, again: bool
+    ) -> tuple[Tensor | None, Sequence[Tensor], Tensor | None]:
+        grad_sinks_N, out_BTD = zeros_like(self.attention.sinks_N), torch.empty_like(grad_BTD) if again else None
+        grad, out = (None if x is None else split_heads(x, self.heads) for x in (grad_BTD, out_BTD))
+        grads = self.attention.backward(grad, *self.parts(*inputs), out, grad_sinks_N)
+        if len(inputs) == 1:
+            grad_qkv = torch.empty_like(inputs[0])
+            for into, own in zip(self.parts(grad_qkv), grads):
                 into.copy_(own)
-            return None, None, grad_qkv, *weight_gradients(grad, merge_heads(out), ctx.has_bias), grad_sinks_N
+            grads = (grad_qkv,)
+        return out_BTD, grads, grad_sinks_N
 
 
 def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -305,8 +305,8 @@ def self_attention_linear(
     """
     if recompute and qkv.device.type == "cpu" and saves() and plain(out):
         masks = DropoutMasks(dropout) if dropout > 0.0 else None
-        attention = ChunkedAttention(None, True, masks, sinks_N=values_of(sinks_N))
-        return _SelfAttentionLinear.apply(attention, heads, qkv, out.weight, out.bias, sinks_N)
+        attention = _Heads(ChunkedAttention(None, True, masks, sinks_N=sinks_N), heads)
+        return Attended.apply(attention, out.weight, out.bias, sinks_N, qkv)
     q, k, v = split_qkv(qkv, heads)
     y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute, sinks_N=sinks_N)
     return out(merge_heads(y_BNTH))

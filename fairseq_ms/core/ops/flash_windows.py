@@ -1,8 +1,8 @@
 """Causal windows over rows by torch's flash kernels, on a GPU in half precision.
 
-The kernels have had windows and grouped queries since torch 2.5, but only under private names: what is given to them
-here is compared with what they ask for, once, and what they give on a device with that of plain operations, before it
-is used there. Where either differs, windows go another way.
+The kernels have had windows and grouped queries since torch 2.5, but only under private names: what they give on a
+device is compared with that of plain operations, once, before it is used there. Where it differs, or where they ask for
+other arguments, windows go another way.
 """
 
 from __future__ import annotations
@@ -18,36 +18,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-# What stands before the states of the generator, and what has a name.
-_FIRST = "query key value {}cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
-_NAMED = {"scale", "window_size_left", "window_size_right"}
+
+def _kernel(name: str) -> Callable[..., Any] | None:
+    """One of torch's operations, if it is there."""
+    return getattr(getattr(torch.ops.aten, name, None), "default", None)
 
 
-def _kernel(name: str, first: str, more: int, results: int) -> Callable[..., Any] | None:
-    """One of torch's operations, if it takes these arguments, so many more and a window, and gives so many results."""
-    kernel = getattr(getattr(torch.ops.aten, name, None), "default", None)
-    if kernel is None:
-        return None
-    arguments = kernel._schema.arguments
-    given = [argument.name for argument in arguments if not argument.kwarg_only]
-    named = {argument.name: argument.has_default_value() for argument in arguments if argument.kwarg_only}
-    known = given[:-more] == first.split() and set(named) >= _NAMED and all(named.values())
-    return kernel if known and len(kernel._schema.returns) == results else None
-
-
-# One more says whether to give the mask; two are states, whose names have changed.
-_forward = _kernel("_flash_attention_forward", _FIRST.format(""), 1, 5)
-_backward = _kernel("_flash_attention_backward", "grad_out " + _FIRST.format("out logsumexp "), 2, 3)
-if torch.version.cuda is not None and (_forward is None or _backward is None):
-    warnings.warn(
-        f"torch {torch.__version__} has other flash kernels than fairseq_ms knows: windows are slower on a GPU",
-        stacklevel=2,
-    )
+_forward, _backward = _kernel("_flash_attention_forward"), _kernel("_flash_attention_backward")
 
 
 def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
     """The type in which the kernels take what lies where x does, or None where they do not run."""
-    if not x.is_cuda or torch.version.hip is not None or head_dim > 192 or _forward is None or _backward is None:
+    if not x.is_cuda or torch.version.hip is not None or head_dim > 192:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return dtype if dtype in (torch.float16, torch.bfloat16) and _serves(x.device, dtype) else None

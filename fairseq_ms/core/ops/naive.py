@@ -112,9 +112,8 @@ def flash_forward(
     rows = q_BRGH.size(1)
     assert rest == (None, None, rows, rows, 0.0, True, False)
     scores_BGRS = _windowed_scores(q_BRGH, k_BRNH, scale, **window)
-    v_BGSH = v_BRNH.repeat_interleave(q_BRGH.size(2) // v_BRNH.size(2), 2).transpose(1, 2)
     nothing = 3 * [q_BRGH.new_zeros(0)]
-    return (scores_BGRS.softmax(-1) @ v_BGSH).transpose(1, 2), scores_BGRS.logsumexp(-1), *nothing
+    return (scores_BGRS.softmax(-1) @ _by_query(q_BRGH, v_BRNH)).transpose(1, 2), scores_BGRS.logsumexp(-1), *nothing
 
 
 def flash_backward(
@@ -131,7 +130,7 @@ def flash_backward(
     """Twin of torch's ``_flash_attention_backward`` for the same: the gradients of q, k and v."""
     rows, group = q_BRGH.size(1), q_BRGH.size(2) // k_BRNH.size(2)
     assert rest[:6] == (None, None, rows, rows, 0.0, True)
-    k_BGSH, v_BGSH = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k_BRNH, v_BRNH))
+    k_BGSH, v_BGSH = _by_query(q_BRGH, k_BRNH), _by_query(q_BRGH, v_BRNH)
     grad_BGRH, q_BGRH = grad_BRGH.transpose(1, 2), q_BRGH.transpose(1, 2)
     weights_BGRS = (_windowed_scores(q_BRGH, k_BRNH, scale, **window) - sums_BGR[..., None]).exp()
     own_BGR1 = (grad_BRGH * out_BRGH).sum(-1).transpose(1, 2)[..., None]
@@ -142,12 +141,16 @@ def flash_backward(
     return (grad_scores_BGRS @ k_BGSH).transpose(1, 2), grad_k, grad_v
 
 
+def _by_query(q_BRGH: Tensor, k_BRNH: Tensor) -> Tensor:
+    """Keys or values (B, N, R, H) for every head of the queries, (B, G, R, H)."""
+    return k_BRNH.repeat_interleave(q_BRGH.size(2) // k_BRNH.size(2), 2).transpose(1, 2)
+
+
 def _windowed_scores(
     q_BRGH: Tensor, k_BRNH: Tensor, scale: float, window_size_left: int | None = None, window_size_right: int = 0
 ) -> Tensor:
     """Row r has those of keys r - left .. r."""
-    k_BGSH = k_BRNH.repeat_interleave(q_BRGH.size(2) // k_BRNH.size(2), 2).transpose(1, 2)
     row_R, left = torch.arange(q_BRGH.size(1)), q_BRGH.size(1) if window_size_left is None else window_size_left
     distance_RS = row_R[:, None] - row_R
     seen_RS = (-window_size_right <= distance_RS) & (distance_RS <= left)
-    return (q_BRGH.transpose(1, 2) @ k_BGSH.mT * scale).masked_fill(~seen_RS, -torch.inf)
+    return (q_BRGH.transpose(1, 2) @ _by_query(q_BRGH, k_BRNH).mT * scale).masked_fill(~seen_RS, -torch.inf)

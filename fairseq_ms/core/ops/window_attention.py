@@ -22,12 +22,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from fairseq_ms.core.ops.attention import zeros_like
+from fairseq_ms.core.ops.attention import Attended, zeros_like
 from fairseq_ms.core.ops.flash_windows import precision
-from fairseq_ms.core.ops.linear import weight_gradients
 from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import DropoutMasks, records
 from fairseq_ms.core.ops.window_blocks import Heads, Window
@@ -52,19 +49,19 @@ class LayerWindows:
     ) -> None:
         self.scales, self.head_dim, self.dropout, self.sinks_N = scales, head_dim, dropout, sinks_N
         self.masks: DropoutMasks | None = None
+        # By factor, the heads of its windows.
+        factors = dict.fromkeys(scale.factor for scale in scales)
+        self.counts = [[scale.heads for scale in scales if scale.factor == factor] for factor in factors]
 
     def heads(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
         """By window, views of its queries, keys and values."""
         width = self.head_dim * sum(scale.heads for scale in self.scales)
-        pairs = dict(zip(dict.fromkeys(scale.factor for scale in self.scales), [fine[..., width:], *coarse]))
-        taken, found = dict.fromkeys(pairs, 0), []
-        for scale, q in zip(self.scales, self.split(fine[..., :width])):
-            own = slice(taken[scale.factor], taken[scale.factor] + scale.heads)
-            taken[scale.factor] = own.stop
-            # (B, C, 2 * N * H) -> keys and values, (B, N, C, H) each
-            k, v = pairs[scale.factor].unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)[:, :, own]
-            found.append((q, k, v))
-        return found
+        found: list[Tensor] = []
+        for pair, counts in zip([fine[..., width:], *coarse], self.counts):
+            # (B, C, 2 * N * H) -> by window of the factor, (2, B, N, C, H)
+            both = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
+            found += both.split(counts, dim=2)
+        return [(q, k, v) for q, (k, v) in zip(self.split(fine[..., :width]), found)]
 
     def split(self, x_BTD: Tensor) -> Sequence[Tensor]:
         """(B, T, D) -> by window, (B, N, T, H)."""
@@ -118,36 +115,6 @@ class _OneWindow(LayerWindows):
         return [(q, k, v)]
 
 
-class _Attended(torch.autograd.Function):
-    """``LayerWindows``, and the projection after it if there is one, keeping the inputs alone."""
-
-    @staticmethod
-    def forward(
-        ctx,
-        windows: LayerWindows,
-        weight_OI: Tensor | None,
-        bias_O: Tensor | None,
-        sinks_N: Tensor | None,
-        *inputs: Tensor,
-    ):
-        # The sinks are those of the windows: autograd sees them here.
-        ctx.windows, ctx.has_bias = windows, bias_O is not None
-        ctx.save_for_backward(weight_OI, *inputs)
-        with torch.autocast("cpu", enabled=False):
-            attended = windows.forward(*inputs)
-        return attended if weight_OI is None else F.linear(attended, weight_OI, bias_O)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        weight_OI, *inputs = ctx.saved_tensors
-        grad_attended = grad if weight_OI is None else (grad @ weight_OI.to(grad.dtype)).to(inputs[0].dtype)
-        with torch.autocast("cpu", enabled=False):
-            attended, grads, grad_sinks_N = ctx.windows.backward(grad_attended, *inputs, again=weight_OI is not None)
-        own = (None, None) if attended is None else weight_gradients(grad, attended, ctx.has_bias)
-        return None, *own, grad_sinks_N, *grads
-
-
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, factor: int = 1, near: int = 0, far: int | None = None, dropout: float = 0.0
 ) -> Tensor:
@@ -190,7 +157,7 @@ def window_attention_linear(
     if flash is not None or not (recompute and on_cpu):
         attended = windows.by_autograd(*inputs, flash=flash)
     elif out is not None and records() and plain(out):
-        return _Attended.apply(windows, out.weight, out.bias, windows.sinks_N, *inputs)
+        return Attended.apply(windows, out.weight, out.bias, windows.sinks_N, *inputs)
     else:
-        attended = _Attended.apply(windows, None, None, windows.sinks_N, *inputs)
+        attended = Attended.apply(windows, None, None, windows.sinks_N, *inputs)
     return attended if out is None else out(attended)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.attention import ChunkedAttention, attend, values_of
+from fairseq_ms.core.ops.attention import ChunkedAttention, attend
 from fairseq_ms.core.ops.flash_windows import flash_attention
 from fairseq_ms.core.ops.recompute import DropoutMasks, keep_in_graph
 from fairseq_ms.core.scales import Scale
@@ -149,7 +149,7 @@ class Window:
     def _whole(self) -> ChunkedAttention:
         """For all queries at once."""
         shape = self.factor, self.width if self.width < self.rows else None
-        return ChunkedAttention(None, True, self.masks, (self.place,), *shape, values_of(self.sinks_N))
+        return ChunkedAttention(None, True, self.masks, (self.place,), *shape, self.sinks_N)
 
     def _pieces(self, q: Tensor) -> Iterator[tuple[_Piece, ChunkedAttention]]:
         """Blocks of queries, some at a time, in one row of the batch."""
@@ -166,7 +166,7 @@ class Window:
             for row in range(q.size(0)):
                 piece = _Piece(row, queries, blocks, first, span, self.step)
                 place = self.place, row, start
-                yield piece, ChunkedAttention(bias, False, self.masks, place, sinks_N=values_of(self.sinks_N))
+                yield piece, ChunkedAttention(bias, False, self.masks, place, sinks_N=self.sinks_N)
 
     def band(self, rows: int, like: Tensor) -> Tensor:
         """What the queries of some rows see of the keys from ``width - 1`` before the first row on: a bias (J, S)."""

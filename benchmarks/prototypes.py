@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.layers import LayerConfig, QueryKey, TypedList
+from fairseq_ms.core.config import LayerConfig
+from fairseq_ms.core.layers import QueryKey, TypedList
 from fairseq_ms.core.ops.attention import merge_heads, split_heads
 from fairseq_ms.core.ops.linear import projection
 from fairseq_ms.core.scales import Scale, check_window

@@ -263,7 +263,8 @@ def sweep(cfg: FairseqDataclass, batch: int, lengths: Sequence[int], device: tor
     """Bytes that one layer of full attention keeps and its forward time, by length and scale."""
     import torch
 
-    from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+    from fairseq_ms.core.config import LayerConfig
+    from fairseq_ms.core.layers import TransformerLayer
     from fairseq_ms.lm.config import layer_settings
     from fairseq_ms.tools import training_step
     from fairseq_ms.tools.saved_bytes import saved_bytes

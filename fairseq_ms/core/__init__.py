@@ -19,11 +19,13 @@ The name of a tensor ends in its shape: ``x_BTD`` is (B, T, D). In all of ``core
 and X is any number or shape; (2, T, F) has two rows, cosines and sines.
 """
 
+from fairseq_ms.core.adaptive import Bands
 from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
+from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
-from fairseq_ms.core.model import Bands, CausalModel, LanguageModel, ModelConfig
+from fairseq_ms.core.model import CausalModel, LanguageModel
 from fairseq_ms.core.ops.window_attention import window_attention
 from fairseq_ms.core.optimizers import MuonAndAdamW, matrices_and_others, muon_and_adamw
 from fairseq_ms.core.retina import Retina, RetinaConfig

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
+from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
@@ -125,7 +126,7 @@ class AggregationAttention(nn.Module):
         if self.gate is not None:
             nn.init.zeros_(self.gate)
 
-    def forward(self, x_BTD: Tensor, blocks: Sequence[Tensor], state: BottomUpState | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, state: BottomUpState | None, blocks: Sequence[Tensor]) -> Tensor:
         """x (B, T, D) and the new blocks (B, C, D) of every scale -> (B, T, D)."""
         outputs, start = [], state.position if state is not None else 0
         dropout = self.dropout if self.training else 0.0
@@ -136,10 +137,9 @@ class AggregationAttention(nn.Module):
                 pair = self._keys_and_values(level, blocks[level])
                 outputs.append(see_finished(q_BNTH, *pair, factor, 0, dropout, self.recompute, sinks[level]))
                 continue
-            cache = state.aggregation[level]
             if blocks[level].size(1):
-                cache.append(*self._keys_and_values(level, blocks[level], start))
-            outputs.append(cache.read(q_BNTH, state.length, sinks_N=sinks[level]))
+                state.aggregation[level].append(*self._keys_and_values(level, blocks[level], start))
+            outputs.append(state.see(level, factor, q_BNTH, sinks[level]))
         y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
@@ -183,29 +183,10 @@ def see_finished(
     bias = None
     if length > 1:
         queries = torch.arange(start + blind, start + length, device=q_BNTH.device)[:, None]
-        unfinished = torch.arange(blocks, device=q_BNTH.device) * factor + (factor - 1) > queries
-        bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(unfinished, -torch.inf)
+        finished = Scale(factor).visible(queries, torch.arange(blocks, device=q_BNTH.device))
+        bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(~finished, -torch.inf)
     y_BNTH = attend(q_BNTH[:, :, blind:], k_BNCH, v_BNCH, bias, False, dropout, recompute, sinks_N)
     return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
-
-
-class BlockCache(KeyValueCache):
-    """Keys and values of the finished blocks of ``factor`` tokens; all else is as in a ``KeyValueCache``."""
-
-    def __init__(self, factor: int, batch_size: int, heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
-        super().__init__(batch_size, heads, head_dim, capacity, like)
-        self.factor = factor
-
-    def read(self, q_BNTH: Tensor, start: int, sinks_N: Tensor | None = None) -> Tensor:
-        """What queries at T positions from ``start`` on see, (B, T, N, H)."""
-        return see_finished(q_BNTH, self.keys, self.values, self.factor, start, sinks_N=sinks_N)
-
-
-class AggregationLayer(ResidualLayer):
-    """A transformer layer that reads the blocks of all coarse scales (Multi-scale Transformer LMs, Section 3.3)."""
-
-    attention: AggregationAttention
-    past = 1
 
 
 class BottomUpState(State):
@@ -224,7 +205,7 @@ class BottomUpState(State):
         batch_size: int,
         unfinished: Sequence[UnfinishedBlock],
         coarse: Sequence[Sequence[KeyValueCache]],
-        aggregation: Sequence[BlockCache],
+        aggregation: Sequence[KeyValueCache],
         fine: Sequence[KeyValueCache],
     ) -> None:
         super().__init__(config, batch_size)
@@ -233,6 +214,11 @@ class BottomUpState(State):
     def parts(self) -> Iterable[KeyValueCache | UnfinishedBlock]:
         coarse = [cache for caches in self.coarse for cache in caches]
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
+
+    def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
+        """What queries at the next T tokens see of the blocks of a scale, counted from the finest, (B, T, N, H)."""
+        blocks = self.aggregation[level]
+        return see_finished(q_BNTH, blocks.keys, blocks.values, factor, self.length, sinks_N=sinks_N)
 
 
 class BottomUp(LanguageModel):
@@ -251,7 +237,7 @@ class BottomUp(LanguageModel):
         shared = share_heads(coarse, config.heads)
         attention = AggregationAttention(config, {scale.factor: scale.heads for scale in shared})
         depth = finest.layers + 1
-        self.aggregate = AggregationLayer(config, attention, depth)
+        self.aggregate = ResidualLayer(config, attention, depth)
         self.stack = TransformerStack(config, finest.layers, depth)
         self.reset_parameters()
 
@@ -268,7 +254,7 @@ class BottomUp(LanguageModel):
             past = (state.unfinished[level], state.coarse[level], start) if state is not None else ()
             out_BCD = scale(out_BCD, *past)
             representations[scale.factor] = out_BCD
-        out_BTD = self.aggregate(x_BTD, list(representations.values()), state)
+        out_BTD = self.aggregate(x_BTD, state, list(representations.values()))
         rotation_2TF = self.config.rotation_after(start, tokens_BT.size(1), out_BTD)
         out_BTD = self.stack(out_BTD, state.fine if state is not None else None, rotation_2TF)
         if state is not None:
@@ -291,8 +277,8 @@ class BottomUp(LanguageModel):
     def new_state(self, batch_size: int, capacity: int = 0) -> BottomUpState:
         like, aggregate, capacity = self.embed.like(), self.aggregate.attention, self.room(capacity)
         rooms = [capacity // scale.factor for scale in self.coarse]
-        sizes = zip(aggregate.heads.items(), rooms)
-        blocks = [BlockCache(k, batch_size, heads, aggregate.head_dim, room, like) for (k, heads), room in sizes]
+        sizes = zip(aggregate.heads.values(), rooms)
+        blocks = [KeyValueCache(batch_size, heads, aggregate.head_dim, room, like) for heads, room in sizes]
         blocks[0].before = self.config.last_inputs(batch_size, like)
         return BottomUpState(
             self.config,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.config import ModelConfig
+from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.scales import Scale, check_scales
 from fairseq_ms.core.topdown import TopDownScale, TopDownState

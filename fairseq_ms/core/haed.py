@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.hierarchical.caches import ChunkCaches, Rectangles, RowCache, RowCaches
+from fairseq_ms.core.hierarchical.caches import ChunkCaches, HAEDState, Rectangles, RowCache, RowCaches
 from fairseq_ms.core.hierarchical.chunks import (
     ChunkEncoder,
     ChunkTable,
@@ -27,7 +27,6 @@ from fairseq_ms.core.hierarchical.chunks import (
     Unfinished,
 )
 from fairseq_ms.core.hierarchical.config import HAEDConfig, HREDConfig
-from fairseq_ms.core.hierarchical.state import HAEDState
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.model import CausalModel, start_residuals
 from fairseq_ms.core.ops.linear import ShortConv, projection
@@ -192,22 +191,17 @@ class TransformerDecoder(nn.Module):
 
 def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
     """What both phases of training have: segmentation, chunk encoder and main model."""
-    c, encoding = config, config.dim - config.width_of_positions
+    c = config
     for name, other in (("encoder", "mlp"), ("main", "transformer"), ("decoder", "transformer")):
         if getattr(c, name) not in ("lstm", other):
             raise ValueError(f"{name} must be lstm or {other}: got {getattr(c, name)!r}")
     if c.positions != "learned" and (c.main == "lstm" or c.width_of_positions):
         what = "main" if c.main == "lstm" else "position_dim"
         raise ValueError(f"positions must be learned with {what} {getattr(c, what)}: got {c.positions}")
-    if encoding < 1:
+    if c.width_of_encodings < 1:
         raise ValueError(f"dim must exceed position_dim {c.width_of_positions}: got {c.dim}")
-    encoder: ChunkEncoder
-    if c.encoder == "mlp":
-        encoder = MLPEncoder(c.symbols, c.pad, c.token_dim, encoding, c.encoder_units or 256, c.max_segment_len)
-    else:
-        encoder = LSTMEncoder(c.symbols, c.pad, c.token_dim, encoding, c.encoder_units or 1024)
-    main = TransformerMain(c) if c.main == "transformer" else LSTMMain(c)
-    return Segmentation(c.segmentation, c.max_segment_len, c.separators, c.symbols, c.pad), encoder, main
+    encoder = MLPEncoder(c) if c.encoder == "mlp" else LSTMEncoder(c)
+    return Segmentation(c), encoder, TransformerMain(c) if c.main == "transformer" else LSTMMain(c)
 
 
 def initialise_chunks(module: nn.Module, std: float | None) -> None:

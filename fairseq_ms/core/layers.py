@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import KeyValueCache, LastInputs
-from fairseq_ms.core.checks import check_probability, check_sizes
+from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.config import DOWNSAMPLERS, RESIDUAL_STARTS, LayerConfig, ModelConfig
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import (
-    ACTIVATIONS,
-    NORMS,
-    FeedForward,
-    Norm,
-    ShortConv,
-    norm_heads,
-    norm_linear,
-    projection,
-)
+from fairseq_ms.core.ops.linear import NORMS, activation_linear, norm_heads, norm_linear, projection
 from fairseq_ms.core.ops.plain import ours
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
-from fairseq_ms.core.ops.rotary import beginnings, rotate, rotation
-
-POSITIONS = ("learned", "rotary", "none")
-DOWNSAMPLERS = ("avg", "max", "conv")
-QK_NORMS = (False, True, "scaled")
-RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
-    "normal": lambda depth: 1.0,
-    "scaled": lambda depth: (2 * depth) ** -0.5,
-    "zero": lambda depth: 0.0,
-}
+from fairseq_ms.core.ops.rotary import rotate
 
 M = TypeVar("M", bound=nn.Module)
-S = TypeVar("S", bound="LayerConfig")
 
 
 class TypedList(nn.ModuleList, Generic[M]):
@@ -52,167 +32,22 @@ class TypedList(nn.ModuleList, Generic[M]):
         def __iter__(self) -> Iterator[M]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerConfig:
-    """Sizes and probabilities of transformer layers.
-
-    Attributes:
-        dim: model dimension D
-        ffn_dim: width of the feed-forward block
-        heads: attention heads N
-        head_dim: width H of a head, D / N if not given
-        dropout, attention_dropout, activation_dropout: probabilities
-        activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (see ``ops.linear.FeedForward``)
-        norm: "layer" or "rms"
-        normalize_before: norms stand in front of attention and feed-forward (pre-LN), or after the residual
-            connections (post-LN)
-        qk_norm: an RMS norm of every head's queries and keys, before they are turned; with "scaled", queries are then
-            multiplied by a learned temperature a head, from 1
-        sinks: every head has a key beside those of positions, with a learned score, from 0, and a value of zero: it may
-            attend to nothing
-        short_conv: how many positions before it are added to every normalised input of attention (``ShortConv``)
-        bias: whether the projections of attention and feed-forward have one
-        positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
-            the causal mask and the blocks
-        rotary_base: the slowest pair of channels turns by about 1 / rotary_base a token
-        init_residual: what the weights of projections into the residual stream of L layers are multiplied by before
-            training: 1 ("normal"), 1 / sqrt(2 L) ("scaled") or 0 ("zero")
-        recompute: keep less for backward (see ``ops/README.md``)
-        checkpoint: keep only the input of every layer and run it again in backward
-
-    Raises ValueError for an unknown word and for numbers outside their ranges.
-    """
-
-    dim: int
-    ffn_dim: int
-    heads: int
-    head_dim: int | None = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    activation: str = "gelu"
-    norm: str = "layer"
-    normalize_before: bool = True
-    qk_norm: bool | str = False
-    short_conv: int = 0
-    sinks: bool = False
-    bias: bool = True
-    positions: str = "learned"
-    rotary_base: float = 10000.0
-    init_residual: str = "normal"
-    recompute: bool = True
-    checkpoint: bool = False
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        words: dict[str, Collection[Any]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
-        for name, known in {**words, "init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS}.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, known))}: got {getattr(self, name)}")
-        if self.rotary_base <= 1.0:
-            raise ValueError(f"rotary_base must be above 1: got {self.rotary_base}")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            check_probability(name, getattr(self, name))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The values of all fields, as JSON can hold them."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls: type[S], values: dict[str, Any]) -> S:
-        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
-        types = get_type_hints(cls)
-        return cls(**{name: _restored(value, types.get(name)) for name, value in values.items()})
-
-    @property
-    def width_of_head(self) -> int:
-        """H."""
-        return self.head_dim if self.head_dim is not None else self.dim // self.heads
-
-    def feed_forward(self) -> FeedForward:
-        """The feed-forward block of one layer."""
-        rest = self.activation_dropout, self.norm if self.normalize_before else None, self.recompute, self.bias
-        return FeedForward(self.dim, self.ffn_dim, self.activation, *rest)
-
-    def make_norm(self) -> Norm:
-        """A norm over D."""
-        return NORMS[self.norm](self.dim)
-
-    def norm_before(self) -> Norm | None:
-        """The norm in front of a layer's attention: none in post-LN layers."""
-        return self.make_norm() if self.normalize_before else None
-
-    def short_convolution(self) -> ShortConv | None:
-        """The short convolution after ``norm_before``, or None."""
-        return ShortConv(self.dim, self.short_conv) if self.short_conv else None
-
-    def last_inputs(self, batch_size: int, like: Tensor) -> LastInputs | None:
-        """The empty memory of that convolution for B texts, or None."""
-        taps = self.short_conv
-        return LastInputs(like.new_zeros(batch_size, taps, self.dim)) if taps else None
-
-    def last_norm(self) -> nn.Module:
-        """The norm after the last layer of a pre-LN stack; identity in post-LN, whose layers end in one."""
-        return self.make_norm() if self.normalize_before else nn.Identity()
-
-    def post_norm(self) -> nn.Module:
-        """The norm after a residual connection of a post-LN layer; identity in pre-LN."""
-        return nn.Identity() if self.normalize_before else self.make_norm()
-
-    def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
-        """The ``ops.rotary.rotation`` of T positions, (2, T, H / 2), or of (B, T); None unless they are rotary."""
-        if self.positions != "rotary":
-            return None
-        return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
-
-    def rotation_after(
-        self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
-    ) -> Tensor | None:
-        """The ``rotation`` of the blocks of k tokens that are complete after ``start + count`` tokens, and not before.
-
-        A block is turned by the position of its first token.
-        """
-        rotary = self.positions == "rotary"
-        return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
-
-
-def _restored(value: Any, kind: Any) -> Any:
-    """A field's value from what JSON has of it, where its type names a dataclass or tuples of one."""
-    if isinstance(value, dict):
-        dataclasses: list[Any] = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
-        return dataclasses[0](**value)
-    if isinstance(value, list | tuple) and (inner := [part for part in get_args(kind) if part is not ...]):
-        return tuple(_restored(item, inner[0]) for item in value)
-    return value
-
-
 class TokenEmbedding(nn.Module):
     """Word embedding, plus that of the position where positions are learned, then dropout.
 
     Args:
+        config: width D, dropout, and whether words are multiplied by sqrt(D)
         words: maps (B, T) to (B, T, D): ``nn.Embedding`` or ``AdaptiveInput``
         positions: how many positions there are, or None for no position embedding
-        dim: model dimension D
-        dropout: probability
-        recompute: keep the dropout mask as a seed
-        scale: what words are multiplied by
     """
 
-    def __init__(
-        self,
-        words: nn.Module,
-        positions: int | None,
-        dim: int,
-        dropout: float = 0.0,
-        recompute: bool = True,
-        scale: float = 1.0,
-    ) -> None:
+    def __init__(self, config: ModelConfig, words: nn.Module, positions: int | None) -> None:
         super().__init__()
         self.words = words
-        self.dim = dim
-        self.scale = scale
-        self.drop = Dropout(dropout, recompute)
-        self.positions = nn.Embedding(positions, dim) if positions is not None else None
+        self.dim = config.dim
+        self.scale = config.dim**0.5 if config.scale_embedding else 1.0
+        self.drop = Dropout(config.dropout, config.recompute)
+        self.positions = nn.Embedding(positions, config.dim) if positions is not None else None
 
     def forward(self, tokens_BT: Tensor, start: int | Tensor = 0) -> Tensor:
         """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; of one, start may be a tensor (1,).
@@ -359,6 +194,35 @@ class SelfAttention(nn.Module):
         return cache
 
 
+class FeedForward(nn.Module):
+    """A norm (in pre-LN layers), projection, activation, dropout, projection.
+
+    "swiglu" reads two numbers where others read one, so its I is two thirds of ``ffn_dim``, to the nearest multiple of
+    8: there are as many weights.
+
+    Args:
+        config: widths D and I, activation and its dropout, the norm, and whether projections have a bias
+    """
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        gated = config.activation == "swiglu"
+        width = max(8, 8 * round(config.ffn_dim / 12)) if gated else config.ffn_dim
+        rows = (width, width) if gated else (width,)
+        self.norm = config.norm_before()
+        self.up = projection(config.dim, sum(rows), config.bias, rows)
+        self.down = projection(width, config.dim, config.bias)
+        self.activation = config.activation
+        self.dropout = config.activation_dropout
+        self.recompute = config.recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
+        hidden, _ = norm_linear(x, self.norm, self.up, self.recompute)
+        dropout = self.dropout if self.training else 0.0
+        return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
+
+
 class ResidualLayer(nn.Module):
     """Attention and feed-forward, each beside a residual connection.
 
@@ -367,32 +231,31 @@ class ResidualLayer(nn.Module):
 
     Args:
         config: what it has in common with other layers
-        attention: from (B, T, D) and whatever else it reads to (B, T, D), by a projection ``out`` at its end
+        attention: from (B, T, D), what is before that, if anything, and whatever else it reads to (B, T, D), by a
+            projection ``out`` at its end
         depth: how many layers its residual stream runs through
     """
 
     attention: Any
-    # The index of the cache among the other inputs. The layer runs uncompiled when there is one, or no ``compiled``.
-    past = 0
+    # What runs in the place of ``compute``, if there is one, where nothing is before x.
     compiled: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LayerConfig, attention: nn.Module, depth: int = 1) -> None:
         super().__init__()
         self.attention = attention
-        self.ffn = config.feed_forward()
+        self.ffn = FeedForward(config)
         self.drop = Dropout(config.dropout, config.recompute)
         self.after_attention = config.post_norm()
         self.after_ffn = config.post_norm()
         self.checkpoint = config.checkpoint
         self.residual_start = RESIDUAL_STARTS[config.init_residual](depth)
 
-    def forward(self, x_BTD: Tensor, *inputs: Any) -> Tensor:
-        """x (B, T, D) -> (B, T, D), also of no positions; the other inputs are the attention's."""
+    def forward(self, x_BTD: Tensor, past: Any = None, *inputs: Any) -> Tensor:
+        """x (B, T, D) -> (B, T, D), also of no positions; ``past`` and the other inputs are the attention's."""
         if not x_BTD.size(-2):
             return x_BTD
-        remembers = any(past is not None for past in inputs[self.past : self.past + 1])
-        compute = self.compute if remembers or self.compiled is None else partial(self.compiled, self)
-        return checkpointed(compute, x_BTD, *inputs) if self.checkpoint else compute(x_BTD, *inputs)
+        compute = self.compute if past is not None or self.compiled is None else partial(self.compiled, self)
+        return checkpointed(compute, x_BTD, past, *inputs) if self.checkpoint else compute(x_BTD, past, *inputs)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: all but ``compiled``."""

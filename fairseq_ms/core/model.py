@@ -1,89 +1,25 @@
-"""What every language model here is: a configuration, embedded tokens, features, logits, a loss, and text."""
+"""What every language model here is: embedded tokens, features, logits, a loss, and text."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
+from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import State, Unread
-from fairseq_ms.core.checks import checked_targets, checked_tokens
-from fairseq_ms.core.layers import LayerConfig, ResidualLayer, TokenEmbedding, compile_layers
+from fairseq_ms.core.config import ModelConfig
+from fairseq_ms.core.layers import ResidualLayer, TokenEmbedding, compile_layers
 from fairseq_ms.core.ops.linear import TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
 from fairseq_ms.core.sampling import check_finite, check_sampling, draw
 
 Prompts = TypeVar("Prompts", Tensor, list[Tensor])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig(LayerConfig):
-    """Sizes that every model has.
-
-    Attributes:
-        vocab_size: symbols V
-        output_vocab_size: symbols that are predicted, if they are fewer
-        padding_idx: the symbol whose embedding stays zero
-        max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
-        scale_embedding: multiply embedded words by sqrt(D)
-        tie_embeddings: predict by the word embedding
-        adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
-        tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
-        init_std: standard deviation of the normal distribution that weights start from
-        embedding_init_std: that of word and position embeddings, ``init_std`` if not given
-    """
-
-    vocab_size: int
-    output_vocab_size: int | None = None
-    padding_idx: int | None = None
-    dim: int = 768
-    ffn_dim: int = 3072
-    heads: int = 12
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    max_positions: int = 512
-    scale_embedding: bool = False
-    tie_embeddings: bool = True
-    adaptive_input: Bands | None = None
-    adaptive_softmax: Bands | None = None
-    tie_adaptive_weights: bool = False
-    tie_adaptive_projections: bool = False
-    init_std: float = 0.02
-    embedding_init_std: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        predicted = self.output_vocab_size or self.vocab_size
-        if predicted > self.vocab_size:
-            raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")
-        if self.adaptive_input is not None:
-            self.adaptive_input.check("adaptive_input", self.vocab_size, self.dim, self.padding_idx)
-        if self.adaptive_softmax is not None:
-            self.adaptive_softmax.check("adaptive_softmax", predicted, self.dim)
-        if self.tie_embeddings and self.adaptive_softmax is None:
-            if self.adaptive_input is not None:
-                raise ValueError("tie_embeddings must be False with an adaptive_input that is no adaptive_softmax's")
-            if predicted != self.vocab_size:
-                wanted = f"output_vocab_size must be vocab_size {self.vocab_size} with tie_embeddings"
-                raise ValueError(f"{wanted}: got {predicted}")
-        alike = [(bands.cutoffs, bands.factor) for bands in (self.adaptive_input, self.adaptive_softmax) if bands]
-        for name in ("tie_adaptive_weights", "tie_adaptive_projections"):
-            if getattr(self, name) and (len(alike) < 2 or alike[0] != alike[1]):
-                found = " and ".join(map(str, alike)) or "none"
-                rule = f"{name} needs adaptive_input and adaptive_softmax of the same cutoffs and factor"
-                raise ValueError(f"{rule}: got {found}")
-
-    @property
-    def word_std(self) -> float:
-        """Standard deviation that embeddings start from."""
-        return self.init_std if self.embedding_init_std is None else self.embedding_init_std
 
 
 @contextmanager
@@ -306,9 +242,7 @@ class LanguageModel(CausalModel):
         if config.head_dim is None and config.dim % config.heads:
             raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
         self.config = config
-        scale = config.dim**0.5 if config.scale_embedding else 1.0
-        rest = config.dim, config.dropout, config.recompute, scale
-        self.embed = TokenEmbedding(_words(config), self.max_length(), *rest)
+        self.embed = TokenEmbedding(config, _words(config), self.max_length())
         self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
         self.project: nn.Module | None = None
         if self.adaptive_softmax is None and config.tie_embeddings:
@@ -379,3 +313,23 @@ def _adaptive_softmax(config: ModelConfig, words: nn.Module) -> AdaptiveSoftmax 
         words if config.tie_adaptive_weights else None,  # type: ignore[arg-type]
         config.tie_adaptive_projections,
     )
+
+
+def checked_tokens(tokens_BT: Tensor) -> Tensor:
+    """Tokens (B, T) as int64; ValueError unless they are integers, at least one of them."""
+    if tokens_BT.dim() != 2 or not tokens_BT.numel():
+        raise ValueError(f"tokens must be (B, T) with at least one token: got shape {tuple(tokens_BT.shape)}")
+    return _integers("tokens", tokens_BT)
+
+
+def checked_targets(targets_BT: Tensor, tokens_BT: Tensor) -> Tensor:
+    """Targets as int64; ValueError unless they are integers of the tokens' shape."""
+    if targets_BT.shape != tokens_BT.shape:
+        raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
+    return _integers("targets", targets_BT)
+
+
+def _integers(name: str, x: Tensor) -> Tensor:
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers: got {x.dtype}")
+    return x.long()

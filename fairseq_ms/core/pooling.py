@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.layers import Downsample, LayerConfig
+from fairseq_ms.core.config import LayerConfig
+from fairseq_ms.core.layers import Downsample
 from fairseq_ms.core.ops.linear import ACTIVATIONS, Norm, normalise, own_of, projection
 from fairseq_ms.core.ops.plain import ours, plain
 from fairseq_ms.core.ops.recompute import recomputed

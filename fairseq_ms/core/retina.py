@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
-from fairseq_ms.core.layers import Downsample, LayerConfig, QueryKey, ResidualLayer, TypedList
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.config import LayerConfig, ModelConfig
+from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TypedList
+from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import attend, merge_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_attention_linear
@@ -136,15 +138,6 @@ class RetinaAttention(nn.Module):
         """By factor, what the heads look at: keys beside values, (B, T // k, 2 * N * H), before a rotation."""
         fine, coarse = self.project(x_BTD)
         return dict(zip(self.heads, [fine[..., x_BTD.size(-1) :], *coarse]))
-
-
-class RetinaLayer(ResidualLayer):
-    """``RetinaAttention`` and feed-forward."""
-
-    attention: RetinaAttention
-
-    def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:
-        super().__init__(config, RetinaAttention(config, scales, config.downsampler), config.layers)
 
 
 class SlidingCache(KeyValueCache):
@@ -275,8 +268,8 @@ class Retina(LanguageModel):
             raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
         self.turns = window_turns(config.scales, config.heads, config.layers)
         self.head_dim = config.dim // config.heads
-        of_layers = [self.turns[index % len(self.turns)] for index in range(config.layers)]
-        self.layers = TypedList(RetinaLayer(config, scales) for scales in of_layers)
+        each = (RetinaAttention(config, windows, config.downsampler) for windows in cycle(self.turns))
+        self.layers = TypedList(ResidualLayer(config, next(each), config.layers) for _ in range(config.layers))
         self.norm = config.last_norm()
         self.reset_parameters()
 

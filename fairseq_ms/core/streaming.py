@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
-from fairseq_ms.core.checks import checked_targets, checked_tokens
+from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.model import LanguageModel, checked_targets, checked_tokens
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
@@ -56,15 +56,15 @@ class RelativeAttention(nn.Module):
         """Keys and values (B, N, M, H) of a memory."""
         return heads_of(m_BMD if self.norm is None else self.norm(m_BMD), 0, self.qkv, self.heads)[1:]
 
-    def forward(self, s_BTD: Tensor, m_BMD: Tensor, positions_PD: Tensor, past: SegmentCache | None = None) -> Tensor:
+    def forward(self, s_BTD: Tensor, past: SegmentCache | None, m_BMD: Tensor, positions_PD: Tensor) -> Tensor:
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
 
         Args:
             s_BTD: the segment
-            m_BMD: the memory before it, to which no gradient goes
-            positions_PD: ``sinusoids`` of at least as many keys as there are
             past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
                 takes in those of s; memory and positions are then not read
+            m_BMD: the memory before it, to which no gradient goes
+            positions_PD: ``sinusoids`` of at least as many keys as there are
         """
         dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
         if past is not None:
@@ -93,7 +93,6 @@ class TransformerXLLayer(ResidualLayer):
     """
 
     attention: RelativeAttention
-    past = 2
 
     def __init__(
         self, name: str, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter, depth: int = 1
@@ -153,9 +152,6 @@ class StreamingModel(LanguageModel):
 
     def __init__(self, config: StreamingConfig) -> None:
         super().__init__(config)
-        for name, least in (("segment_len", 1), ("mem_len", 0)):
-            if getattr(config, name) < least:
-                raise ValueError(f"{name} must be at least {least}: got {getattr(config, name)}")
         self.segment_len, self.mem_len = config.segment_len, config.mem_len
         # How many keys a whole segment's attention has, equally many at all scales: the memory's and its own.
         self.window = self.mem_len + self.segment_len

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.checks import check_probability
+from fairseq_ms.core.config import check_probability
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.ops.recompute import draw_uniform
 from fairseq_ms.core.scales import Scale, check_scales
@@ -85,14 +85,14 @@ class TransformerQL(StreamingModel):
                 s = compress(acc_inputs[-1][:, read:], scale.ratio, self.config.compression)  # 19
             for layer in layers:  # 13
                 moving[layer.name] = s  # 7, 15
-                s = layer(s, mems[layer.name], positions, pasts.get(layer.name))  # 14
+                s = layer(s, pasts.get(layer.name), mems[layer.name], positions)  # 14
             s = moving[scale.output] = norm(s)  # 15
             acc_inputs.append(torch.cat([before, s], dim=1))  # 16
         first, start = self._first_kept(), self.lengths[0].done(mems[self.lengths[0].output])
         s = accumulate(acc_inputs[first:], self.lengths[first:], x_BTD.size(1), start)  # 24
         for layer in self.final:  # 28
             moving[layer.name] = s  # 25, 30
-            s = layer(s, mems[layer.name], positions, pasts.get(layer.name))  # 29
+            s = layer(s, pasts.get(layer.name), mems[layer.name], positions)  # 29
         return s, moving
 
     def _first_kept(self) -> int:

@@ -44,7 +44,7 @@ class TransformerXL(StreamingModel):
         s, moving = x_BTD, {}
         for layer in self.layers:
             moving[layer.name] = s
-            s = layer(s, mems[layer.name], positions, pasts.get(layer.name))
+            s = layer(s, pasts.get(layer.name), mems[layer.name], positions)
         return s, moving
 
     def memory_lengths(self) -> dict[str, int]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, State
+from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import TransformerStack
-from fairseq_ms.core.model import LanguageModel, ModelConfig
+from fairseq_ms.core.model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_ms.core.layers import DOWNSAMPLERS, POSITIONS, RESIDUAL_STARTS
+from fairseq_ms.core.config import DOWNSAMPLERS, POSITIONS, RESIDUAL_STARTS
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_ms.core.model import Bands
+from fairseq_ms.core.adaptive import Bands
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart, option, probability
 from fairseq_ms.lm.vocabulary import parse_cutoffs
@@ -235,7 +235,7 @@ def naming_flags(flags: Flags) -> Iterator[None]:
 
 
 def layer_settings(cfg: Any) -> dict[str, Any]:
-    """The fields of ``core.layers.LayerConfig`` by name, from the flags of a model's layers."""
+    """The fields of ``core.config.LayerConfig`` by name, from the flags of a model's layers."""
     own: dict[str, Any] = {}
     if hasattr(cfg, "positions"):
         own = {"positions": str(cfg.positions), "rotary_base": float(cfg.rotary_base)}
@@ -259,7 +259,7 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
 
 
 def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
-    """The fields of ``core.model.ModelConfig`` by name, from the flags that all models share."""
+    """The fields of ``core.config.ModelConfig`` by name, from the flags that all models share."""
     return {
         **layer_settings(cfg),
         "vocab_size": len(source_dictionary),

@@ -2,10 +2,12 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from fairseq_ms.core import HAEDConfig
 from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
 from fairseq_ms.errors import UsageError
 from fairseq_ms.models.haed import HAEDLanguageModel
@@ -45,7 +47,8 @@ def ragged_tokens(rng: random.Random, rows: int, longest: int) -> tuple[torch.Te
 @pytest.mark.parametrize("longest", [1, 2, 3, 12])
 def test_chunks_end_where_a_loop_over_the_past_says(kind: str, longest: int) -> None:
     separators = (4, 2) if kind == "words" else ()
-    segmentation = Segmentation(kind, longest, separators, 9, 1)
+    sizes: dict[str, Any] = {"vocab_size": 9, "padding_idx": 1, "max_segment_len": longest}
+    segmentation = Segmentation(HAEDConfig(segmentation=kind, separators=separators, **sizes))
     rng = random.Random(longest)
     for _ in range(20):
         tokens, lengths = ragged_tokens(rng, 3, rng.randint(1, 40))

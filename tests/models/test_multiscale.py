@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.layers import LayerConfig
+from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.pooling import Coarser, Downsample, Join, right_aligned
 from tests.registry import build, dictionary
 

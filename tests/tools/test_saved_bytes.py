@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.layers import LayerConfig, TransformerStack
+from fairseq_ms.core.config import LayerConfig
+from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.tools.saved_bytes import saved_bytes
 
 

@@ -1,18 +1,21 @@
-"""Attention where sequences have lengths of their own, since chunks end when their tokens say so."""
+"""Attention where sequences have lengths of their own, since chunks end when their tokens say so, and what is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_ms.core.cache import Reorderable, State
+from fairseq_ms.core.hierarchical.chunks import Unfinished
+from fairseq_ms.core.hierarchical.config import HAEDConfig
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.ops.linear import add_before, after_zeros
-from fairseq_ms.core.ops.lstm import RaggedSteps, replaced
+from fairseq_ms.core.ops.lstm import LSTMState, RaggedSteps, replaced
 
 
 @dataclass(frozen=True)
@@ -215,3 +218,24 @@ class ChunkCaches:
         """Row i becomes what row ``order[i]`` was."""
         self.context_BU = self.context_BU.index_select(0, order)
         self.layers.reorder(order)
+
+
+class HAEDState(State):
+    """What main model and chunk decoder know of every row, and the chunk that it is in."""
+
+    def __init__(
+        self,
+        config: HAEDConfig,
+        main: RowCaches | LSTMState,
+        decoder: LSTMState | ChunkCaches,
+        unfinished: Unfinished,
+    ) -> None:
+        super().__init__(config, unfinished.place_B.numel())
+        self.main, self.decoder, self.unfinished = main, decoder, unfinished
+
+    def parts(self) -> Iterable[Reorderable]:
+        return self.main, self.decoder, self.unfinished
+
+    def move_on(self, count: int, ended_B: Tensor | None = None) -> None:
+        """Count tokens that have been read; with them, chunks of some rows may have ended."""
+        super().move_on(count)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_ms.core.hierarchical.config import HAEDConfig
 from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps, replaced
 from fairseq_ms.core.ops.plain import table
 
@@ -153,36 +154,27 @@ class Unfinished:
 class Segmentation(nn.Module):
     """Split a token stream into chunks that end causally (HAED, Section 4 and Appendix A).
 
-    ``words`` ends a chunk after a separator symbol or after ``max_length`` tokens, ``fixed`` after every ``max_length``
-    tokens. The first token of a sequence is a chunk by itself: it is what is known before anything is predicted, so
-    the chunks after it are chunks of *predicted* tokens and, with pixels, fall on whole pixels.
+    ``words`` ends a chunk after a separator symbol or after L tokens, ``fixed`` after every L tokens. The first token
+    of a sequence is a chunk by itself: it is what is known before anything is predicted, so the chunks after it are
+    chunks of *predicted* tokens and, with pixels, fall on whole pixels.
 
-    Args:
-        kind: ``words`` or ``fixed``.
-        max_length: the greatest number of tokens in a chunk, at least 1.
-        separators: indices of the symbols that end a word; needed by ``words``, not allowed with ``fixed``.
-        vocabulary: number of symbols V.
-        pad: index of the padding symbol.
-
-    Raises:
-        ValueError: for a kind, length or set of separators outside these rules.
+    Raises ValueError for a kind and separators that do not go together.
     """
 
-    def __init__(self, kind: str, max_length: int, separators: tuple[int, ...], vocabulary: int, pad: int) -> None:
+    def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
+        kind, separators = config.segmentation, config.separators
         if kind not in ("words", "fixed"):
             raise ValueError(f"segmentation must be words or fixed: got {kind!r}")
         if kind == "fixed" and separators:
             raise ValueError(f"separators have no meaning with fixed segmentation: got {separators}")
         if kind == "words" and not separators:
             raise ValueError("separators must name the symbols that end a word: got none")
-        if not all(0 <= symbol < vocabulary and symbol != pad for symbol in separators):
-            known = f"symbols from 0 to {vocabulary - 1}, none of them padding"
+        if not all(0 <= symbol < config.symbols and symbol != config.pad for symbol in separators):
+            known = f"symbols from 0 to {config.symbols - 1}, none of them padding"
             raise ValueError(f"separators must be {known}: got {separators}")
-        self.kind = kind
-        self.max_length = max_length
-        self.pad = pad
-        self.separators = separators
+        self.kind, self.separators = kind, separators
+        self.max_length, self.pad = config.max_segment_len, config.pad
 
     def forward(self, tokens_BT: Tensor, unfinished: Unfinished | None = None) -> ChunkTable:
         """The chunks of a batch of tokens: of whole texts, or what one more token each adds to ``unfinished`` ones.
@@ -252,20 +244,12 @@ class ChunkEncoder(nn.Module, ABC):
 
     Equal chunks have equal encodings, so a batch is encoded once per *different* chunk. An encoding with more units
     than E keeps the first E of them, one with fewer is filled up with zeros, as in the paper.
-
-    Args:
-        vocabulary: number of symbols V.
-        pad: index of the padding symbol, whose embedding is zero.
-        embed_dim: width of a token's embedding.
-        out_dim: E.
     """
 
-    def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int) -> None:
+    def __init__(self, config: HAEDConfig) -> None:
         super().__init__()
-        self.pad = pad
-        self.symbols = vocabulary
-        self.out_dim = out_dim
-        self.embed = nn.Embedding(vocabulary, embed_dim, padding_idx=pad)
+        self.pad, self.symbols, self.out_dim = config.pad, config.symbols, config.width_of_encodings
+        self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
 
     def forward(self, tokens_WL: Tensor, fixed: bool = False) -> Tensor:
         """(W, L) tokens, padded on the right, to (W, E) encodings; of ``fixed`` shapes, whatever the tokens are."""
@@ -292,9 +276,10 @@ class ChunkEncoder(nn.Module, ABC):
 class MLPEncoder(ChunkEncoder):
     """The L embeddings in a row, then two layers with ReLU."""
 
-    def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int, units: int, length: int) -> None:
-        super().__init__(vocabulary, pad, embed_dim, out_dim)
-        self.first = nn.Linear(length * embed_dim, units)
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__(config)
+        units = config.encoder_units or 256
+        self.first = nn.Linear(config.max_segment_len * config.token_dim, units)
         self.second = nn.Linear(units, units)
 
     def units(self, tokens_YL: Tensor) -> Tensor:
@@ -305,9 +290,9 @@ class MLPEncoder(ChunkEncoder):
 class LSTMEncoder(ChunkEncoder):
     """The hidden state of an LSTM after the last token of the chunk."""
 
-    def __init__(self, vocabulary: int, pad: int, embed_dim: int, out_dim: int, units: int) -> None:
-        super().__init__(vocabulary, pad, embed_dim, out_dim)
-        self.lstm = LSTM(embed_dim, 0, units)
+    def __init__(self, config: HAEDConfig) -> None:
+        super().__init__(config)
+        self.lstm = LSTM(config.token_dim, 0, config.encoder_units or 1024)
 
     def units(self, tokens_YL: Tensor) -> Tensor:
         inside_YL = self._inside(tokens_YL)

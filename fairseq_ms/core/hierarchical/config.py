@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairseq_ms.core.layers import LayerConfig
+from fairseq_ms.core.config import LayerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,11 @@ class HAEDConfig(LayerConfig):
         """Of the position embedding of chunks."""
         default = 100 if self.main == "transformer" and self.positions == "learned" else 0
         return default if self.position_dim is None else self.position_dim
+
+    @property
+    def width_of_encodings(self) -> int:
+        """E: what the positions leave of ``dim``."""
+        return self.dim - self.width_of_positions
 
     @property
     def longest_text(self) -> int | None:

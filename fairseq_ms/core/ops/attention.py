@@ -269,8 +269,9 @@ class _Heads:
         self, grad_BTD: Tensor, *inputs: Tensor, again: bool
     ) -> tuple[Tensor | None, Sequence[Tensor], Tensor | None]:
         grad_sinks_N, out_BTD = zeros_like(self.attention.sinks_N), torch.empty_like(grad_BTD) if again else None
-        grad, out = (None if x is None else split_heads(x, self.heads) for x in (grad_BTD, out_BTD))
-        grads = self.attention.backward(grad, *self.parts(*inputs), out, grad_sinks_N)
+        out = None if out_BTD is None else split_heads(out_BTD, self.heads)
+        q, k, v = self.parts(*inputs)
+        grads: Sequence[Tensor] = self.attention.backward(split_heads(grad_BTD, self.heads), q, k, v, out, grad_sinks_N)
         if len(inputs) == 1:
             grad_qkv = torch.empty_like(inputs[0])
             for into, own in zip(self.parts(grad_qkv), grads):

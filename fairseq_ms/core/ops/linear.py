@@ -91,50 +91,6 @@ class TiedOutput(nn.Module):
         return F.linear(x_BTD, self.weight)
 
 
-class FeedForward(nn.Module):
-    """A norm (in pre-LN layers), projection, activation, dropout, projection.
-
-    "swiglu" reads two numbers where others read one, so its I is two thirds of ``ffn_dim``, to the nearest multiple of
-    8: there are as many weights.
-
-    Args:
-        dim: model dimension D
-        ffn_dim: width I between the two projections
-        activation: a key of ``ACTIVATIONS``
-        dropout: probability of dropping an activation
-        norm: a key of ``NORMS``, or None for no norm
-        recompute: keep less for backward
-        bias: whether the projections have one
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        ffn_dim: int,
-        activation: str,
-        dropout: float,
-        norm: str | None = "layer",
-        recompute: bool = True,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        gated = activation == "swiglu"
-        width = max(8, 8 * round(ffn_dim / 12)) if gated else ffn_dim
-        self.norm = NORMS[norm](dim) if norm is not None else None
-        rows = (width, width) if gated else (width,)
-        self.up = projection(dim, sum(rows), bias, rows)
-        self.down = projection(width, dim, bias)
-        self.activation = activation
-        self.dropout = dropout
-        self.recompute = recompute
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> (..., D)."""
-        hidden, _ = norm_linear(x, self.norm, self.up, self.recompute)
-        dropout = self.dropout if self.training else 0.0
-        return activation_linear(hidden, self.activation, dropout, self.down, self.recompute)
-
-
 def own_of(norm: Norm) -> list[Tensor]:
     """The weight (D,) of a norm and its bias, if it is of a kind that has one."""
     return [norm.weight] if isinstance(norm, nn.RMSNorm) else [norm.weight, norm.bias]

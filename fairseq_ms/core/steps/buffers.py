@@ -121,9 +121,9 @@ class FixedCache(KeyValueCache):
         # (B, 1, 3 * N * H) -> (3, B, N, 1, H)
         parts = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
         self.buffer.index_copy_(3, self.slots.index_1, parts[1:])
-        return merge_heads(self.read(parts[0], sinks_N=sinks_N))
+        return merge_heads(self.read(parts[0], sinks_N))
 
-    def read(self, q_BN1H: Tensor, *_: Any, sinks_N: Tensor | None = None) -> Tensor:
+    def read(self, q_BN1H: Tensor, sinks_N: Tensor | None = None) -> Tensor:
         """What the query of this step sees, (B, N, 1, H); zero if that is nothing. Its slots say the rest."""
         return attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
 
@@ -215,11 +215,3 @@ class FixedState(State):
         mine: Iterable[Any] = self.parts()
         for part, own in zip(mine, state.parts(), strict=True):
             part.load(own)
-
-
-class BlockReads(FixedCache):
-    """The ``FixedCache`` of a ``BlockCache``."""
-
-    def read(self, q_BN1H: Tensor, *_: Any, sinks_N: Tensor | None = None) -> Tensor:
-        """What the query of this step sees, (B, 1, N, H)."""
-        return super().read(q_BN1H, sinks_N=sinks_N).transpose(1, 2)

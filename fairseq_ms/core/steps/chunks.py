@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.haed import HAED
-from fairseq_ms.core.hierarchical.caches import ChunkCaches, RowCaches
+from fairseq_ms.core.hierarchical.caches import ChunkCaches, HAEDState, RowCaches
 from fairseq_ms.core.hierarchical.chunks import Unfinished
-from fairseq_ms.core.hierarchical.state import HAEDState
 from fairseq_ms.core.ops.lstm import replaced
 from fairseq_ms.core.steps.buffers import FixedState
 

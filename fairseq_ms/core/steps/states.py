@@ -18,7 +18,6 @@ from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.retina import Retina, RetinaAttention, RetinaConfig, RetinaState, WindowCache
 from fairseq_ms.core.scales import Scale, visible
 from fairseq_ms.core.steps.buffers import (
-    BlockReads,
     FixedBlock,
     FixedCache,
     FixedRows,
@@ -147,7 +146,7 @@ class FixedWindows(WindowCache):
         self.buffer.index_copy_(2, self.slots.index_N, parts[1:])
         queries = parts[0].unsqueeze(2).split(counts, dim=1)
         sinks = qk.sinks.split(counts) if qk.sinks is not None else [None] * len(counts)
-        seen = [group.read(q, sinks_N=own) for group, q, own in zip(self.groups, queries, sinks)]
+        seen = [group.read(q, own) for group, q, own in zip(self.groups, queries, sinks)]
         return merge_heads(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])
 
 
@@ -206,9 +205,13 @@ class FixedBottomUp(FixedState, BottomUpState):
         self.places = [*blocks, *coarse, *seen, fine]
         unfinished: Any = [FixedBlock(*pair) for pair in zip(growing.unfinished, blocks)]
         layers = [[FixedCache(cache, slots) for cache in own] for own, slots in zip(growing.coarse, coarse)]
-        aggregation: Any = [BlockReads(*pair) for pair in zip(growing.aggregation, seen)]
+        aggregation = [FixedCache(*pair) for pair in zip(growing.aggregation, seen)]
         rest = [FixedCache(cache, fine) for cache in growing.fine]
         super().__init__(model.config, batch_size, unfinished, layers, aggregation, rest)
+
+    def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
+        blocks: Any = self.aggregation[level]
+        return blocks.read(q_BNTH, sinks_N).transpose(1, 2)
 
     def kind(self, length: int) -> int:
         # The last position of the greatest block that ends, or of none.

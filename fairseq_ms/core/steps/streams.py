@@ -64,6 +64,7 @@ class _FixedStreams(FixedState):
     Args:
         model: whose state it is
         batch_size: B
+        growing: the caches of all layers, as a ``StreamState`` has them
         lengths: by the names of what moves into the memory, how many states a whole segment has of it
 
     Attributes:
@@ -74,9 +75,9 @@ class _FixedStreams(FixedState):
 
     caches: dict[str, Any]
 
-    def __init__(self, model: Any, batch_size: int, lengths: dict[str, int]) -> None:
+    def __init__(self, model: Any, batch_size: int, growing: dict[str, SegmentCache], lengths: dict[str, int]) -> None:
         super().__init__(model.config, batch_size)
-        self.model, self.done = model, 0
+        self.model, self.growing, self.done = model, growing, 0
         self.mems = {name: FixedRows(x.clone()) for name, x in model.new_memory(batch_size).states.items()}
         shapes = {name: (batch_size, count, model.config.dim) for name, count in lengths.items()}
         self.moving = {name: FixedRows(model.u.new_zeros(shape)) for name, shape in shapes.items()}
@@ -99,6 +100,10 @@ class _FixedStreams(FixedState):
             if state.done:
                 moving = state.moving[name]
                 self.moving[name].x[:, : moving.size(1)].copy_(moving)
+        positions_PD = self.model.sinusoids()
+        for layer in self.model.memory_layers():
+            # The weights may be others than they were.
+            self.growing[layer.name].r_PNH.copy_(layer.attention.project(positions_PD))
 
     def begin_segment(self) -> None:
         """Have the caches begin after the memory."""
@@ -122,7 +127,7 @@ class FixedStream(_FixedStreams):
 
     def __init__(self, model: StreamingModel, batch_size: int, capacity: int) -> None:
         caches = model.segment_caches(batch_size)
-        super().__init__(model, batch_size, dict.fromkeys(caches, model.segment_len))
+        super().__init__(model, batch_size, caches, dict.fromkeys(caches, model.segment_len))
         self.past = model.window - model.segment_len
         self.position_1 = torch.full((1,), self.past, device=model.u.device)
         self.places = [slots := SegmentSlots(self.position_1, model.window, model.u)]
@@ -140,13 +145,8 @@ class FixedStream(_FixedStreams):
         super().load(state)
         self.position_1.fill_(self.past + state.done)
         self.begin_segment()
-        positions_PD = self.model.sinusoids()
-        for layer in self.model.memory_layers():
-            cache = self.caches[layer.name]
-            # The weights may be others than they were.
-            cache.cache.r_PNH.copy_(layer.attention.project(positions_PD))
-            if state.done:
-                cache.load(state.caches[layer.name])
+        for name, cache in self.caches.items() if state.done else ():
+            cache.load(state.caches[name])
 
     @torch.no_grad()
     def step(self, model: StreamingModel, tokens_B1: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ class PhasedStream(_FixedStreams):
     """
 
     def __init__(self, model: TransformerQL, batch_size: int, capacity: int) -> None:
-        super().__init__(model, batch_size, model.done(model.segment_len))
-        self.position_1 = torch.zeros(1, dtype=torch.long, device=model.u.device)
         self.caches = model.segment_caches(batch_size)
+        super().__init__(model, batch_size, self.caches, model.done(model.segment_len))
+        self.position_1 = torch.zeros(1, dtype=torch.long, device=model.u.device)
 
     def parts(self) -> Iterable[Reorderable]:
         buffers = [FixedRows(cache.buffer.transpose(0, 1)) for cache in self.caches.values()]
@@ -184,14 +184,8 @@ class PhasedStream(_FixedStreams):
     @torch.no_grad()
     def load(self, state: Any) -> None:
         super().load(state)
-        positions_PD = self.model.sinusoids()
-        for layer in self.model.memory_layers():
-            cache = self.caches[layer.name]
-            # The weights may be others than they were.
-            cache.r_PNH.copy_(layer.attention.project(positions_PD))
-            if state.done:
-                kept, count = state.caches[layer.name].kept()
-                cache.buffer[:, :, :, :count].copy_(kept)
+        for name, cache in self.caches.items() if state.done else ():
+            cache.begin(*state.caches[name].kept()[0])
 
     @torch.no_grad()
     def step(self, model: TransformerQL, tokens_B1: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_ms.core.layers import LayerConfig, SelfAttention
+from fairseq_ms.core.config import LayerConfig
+from fairseq_ms.core.layers import SelfAttention
 from fairseq_ms.core.ops import attention as module
 from fairseq_ms.core.ops import naive, recompute
 from fairseq_ms.core.ops.attention import (

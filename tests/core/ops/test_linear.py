@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.cache import LastInputs
+from fairseq_ms.core.config import LayerConfig
+from fairseq_ms.core.layers import FeedForward
 from fairseq_ms.core.ops import naive
 from fairseq_ms.core.ops.linear import (
     ACTIVATIONS,
     NORMS,
-    FeedForward,
     Norm,
     ShortConv,
     activation_linear,
@@ -94,7 +95,7 @@ def test_a_convolution_in_pieces_knows_what_was_before(taps: int) -> None:
 @pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_input_under_autocast_is_normalised_again_in_the_type_that_it_was(dtype: torch.dtype, kind: str) -> None:
-    block = FeedForward(24, 48, "gelu", 0.0, kind)
+    block = FeedForward(LayerConfig(dim=24, ffn_dim=48, heads=1, norm=kind))
     x = torch.randn(2, 9, 24).to(dtype).requires_grad_()
     inputs, both = [x, *block.parameters()], []
     for block.recompute in (True, False):
@@ -111,7 +112,7 @@ def test_an_input_under_autocast_is_normalised_again_in_the_type_that_it_was(dty
 def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(
     p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = FeedForward(6, 10, "gelu", p).double()
+    block = FeedForward(LayerConfig(dim=6, ffn_dim=10, heads=1, activation_dropout=p)).double()
     x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, *block.parameters()]
     monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)

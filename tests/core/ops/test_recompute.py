@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fairseq_ms.core.layers import LayerConfig, TransformerLayer
+from fairseq_ms.core.config import LayerConfig
+from fairseq_ms.core.layers import TransformerLayer
 from fairseq_ms.core.ops.recompute import (
     draw_seed,
     draw_uniform,

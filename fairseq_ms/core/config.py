@@ -1,0 +1,236 @@
+"""The sizes of layers and models, and what is refused of them in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from torch import Tensor, nn
+
+from fairseq_ms.core.adaptive import Bands
+from fairseq_ms.core.cache import LastInputs
+from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, Norm, ShortConv
+from fairseq_ms.core.ops.rotary import beginnings, rotation
+
+POSITIONS = ("learned", "rotary", "none")
+DOWNSAMPLERS = ("avg", "max", "conv")
+QK_NORMS = (False, True, "scaled")
+RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
+    "normal": lambda depth: 1.0,
+    "scaled": lambda depth: (2 * depth) ** -0.5,
+    "zero": lambda depth: 0.0,
+}
+# Of whole numbers; all others are at least 1.
+_OF_MEMORIES = ("mem_len", "compressed_mem_len", "output_layers")
+MAY_BE_ZERO = ("padding_idx", "max_positions", "position_dim", "short_conv", *_OF_MEMORIES)
+
+S = TypeVar("S", bound="LayerConfig")
+
+
+def check_sizes(config: Any) -> None:
+    """Raise ValueError for a whole number of a dataclass that is too small; its lists become tuples."""
+    for field in fields(config):
+        value, least = getattr(config, field.name), int(field.name not in MAY_BE_ZERO)
+        if isinstance(value, list):
+            object.__setattr__(config, field.name, tuple(value))
+        elif str(field.type).startswith("int") and value is not None and value < least:
+            raise ValueError(f"{field.name} must be at least {least}: got {value}")
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise ValueError unless it is at least 0 and below 1."""
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be at least 0 and below 1: got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """Sizes and probabilities of transformer layers.
+
+    Attributes:
+        dim: model dimension D
+        ffn_dim: width of the feed-forward block
+        heads: attention heads N
+        head_dim: width H of a head, D / N if not given
+        dropout, attention_dropout, activation_dropout: probabilities
+        activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (``layers.FeedForward``)
+        norm: "layer" or "rms"
+        normalize_before: norms stand in front of attention and feed-forward (pre-LN), or after the residual
+            connections (post-LN)
+        qk_norm: an RMS norm of every head's queries and keys, before they are turned; with "scaled", queries are then
+            multiplied by a learned temperature a head, from 1
+        sinks: every head has a key beside those of positions, with a learned score, from 0, and a value of zero: it may
+            attend to nothing
+        short_conv: how many positions before it are added to every normalised input of attention (``ShortConv``)
+        bias: whether the projections of attention and feed-forward have one
+        positions: "learned" ones are added to the tokens, "rotary" ones turn queries and keys, "none" leaves order to
+            the causal mask and the blocks
+        rotary_base: the slowest pair of channels turns by about 1 / rotary_base a token
+        init_residual: what the weights of projections into the residual stream of L layers are multiplied by before
+            training: 1 ("normal"), 1 / sqrt(2 L) ("scaled") or 0 ("zero")
+        recompute: keep less for backward (see ``ops/README.md``)
+        checkpoint: keep only the input of every layer and run it again in backward
+
+    Raises ValueError for an unknown word and for numbers outside their ranges.
+    """
+
+    dim: int
+    ffn_dim: int
+    heads: int
+    head_dim: int | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    activation: str = "gelu"
+    norm: str = "layer"
+    normalize_before: bool = True
+    qk_norm: bool | str = False
+    short_conv: int = 0
+    sinks: bool = False
+    bias: bool = True
+    positions: str = "learned"
+    rotary_base: float = 10000.0
+    init_residual: str = "normal"
+    recompute: bool = True
+    checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        words: dict[str, Collection[Any]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
+        for name, known in {**words, "init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, known))}: got {getattr(self, name)}")
+        if self.rotary_base <= 1.0:
+            raise ValueError(f"rotary_base must be above 1: got {self.rotary_base}")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            check_probability(name, getattr(self, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of all fields, as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[S], values: dict[str, Any]) -> S:
+        """The inverse of ``to_dict``, from JSON too; raises TypeError for a name that the class does not have."""
+        types = get_type_hints(cls)
+        return cls(**{name: _restored(value, types.get(name)) for name, value in values.items()})
+
+    @property
+    def width_of_head(self) -> int:
+        """H."""
+        return self.head_dim if self.head_dim is not None else self.dim // self.heads
+
+    def make_norm(self) -> Norm:
+        """A norm over D."""
+        return NORMS[self.norm](self.dim)
+
+    def norm_before(self) -> Norm | None:
+        """The norm in front of attention and of feed-forward: none in post-LN layers."""
+        return self.make_norm() if self.normalize_before else None
+
+    def short_convolution(self) -> ShortConv | None:
+        """The short convolution after ``norm_before``, or None."""
+        return ShortConv(self.dim, self.short_conv) if self.short_conv else None
+
+    def last_inputs(self, batch_size: int, like: Tensor) -> LastInputs | None:
+        """The empty memory of that convolution for B texts, or None."""
+        taps = self.short_conv
+        return LastInputs(like.new_zeros(batch_size, taps, self.dim)) if taps else None
+
+    def last_norm(self) -> nn.Module:
+        """The norm after the last layer of a pre-LN stack; identity in post-LN, whose layers end in one."""
+        return self.make_norm() if self.normalize_before else nn.Identity()
+
+    def post_norm(self) -> nn.Module:
+        """The norm after a residual connection of a post-LN layer; identity in pre-LN."""
+        return nn.Identity() if self.normalize_before else self.make_norm()
+
+    def rotation(self, positions: range | Tensor, like: Tensor, head_dim: int | None = None) -> Tensor | None:
+        """The ``ops.rotary.rotation`` of T positions, (2, T, H / 2), or of (B, T); None unless they are rotary."""
+        if self.positions != "rotary":
+            return None
+        return rotation(positions, head_dim or self.width_of_head, self.rotary_base, like)
+
+    def rotation_after(
+        self, start: int | Tensor, count: int, like: Tensor, factor: int = 1, head_dim: int | None = None
+    ) -> Tensor | None:
+        """The ``rotation`` of the blocks of k tokens that are complete after ``start + count`` tokens, and not before.
+
+        A block is turned by the position of its first token.
+        """
+        rotary = self.positions == "rotary"
+        return self.rotation(beginnings(start, count, factor), like, head_dim) if rotary else None
+
+
+def _restored(value: Any, kind: Any) -> Any:
+    """A field's value from what JSON has of it, where its type names a dataclass or tuples of one."""
+    if isinstance(value, dict):
+        dataclasses: list[Any] = [part for part in (kind, *get_args(kind)) if is_dataclass(part)]
+        return dataclasses[0](**value)
+    if isinstance(value, list | tuple) and (inner := [part for part in get_args(kind) if part is not ...]):
+        return tuple(_restored(item, inner[0]) for item in value)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(LayerConfig):
+    """Sizes that every model has.
+
+    Attributes:
+        vocab_size: symbols V
+        output_vocab_size: symbols that are predicted, if they are fewer
+        padding_idx: the symbol whose embedding stays zero
+        max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
+        scale_embedding: multiply embedded words by sqrt(D)
+        tie_embeddings: predict by the word embedding
+        adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
+        tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
+        init_std: standard deviation of the normal distribution that weights start from
+        embedding_init_std: that of word and position embeddings, ``init_std`` if not given
+    """
+
+    vocab_size: int
+    output_vocab_size: int | None = None
+    padding_idx: int | None = None
+    dim: int = 768
+    ffn_dim: int = 3072
+    heads: int = 12
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    max_positions: int = 512
+    scale_embedding: bool = False
+    tie_embeddings: bool = True
+    adaptive_input: Bands | None = None
+    adaptive_softmax: Bands | None = None
+    tie_adaptive_weights: bool = False
+    tie_adaptive_projections: bool = False
+    init_std: float = 0.02
+    embedding_init_std: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        predicted = self.output_vocab_size or self.vocab_size
+        if predicted > self.vocab_size:
+            raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")
+        if self.adaptive_input is not None:
+            self.adaptive_input.check("adaptive_input", self.vocab_size, self.dim, self.padding_idx)
+        if self.adaptive_softmax is not None:
+            self.adaptive_softmax.check("adaptive_softmax", predicted, self.dim)
+        if self.tie_embeddings and self.adaptive_softmax is None:
+            if self.adaptive_input is not None:
+                raise ValueError("tie_embeddings must be False with an adaptive_input that is no adaptive_softmax's")
+            if predicted != self.vocab_size:
+                wanted = f"output_vocab_size must be vocab_size {self.vocab_size} with tie_embeddings"
+                raise ValueError(f"{wanted}: got {predicted}")
+        alike = [(bands.cutoffs, bands.factor) for bands in (self.adaptive_input, self.adaptive_softmax) if bands]
+        for name in ("tie_adaptive_weights", "tie_adaptive_projections"):
+            if getattr(self, name) and (len(alike) < 2 or alike[0] != alike[1]):
+                found = " and ".join(map(str, alike)) or "none"
+                rule = f"{name} needs adaptive_input and adaptive_softmax of the same cutoffs and factor"
+                raise ValueError(f"{rule}: got {found}")
+
+    @property
+    def word_std(self) -> float:
+        """Standard deviation that embeddings start from."""
+        return self.init_std if self.embedding_init_std is None else self.embedding_init_std

@@ -173,6 +173,9 @@ class StreamingModel(LanguageModel):
         super().reset_parameters()
         for shared in (self.u, self.v):
             nn.init.normal_(shared, std=self.config.init_std)
+        for layer in self.memory_layers():
+            # ``to_empty`` gives each its own.
+            layer.attention.u, layer.attention.v = self.u, self.v
         for module in (self.embed.words, self.adaptive_softmax):
             for part in module.modules() if isinstance(module, AdaptiveInput | AdaptiveSoftmax) else ():
                 if isinstance(part, nn.Embedding):

@@ -3,7 +3,7 @@
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms import core
@@ -217,27 +216,6 @@ def test_a_step_writes_all_windows_of_a_layer_at_once_and_reads_small_ones_toget
     assert retina.total() <= ratio * vanilla.total()
 
 
-@pytest.mark.slow
-@every_model
-@torch.no_grad()
-def test_what_is_traced_at_one_position_holds_at_later_ones(which: str) -> None:
-    model, tokens = small(which).double(), torch.randint(11, (2, CAPACITY))
-    state, steps = begun(model, tokens)
-    traced: dict[int, Callable[..., Tensor]] = {}
-
-    def run(kind: int) -> Tensor:
-        if kind not in traced:
-            state_of = copy.deepcopy(tensors(steps.state))
-            traced[kind] = make_fx(lambda _: steps.step(kind))(steps.tokens_B1)
-            for now, before in zip(tensors(steps.state), state_of, strict=True):
-                now.copy_(before)
-        return traced[kind](steps.tokens_B1)
-
-    steps.run = run  # type: ignore[method-assign]
-    for column in tokens[:, PROMPT : PROMPT + 150].split(1, dim=1):
-        torch.testing.assert_close(steps(column), model.features(column, state), rtol=0.0, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", FIXED)
 def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -316,34 +294,6 @@ def test_a_reader_gives_what_a_state_gives_whatever_it_reads_and_in_any_order_of
     (reader := Reader(model, model.new_state(rows)))(torch.randint(11, (rows, 3)))
     reader(torch.randint(11, (rows, 1)))
     assert reader.steps is kept
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_a_copy_of_a_state_goes_on_by_itself(name: str) -> None:
-    model, tokens = build(name).eval(), torch.randint(11, (2, 24))
-    for state in (model(tokens[:, :9])[1], model.new_state(2)):
-        model(tokens[:, 9:14], state)
-        branch = state.copy()
-        model(tokens[:, :7], branch)
-        branch = state.copy()
-        expected = [model(token_B1, state)[0] for token_B1 in tokens[:, 14:].split(1, dim=1)]
-        found = [model(token_B1, branch)[0] for token_B1 in tokens[:, 14:].split(1, dim=1)]
-        assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
-        assert branch.length == state.length
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_of_another_batch_size_is_refused(name: str) -> None:
-    model, tokens = build(name), torch.randint(11, (2, 4))
-    begun = model(tokens[:, :2])[1]
-    begun.reorder(torch.tensor([0, 1, 1]))
-    refused = "state must be of the batch size of the tokens 2: got 3$"
-    for state in (model.new_state(3), begun):
-        with pytest.raises(ValueError, match=refused):
-            model(tokens, state)
-        with pytest.raises(ValueError, match=refused):
-            model.generate(tokens, 3, state=state)
 
 
 def test_steps_refuse_other_rows_than_they_have_and_a_text_for_which_there_is_no_room() -> None:

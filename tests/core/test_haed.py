@@ -1,7 +1,6 @@
 """HAED without fairseq: texts read at once, in parts, and token by token."""
 
 import itertools
-import re
 from typing import Any
 
 import pytest
@@ -57,21 +56,3 @@ def test_hred_has_lstms_for_encoder_and_main() -> None:
     model = HRED(HREDConfig(**{**SMALL, "separators": (3,)}))
     assert "encoder.lstm.cell.weight_hh_l0" in model.state_dict()
     assert "main.lstm.cell.weight_hh_l0" in model.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    [
-        ({"main": "mlp"}, "main must be lstm or transformer: got 'mlp'"),
-        ({"dim": 4}, "dim must exceed position_dim 4: got 4"),
-        ({"decoder": "transformer", "decoder_units": 7}, "local_heads must divide decoder_units 7: got 2"),
-        ({"separators": ()}, "separators must name the symbols that end a word: got none"),
-        ({"segmentation": "fixed", "separators": (3,)}, "separators have no meaning with fixed segmentation: got (3,)"),
-        ({"separators": (3, 10)}, "separators must be symbols from 0 to 9, none of them padding: got (3, 10)"),
-        ({"segmentation": "chars"}, "segmentation must be words or fixed: got 'chars'"),
-        ({"max_segment_len": 0}, "max_segment_len must be at least 1: got 0"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_in_one_sentence(wanted: dict, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        small(**wanted)

@@ -1,5 +1,7 @@
 """What the core refuses, in one sentence, instead of computing something else; and what it leaves as it was."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +9,7 @@ import pytest
 import torch
 
 from fairseq_ms.core import (
-    HAED,
     HRED,
-    HAEDConfig,
     HREDConfig,
     TransformerQL,
     TransformerQLConfig,
@@ -20,50 +20,107 @@ from fairseq_ms.core import (
 )
 from fairseq_ms.core.adaptive import Bands
 from fairseq_ms.core.cache import CannotTruncate
+from fairseq_ms.core.scales import Scale
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "dim": 32, "ffn_dim": 64, "heads": 4}
 VANILLA = VanillaConfig(**SIZES, layers=1)
 XL = TransformerXLConfig(**SIZES, layers=2)
 TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(1))
+TEXT = torch.zeros(2, 9, dtype=torch.long)
+# What reads a text.
+CALLS: list[Callable[[Any, torch.Tensor], Any]] = [
+    lambda m, text: m(text),
+    lambda m, text: m(text, m.new_state(len(text))),
+    lambda m, text: m.loss(text, text.clamp(0, 10)),
+    lambda m, text: m.generate(text, 3),
+]
+BLOCKS = ("TopDown", "BottomUp", "CoarseLM")
+UNTIED, UNLIKE = {"tie_embeddings": False}, {"adaptive_input": Bands((5,))}
+TIES = ("tie_adaptive_weights", "tie_adaptive_projections")
+WITH_A_MEMORY = ("TransformerXL", "CompressiveTransformer", "TransformerQL")
+OF_A_MEMORY = {"positions": "rotary", "qk_norm": True, "short_conv": 3, "sinks": True, "scale_embedding": True}
+# A name, sizes, and how the sentence begins that refuses them.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *(("Vanilla", {name: value}, name) for name, value in {"heads": 0, "dim": 0, "ffn_dim": -4, "layers": -1}.items()),
+    *(("Vanilla", {name: -1}, name) for name in ("max_positions", "short_conv")),
+    ("Vanilla", {"heads": 5}, "heads must divide dim 24"),
+    ("Vanilla", {"activation": "silu"}, "activation"),
+    ("Vanilla", {"positions": "sinusoidal"}, "positions"),
+    ("Vanilla", {"qk_norm": "learned"}, "qk_norm"),
+    ("Vanilla", {"norm": "batch"}, "norm"),
+    ("Vanilla", {"init_residual": "one"}, "init_residual"),
+    ("Vanilla", {"rotary_base": 1.0}, "rotary_base"),
+    ("Vanilla", {"dropout": 1.5}, "dropout"),
+    ("HAED", {"attention_dropout": -0.1}, "attention_dropout"),
+    ("Vanilla", {**UNTIED, "output_vocab_size": 12}, "output_vocab_size must be at most"),
+    ("Vanilla", {"output_vocab_size": 5}, "output_vocab_size must be vocab_size 11 with tie_embeddings"),
+    ("Vanilla", {"adaptive_input": Bands((4, 7))}, "tie_embeddings"),
+    ("Vanilla", {**UNTIED, "tie_adaptive_weights": True}, "tie_adaptive_weights"),
+    *(("Vanilla", {**of, "adaptive_softmax": Bands((4,)), tie: True}, tie) for tie in TIES for of in (UNTIED, UNLIKE)),
+    *(
+        ("Vanilla", {**UNTIED, which: Bands(*bands)}, f"{which}.factor")
+        for which in ("adaptive_input", "adaptive_softmax")
+        for bands in (((2, 4, 7),), ((4,), 0.0))
+    ),
+    *(
+        ("Vanilla", {"adaptive_softmax": Bands(cutoffs)}, "adaptive_softmax.cutoffs .* from at least 1 to at most")
+        for cutoffs in ((), (0, 5), (7, 4), (4, 4), (4, 12))
+    ),
+    ("Vanilla", {**UNTIED, "adaptive_input": Bands((4, 7)), "padding_idx": 4}, "adaptive_input.cutoffs .* least 5 "),
+    *((name, {"positions": "rotary", "dim": 36}, "rotary positions") for name in (*BLOCKS, "Vanilla", "Retina")),
+    ("TopDown", {"scales": (Scale(1, 1), Scale(3, 1), Scale(4, 1))}, "scales"),
+    ("BottomUp", {"scales": (Scale(1, 1),)}, "scales"),
+    ("BottomUp", {"scales": (Scale(1, 1), Scale(4, 1, heads=7))}, "Scale.heads"),
+    ("BottomUp", {"heads": 3}, "heads .*4x=2,16x=1: got 3"),
+    ("BottomUp", {"aggregation_gate": True, "init_residual": "zero"}, "init_residual"),
+    ("Retina", {"heads": 4}, "heads .*1x=2,4x=1,16x=1: got 4"),
+    ("Retina", {"heads": 2}, "heads must be at least 3"),
+    ("Retina", {"head_dim": 5}, "head_dim"),
+    ("Retina", {"scales": (Scale(1, far=8, heads=4), Scale(4, near=8, far=16, heads=4))}, "Scale.heads"),
+    ("Retina", {"scales": (Scale(1, far=0),)}, "scales must be near:far"),
+    ("Retina", {"scales": (Scale(1, far=8), Scale(4, near=3, far=26))}, "scales .*nearest: 4x=4:28"),
+    ("Retina, turns", {"layers": 1}, "layers"),
+    ("Retina", {"downsampler": "mean"}, "downsampler"),
+    *((name, {"segment_len": 0}, "segment_len") for name in WITH_A_MEMORY),
+    *((name, {"mem_len": -1}, "mem_len") for name in WITH_A_MEMORY),
+    *((name, {part: value}, f"{part} must be left") for name in WITH_A_MEMORY for part, value in OF_A_MEMORY.items()),
+    *(("CompressiveTransformer", {"compression_rate": rate}, "compression_rate") for rate in (3, 1)),
+    ("TransformerQL", {"segment_len": 6, "scales": (Scale(1, 1), Scale(4, 1))}, "segment_len"),
+    ("TransformerQL", {"compression": "mean"}, "compression"),
+    ("TransformerQL", {"droppath": 1.5}, "droppath"),
+    ("HAED", {"main": "mlp"}, "main"),
+    ("HAED", {"dim": 4, "position_dim": 4}, "dim"),
+    ("HAED", {"decoder": "transformer", "decoder_units": 7}, "local_heads"),
+    *(("HAED", {"separators": separators}, "separators") for separators in ((), (3, 12))),
+    ("HAED", {"padding_idx": 3}, "separators"),
+    ("HAED", {"segmentation": "fixed"}, "separators"),
+    ("HAED", {"segmentation": "chars"}, "segmentation"),
+    ("HAED", {"max_segment_len": 0}, "max_segment_len"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"heads": 0}, "heads must be at least 1: got 0"),
-        ({"dim": 0}, "dim must be at least 1: got 0"),
-        ({"ffn_dim": -4}, "ffn_dim must be at least 1: got -4"),
-        ({"max_positions": -1}, "max_positions must be at least 0: got -1"),
-        ({"output_vocab_size": 60, "tie_embeddings": False}, "output_vocab_size must be at most vocab_size 50: got 60"),
-        ({"layers": -1}, "layers must be at least 1: got -1"),
-        ({"output_vocab_size": 20}, "output_vocab_size must be vocab_size 50 with tie_embeddings: got 20"),
-        ({"adaptive_input": Bands((10, 30))}, "tie_embeddings must be False with an adaptive_input"),
-        ({"tie_embeddings": False, "tie_adaptive_weights": True}, "tie_adaptive_weights needs adaptive_input and"),
-        (
-            {"tie_embeddings": False, "adaptive_softmax": Bands((10,)), "tie_adaptive_projections": True},
-            "tie_adaptive_projections needs adaptive_input and adaptive_softmax",
-        ),
-        ({"adaptive_softmax": Bands((10, 20, 30))}, "factor 4.0 leaves the last of 4 bands no width of dim 32"),
-        (
-            {"tie_embeddings": False, "adaptive_input": Bands((10, 20, 30))},
-            "factor 4.0 leaves the last of 4 bands no width of dim 32",
-        ),
-        ({"adaptive_softmax": Bands((10, 60))}, "to at most vocab_size 50: got 10,60"),
-        (
-            {"adaptive_input": Bands((4, 9)), "padding_idx": 4, "tie_embeddings": False},
-            "adaptive_input.cutoffs must ascend from at least 5 to at most vocab_size 50: got 4,9",
-        ),
-        (
-            {"adaptive_input": Bands((9,)), "adaptive_softmax": Bands((10,)), "tie_adaptive_weights": True},
-            "tie_adaptive_weights needs adaptive_input and adaptive_softmax of the same cutoffs and factor",
-        ),
-    ],
-)
-def test_sizes_that_do_not_fit_together_are_refused(changes: dict, sentence: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        Vanilla(replace(VANILLA, **changes))
-    assert sentence in str(refused.value)
+@pytest.mark.parametrize(("name", "changes", "sentence"), REFUSED)
+def test_sizes_that_do_not_fit_together_are_refused(name: str, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        build(name, **changes)
+
+
+@pytest.mark.parametrize("name", ["Vanilla", "HAED", "TransformerXL"])
+def test_what_is_no_text_is_refused(name: str) -> None:
+    model = build(name)
+    for text in (TEXT[:0], TEXT[:, :0], TEXT[None], TEXT.float(), TEXT.bool()):
+        for call in CALLS:
+            with pytest.raises(ValueError, match=r"^(tokens|prompt) must be "):
+                call(model, text)
+    for targets in (TEXT.float(), TEXT.bool(), TEXT[:, :8]):
+        with pytest.raises(ValueError, match=r"^targets must "):
+            model.loss(TEXT, targets)
+    for prompt in ([], [TEXT]):
+        with pytest.raises(ValueError, match=r"^prompt must "):
+            model.generate(prompt, 3)
+    with pytest.raises(ValueError, match=r"^state must be left out "):
+        model.generate([TEXT[0]], 3, state=model.new_state(1))
 
 
 @pytest.mark.parametrize(("name", "heads"), [("Retina", (2, 2, 2)), ("BottomUp", (0, 3, 3))])
@@ -77,35 +134,6 @@ def test_scales_share_the_heads_evenly_where_none_names_its_own(name: str, heads
 
 
 @pytest.mark.parametrize(
-    ("name", "heads", "sentence"),
-    [
-        (
-            "Retina",
-            4,
-            "heads must be a multiple of 3, one for each scale, unless they are split as in 1x=2,4x=1,16x=1: got 4",
-        ),
-        (
-            "BottomUp",
-            3,
-            "heads must be a multiple of 2, one for each scale, unless they are split as in 4x=2,16x=1: got 3",
-        ),
-        ("Retina", 2, "heads must be at least 3, one for each scale that shares them: got 2"),
-    ],
-)
-def test_heads_that_scales_cannot_share_are_refused(name: str, heads: int, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^{sentence}$"):
-        build(name, heads=heads)
-
-
-@pytest.mark.parametrize("cutoffs", [(), (0, 10), (30, 10), (10, 10)])
-def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="cutoffs must ascend from at least 1 to at most vocab_size 50: got "):
-        Vanilla(replace(VANILLA, adaptive_softmax=Bands(cutoffs)))
-    with pytest.raises(ValueError, match=r"factor must be above 0: got 0\.0"):
-        Vanilla(replace(VANILLA, adaptive_softmax=Bands((10,), 0.0)))
-
-
-@pytest.mark.parametrize(
     ("name", "changes"),
     [
         *((name, {}) for name in NAMES),
@@ -116,41 +144,9 @@ def test_cutoffs_ascend_from_one(cutoffs: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("token", [-1, 11, 12])
 def test_tokens_that_the_model_does_not_know_are_refused(name: str, changes: dict[str, Any], token: int) -> None:
     model, text = build(name, **changes), torch.tensor([[3, 5, token, 4]])
-    for call in (
-        model,
-        lambda text: model(text, model.new_state(1)),
-        lambda text: model(text[:, 2:3], model(text[:, :2])[1]),
-        lambda text: model.loss(text, text.clamp(0, 10)),
-        lambda text: model.generate(text, 2),
-    ):
+    for call in (*CALLS, lambda model, text: model(text[:, 2:3], model(text[:, :2])[1])):
         with pytest.raises((IndexError, ValueError)):
-            call(text)
-
-
-@pytest.mark.parametrize("model", [Vanilla(VANILLA), HAED(HAEDConfig(vocab_size=50, separators=(3,), layers=1))])
-def test_tokens_and_targets_are_integers_of_any_width(model: Vanilla | HAED) -> None:
-    model.eval()
-    for given in (torch.tensor([[1.7, 2.2]]), torch.tensor([[True, False]])):
-        with pytest.raises(ValueError, match=f"tokens must be integers: got {given.dtype}"):
-            model(given)
-        with pytest.raises(ValueError, match=f"tokens must be integers: got {given.dtype}"):
-            model.generate(given, 3)
-        with pytest.raises(ValueError, match=f"targets must be integers: got {given.dtype}"):
-            model.loss(given.long(), given)
-    narrow = TOKENS.to(torch.uint8)
-    assert torch.equal(model(narrow)[0], model(TOKENS)[0])
-    assert torch.equal(model.loss(narrow, narrow), model.loss(TOKENS, TOKENS))
-    assert torch.equal(model.generate(narrow, 2, temperature=0), model.generate(TOKENS, 2, temperature=0))
-
-
-def test_the_heads_of_a_retina_have_no_width_of_their_own() -> None:
-    with pytest.raises(ValueError, match="head_dim must be left out, since the heads of a retina share dim: got 5"):
-        build("Retina", head_dim=5)
-
-
-def test_padding_ends_no_word() -> None:
-    with pytest.raises(ValueError, match="separators must be symbols from 0 to 10, none of them padding: got"):
-        build("HAED", padding_idx=3)
+            call(model, text)
 
 
 def test_a_state_says_where_it_can_be_cut_off() -> None:
@@ -168,19 +164,29 @@ def test_lists_are_as_good_as_tuples(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "sentence"),
+    "sampling",
     [
-        ({"temperature": float("nan")}, "temperature must be at least 0: got nan"),
-        ({"top_k": 1.5}, "top_k must be a whole number of at least 0: got 1.5"),
-        ({"n": 2.5}, "n must be a whole number of at least 1: got 2.5"),
+        {"n": 60},  # more than there are positions
+        *({name: value} for name, value in (("n", 0), ("n", 2.5), ("temperature", -1.0), ("temperature", math.nan))),
+        *({name: value} for name, value in (("top_k", -2), ("top_k", 1.5), ("top_p", 0.0), ("eos_idx", 11))),
     ],
 )
-def test_a_refused_sampling_leaves_the_state_where_it_was(sampling: dict[str, Any], sentence: str) -> None:
-    model = build("Vanilla", vocab_size=50)
-    _, state = model(TOKENS[:, :9])
-    with pytest.raises(ValueError, match=sentence):
-        model.generate(TOKENS[:, 9:12], **{"n": 2, **sampling}, state=state)
+def test_a_refused_sampling_leaves_the_state_where_it_was(sampling: dict[str, Any]) -> None:
+    model = build("Vanilla")
+    _, state = model(TEXT)
+    with pytest.raises(ValueError, match=f"^({next(iter(sampling))}|a text) must "):
+        model.generate(TEXT, **{"n": 2, **sampling}, state=state)
     assert state.length == 9
+
+
+@pytest.mark.parametrize("name", ["Vanilla", "HAED", "TransformerXL"])
+def test_tokens_and_targets_may_be_integers_of_any_width(name: str) -> None:
+    model, tokens = build(name), torch.randint(11, (2, 9))
+    for narrow in (tokens.to(torch.uint8), tokens.int()):
+        for state in (lambda: None, lambda: model.new_state(2)):
+            assert model(narrow, state())[0].equal(model(tokens, state())[0])
+        assert model.loss(narrow, narrow).equal(model.loss(tokens, tokens))
+        assert model.generate(narrow, 2, temperature=0).equal(model.generate(tokens, 2, temperature=0))
 
 
 @pytest.mark.parametrize("model", [Vanilla(VANILLA), TransformerXL(XL)])
@@ -235,18 +241,6 @@ def test_generating_leaves_the_mode_of_every_part() -> None:
     assert not model.embed.training
 
 
-@pytest.mark.parametrize("segmentation", ["words", "fixed"])
-def test_a_hierarchical_model_made_without_memory_has_its_separators(segmentation: str) -> None:
-    separators = (3, 7) if segmentation == "words" else ()
-    config = HAEDConfig(vocab_size=50, separators=separators, segmentation=segmentation, layers=1)
-    model = HAED(config).eval()
-    with torch.device("meta"):
-        empty = HAED(config).eval()
-    empty.to_empty(device="cpu")
-    empty.load_state_dict(model.state_dict())
-    torch.testing.assert_close(empty(TOKENS)[0], model(TOKENS)[0], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -260,7 +254,10 @@ def test_a_hierarchical_model_made_without_memory_has_its_separators(segmentatio
     ],
 )
 def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
-    model = build(name, **changes)
+    # ``to_empty`` parts the weights that an adaptive softmax shares with its embedding.
+    with torch.device(TOKENS.device if "tie_adaptive_weights" in changes else "meta"):
+        model = build(name, **changes)
+    model.to_empty(device=TOKENS.device)
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))
     torch.manual_seed(1)
@@ -270,6 +267,8 @@ def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
     fresh.reset_parameters()
     for (name, parameter), expected in zip(model.named_parameters(), fresh.parameters(), strict=True):
         assert parameter.equal(expected), name
+    # Nothing else was on the device without memory.
+    assert model(TEXT)[0].equal(fresh(TEXT)[0])
 
 
 def test_a_main_model_without_positions_reads_texts_of_any_length() -> None:

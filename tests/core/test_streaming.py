@@ -177,15 +177,10 @@ def test_a_plain_loop_over_segments_learns_what_only_the_memory_can_tell(name: s
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_does_not_fit_is_refused_in_one_sentence(name: str) -> None:
+def test_a_memory_of_another_batch_size_is_refused(name: str) -> None:
     model = model_of(name, 0)
-    with pytest.raises(ValueError, match="state must be of the batch size of the tokens 3: got 2"):
-        model(tokens_of(3, 2), model.new_state(2))
-    with pytest.raises(ValueError, match="memory: must hold"):
+    with pytest.raises(ValueError, match=r"^memory: must hold"):
         model.new_state(3, memory=model.new_memory(2))
-    for setting, value in (("segment_len", 0), ("mem_len", -1)):
-        with pytest.raises(ValueError, match=f"{setting} must be at least .*: got {value}"):
-            model_of(name, 0, **{setting: value})
 
 
 def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:
@@ -193,16 +188,3 @@ def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:
     _, state = model(tokens_of(1, 5))
     with pytest.raises(core.cache.CannotTruncate):
         state.truncate(4)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "sentence"),
-    [
-        ("CompressiveTransformer", {"compression_rate": 3}, "compression_rate must be at least 2 and divide"),
-        ("CompressiveTransformer", {"compression_rate": 1}, "compression_rate must be at least 2 and divide"),
-        ("TransformerQL", {"segment_len": 6, "scales": (core.Scale(1, 1), core.Scale(4, 1))}, "segment_len must be a"),
-    ],
-)
-def test_sizes_that_do_not_divide_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        model_of(name, 0, **settings)

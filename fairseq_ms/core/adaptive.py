@@ -30,6 +30,10 @@ class Bands:
     def __post_init__(self) -> None:
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
 
+    def ends(self, vocab_size: int) -> list[int]:
+        """Where the bands end, the last with V."""
+        return [*self.cutoffs, *[vocab_size][: self.cutoffs[-1] < vocab_size]]
+
     def check(self, name: str, vocab_size: int, dim: int, padding_idx: int | None = None) -> None:
         """Raise ValueError, with the field's name, for bands that do not ascend to V, and for one without width.
 
@@ -42,7 +46,7 @@ class Bands:
         if not self.cutoffs or any(later <= earlier for earlier, later in pairwise(known)):
             rule = f"{name}.cutoffs must ascend from at least {first} to at most vocab_size {vocab_size}"
             raise ValueError(f"{rule}: got {','.join(map(str, self.cutoffs))}")
-        bands = len(self.cutoffs) + (self.cutoffs[-1] < vocab_size)
+        bands = len(self.ends(vocab_size))
         if int(dim // self.factor ** (bands - 1)) < 1:
             raise ValueError(f"{name}.factor {self.factor} leaves the last of {bands} bands no width of dim {dim}")
 
@@ -53,18 +57,17 @@ class AdaptiveInput(nn.Module):
     Args:
         vocab_size: V; words are ordered by frequency
         padding_idx: the padding symbol, whose embedding is zero
-        dim: width of the first band; band b is dim / factor ** b wide
-        factor: see above
-        cutoffs: where the bands end, ascending
+        dim: width of the first band
+        bands: where they end, and by how much each is narrower
     """
 
-    def __init__(self, vocab_size: int, padding_idx: int | None, dim: int, factor: float, cutoffs: list[int]) -> None:
+    def __init__(self, vocab_size: int, padding_idx: int | None, dim: int, bands: Bands) -> None:
         super().__init__()
-        self.cutoff = cutoffs if cutoffs[-1] == vocab_size else [*cutoffs, vocab_size]
+        self.cutoff = bands.ends(vocab_size)
         self.dim = dim
         self.embeddings = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise([0, *self.cutoff])):
-            width = int(dim // factor**band)
+            width = int(dim // bands.factor**band)
             words = nn.Embedding(end - start, width, padding_idx if band == 0 else None)
             self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
         self.padding_idx = padding_idx
@@ -133,9 +136,7 @@ class AdaptiveSoftmax(nn.Module):
     Args:
         vocab_size: V; words are ordered by frequency
         dim: width D of the features
-        cutoffs: where the bands end, ascending
-        factor: band b is projected to dim / factor ** b
-        dropout: probability, of features and of what is projected
+        bands: where they end, to how much each is projected, and dropout, of features too
         tied: embeddings whose words (and, with ``tie_projections``, whose projections) are used here too
         tie_projections: see above
     """
@@ -144,28 +145,26 @@ class AdaptiveSoftmax(nn.Module):
         self,
         vocab_size: int,
         dim: int,
-        cutoffs: list[int],
-        factor: float = 4.0,
-        dropout: float = 0.0,
+        bands: Bands,
         tied: AdaptiveInput | None = None,
         tie_projections: bool = False,
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
-        self.cutoff = cutoffs if cutoffs[-1] == vocab_size else [*cutoffs, vocab_size]
-        self.drop = nn.Dropout(dropout)
-        bands = len(self.cutoff) - 1
+        self.cutoff = bands.ends(vocab_size)
+        self.drop = nn.Dropout(bands.dropout)
+        tails = len(self.cutoff) - 1
         self.head: nn.Module
         if tied is None:
-            self.head = nn.Linear(dim, self.cutoff[0] + bands, bias=False)
+            self.head = nn.Linear(dim, self.cutoff[0] + tails, bias=False)
         else:
-            self.head = TiedHead(tied.weights_for_band(0)[0], dim, bands)
+            self.head = TiedHead(tied.weights_for_band(0)[0], dim, tails)
         self.tail = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise(self.cutoff), start=1):
             first: nn.Module
             last: nn.Module
             if tied is None:
-                width = int(dim // factor**band)
+                width = int(dim // bands.factor**band)
                 first, last = nn.Linear(dim, width, bias=False), nn.Linear(width, end - start, bias=False)
             else:
                 words, projection = tied.weights_for_band(band)
@@ -174,7 +173,7 @@ class AdaptiveSoftmax(nn.Module):
                 else:
                     first = nn.Linear(projection.size(0), projection.size(1), bias=False)
                 last = TiedLinear(words)
-            self.tail.append(nn.Sequential(first, nn.Dropout(dropout), last))
+            self.tail.append(nn.Sequential(first, nn.Dropout(bands.dropout), last))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

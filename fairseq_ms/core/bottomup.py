@@ -12,13 +12,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.pooling import normalised
@@ -134,13 +132,13 @@ class AggregationAttention(nn.Module):
         sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
-                pair = self._keys_and_values(level, blocks[level])
-                outputs.append(see_finished(q_BNTH, *pair, factor, 0, dropout, self.recompute, sinks[level]))
+                k, v = self._keys_and_values(level, blocks[level])
+                outputs.append(Scale(factor).see(q_BNTH, k, v, 0, 0, dropout, self.recompute, sinks[level]))
                 continue
             if blocks[level].size(1):
                 state.aggregation[level].append(*self._keys_and_values(level, blocks[level], start))
             outputs.append(state.see(level, factor, q_BNTH, sinks[level]))
-        y_BTD = self.out(torch.cat(outputs, dim=2).flatten(2))
+        y_BTD = self.out(torch.cat([y_BNTH.transpose(1, 2) for y_BNTH in outputs], dim=2).flatten(2))
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
     def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> tuple[Tensor, Tensor]:
@@ -161,32 +159,6 @@ class AggregationAttention(nn.Module):
         # (B, T, N * H) -> (B, N, T, H)
         heads = queries.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return list(heads.split(list(self.heads.values()), dim=1))
-
-
-def see_finished(
-    q_BNTH: Tensor,
-    k_BNCH: Tensor,
-    v_BNCH: Tensor,
-    factor: int,
-    start: int = 0,
-    dropout: float = 0.0,
-    recompute: bool = False,
-    sinks_N: Tensor | None = None,
-) -> Tensor:
-    """What heads see of blocks of k tokens from positions start .. start + T - 1, (B, T, N, H)."""
-    length, blocks = q_BNTH.size(2), k_BNCH.size(2)
-    if blocks == 0:
-        # Zeros that still lead back to the queries: distributed training waits for every gradient.
-        return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0)).transpose(1, 2)
-    # The first block ends at factor - 1: the queries before it are left out, and their place filled with zeros.
-    blind = max(factor - 1 - start, 0)
-    bias = None
-    if length > 1:
-        queries = torch.arange(start + blind, start + length, device=q_BNTH.device)[:, None]
-        finished = Scale(factor).visible(queries, torch.arange(blocks, device=q_BNTH.device))
-        bias = q_BNTH.new_zeros(length - blind, blocks).masked_fill_(~finished, -torch.inf)
-    y_BNTH = attend(q_BNTH[:, :, blind:], k_BNCH, v_BNCH, bias, False, dropout, recompute, sinks_N)
-    return F.pad(y_BNTH.transpose(1, 2), (0, 0, 0, 0, blind, 0))
 
 
 class BottomUpState(State):
@@ -216,9 +188,9 @@ class BottomUpState(State):
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 
     def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
-        """What queries at the next T tokens see of the blocks of a scale, counted from the finest, (B, T, N, H)."""
-        blocks = self.aggregation[level]
-        return see_finished(q_BNTH, blocks.keys, blocks.values, factor, self.length, sinks_N=sinks_N)
+        """What queries at the next T tokens see of the blocks of a scale, counted from the finest, (B, N, T, H)."""
+        k, v = self.aggregation[level].kept()[0]
+        return Scale(factor).see(q_BNTH, k, v, self.length, sinks_N=sinks_N)
 
 
 class BottomUp(LanguageModel):

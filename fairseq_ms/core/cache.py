@@ -149,16 +149,6 @@ class KeyValueCache:
         self.buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.length = 0
 
-    @property
-    def keys(self) -> Tensor:
-        """The keys so far, a view (B, N, length, H)."""
-        return self.buffer[0, :, :, : self.length]
-
-    @property
-    def values(self) -> Tensor:
-        """The values so far, a view (B, N, length, H)."""
-        return self.buffer[1, :, :, : self.length]
-
     def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> tuple[Tensor, Tensor]:
         """Add T positions; all keys and values so far, views (B, N, S, H) each."""
         end = self.length + k_BNTH.size(2)
@@ -167,7 +157,8 @@ class KeyValueCache:
         self.buffer[0, :, :, self.length : end] = k_BNTH
         self.buffer[1, :, :, self.length : end] = v_BNTH
         self.length = end
-        return self.keys, self.values
+        k, v = self.kept()[0]
+        return k, v
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Causal attention from T more positions to themselves and all before: (B, T, 3 * N * H) -> (B, T, N * H)."""

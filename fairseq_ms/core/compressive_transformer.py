@@ -17,8 +17,8 @@ from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import normalise, own_of
 from fairseq_ms.core.ops.plain import frozen, plain
 from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
-from fairseq_ms.core.stream_state import Mems
-from fairseq_ms.core.streaming import TransformerXLLayer, shift
+from fairseq_ms.core.stream_state import Mems, shift
+from fairseq_ms.core.streaming import TransformerXLLayer
 from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig
 
 

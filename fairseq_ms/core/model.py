@@ -294,25 +294,17 @@ def start_residuals(module: nn.Module) -> None:
 
 
 def _words(config: ModelConfig) -> nn.Module:
-    bands = config.adaptive_input
-    if bands is None:
+    if config.adaptive_input is None:
         return nn.Embedding(config.vocab_size, config.dim, config.padding_idx)
-    return AdaptiveInput(config.vocab_size, config.padding_idx, config.dim, bands.factor, list(bands.cutoffs))
+    return AdaptiveInput(config.vocab_size, config.padding_idx, config.dim, config.adaptive_input)
 
 
 def _adaptive_softmax(config: ModelConfig, words: nn.Module) -> AdaptiveSoftmax | None:
-    bands = config.adaptive_softmax
-    if bands is None:
+    if config.adaptive_softmax is None:
         return None
-    return AdaptiveSoftmax(
-        config.output_vocab_size or config.vocab_size,
-        config.dim,
-        list(bands.cutoffs),
-        bands.factor,
-        bands.dropout,
-        words if config.tie_adaptive_weights else None,  # type: ignore[arg-type]
-        config.tie_adaptive_projections,
-    )
+    predicted, tied = config.output_vocab_size or config.vocab_size, words if config.tie_adaptive_weights else None
+    assert tied is None or isinstance(tied, AdaptiveInput)
+    return AdaptiveSoftmax(predicted, config.dim, config.adaptive_softmax, tied, config.tie_adaptive_projections)
 
 
 def checked_tokens(tokens_BT: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
 from fairseq_ms.core.config import LayerConfig, ModelConfig
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import attend, merge_heads
+from fairseq_ms.core.ops.attention import merge_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_attention_linear
 from fairseq_ms.core.scales import Scale, window_turns
@@ -155,7 +155,7 @@ class SlidingCache(KeyValueCache):
     def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> tuple[Tensor, Tensor]:
         """Add C positions; keys and values of those before that are kept, and of these.
 
-        There may be older ones among them than a query sees: ``WindowCache.see`` leaves those out.
+        There may be older ones among them than a query sees: ``Scale.see`` leaves those out.
         """
         used, count = self.length - self.first, k_BNCH.size(2)
         known = self.buffer[:, :, :, max(0, used - self.keep) : used]
@@ -218,26 +218,12 @@ class WindowCache:
         windows = LayerWindows(self.scales, attention.head_dim, 0.0, attention.qk.sinks)
         heads = windows.heads(*attention.turned(fine, coarse, rotations))
         sinks = windows.by_window(attention.qk.sinks)
-        seen = [self.see(*of_window) for of_window in zip(self.windows, self.scales, heads, sinks)]
+        seen = []
+        for window, scale, (q, k, v), sinks_N in zip(self.windows, self.scales, heads, sinks):
+            k, v = window.append(k, v)
+            start, oldest = self.windows[0].length - q.size(2), window.length - k.size(2)
+            seen.append(scale.see(q, k, v, start, oldest, sinks_N=sinks_N))
         return merge_heads(torch.cat(seen, dim=1))
-
-    def see(self, window: KeyValueCache, scale: Scale, heads: Heads, sinks_N: Tensor | None) -> Tensor:
-        """What queries at the last T tokens see through a window, (B, N, T, H)."""
-        q_BNTH, (k, v) = heads[0], window.append(*heads[1:])
-        length = self.windows[0].length
-        start, oldest = length - q_BNTH.size(2), window.length - k.size(2)
-        first, end = max(oldest, scale.first_visible(start)), scale.last_visible(length - 1) + 1
-        if first >= end:
-            return torch.zeros_like(q_BNTH)
-        k, v = k[:, :, first - oldest : end - oldest], v[:, :, first - oldest : end - oldest]
-        if q_BNTH.size(2) == 1:
-            return attend(q_BNTH, k, v, sinks_N=sinks_N)
-        rows = torch.arange(start, length, device=q_BNTH.device)[:, None]
-        visible = scale.visible(rows, torch.arange(first, end, device=q_BNTH.device))
-        # A query that sees nothing attends to everything, so that no softmax is empty, and its result is zeroed.
-        sees_a_key = visible.any(-1, keepdim=True)
-        bias = q_BNTH.new_zeros(visible.shape).masked_fill_(~visible & sees_a_key, -torch.inf)
-        return attend(q_BNTH, k, v, bias=bias, sinks_N=sinks_N) * sees_a_key
 
 
 class RetinaState(State):

@@ -8,6 +8,12 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairseq_ms.core.ops.attention import attend
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -35,7 +41,7 @@ class Scale:
         """As ``--scale-windows`` has it."""
         return f"{self.factor}x={self.near}:{'' if self.far is None else self.far}"
 
-    def visible(self, queries: Any, blocks: Any) -> Any:
+    def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
         """Whether queries (..., J, 1) see blocks (..., 1, S), both tensors of integers: finished and in the window."""
         return visible(queries, blocks, *self.bounds)
 
@@ -52,12 +58,41 @@ class Scale:
         """The newest block that is finished and not too near; below 0 if there is none."""
         return (query - self.bounds[1]) // self.factor
 
+    def see(
+        self,
+        q_BNTH: Tensor,
+        k_BNCH: Tensor,
+        v_BNCH: Tensor,
+        start: int = 0,
+        oldest: int = 0,
+        dropout: float = 0.0,
+        recompute: bool = False,
+        sinks_N: Tensor | None = None,
+    ) -> Tensor:
+        """What queries at positions from ``start`` on see of the blocks from ``oldest`` on, (B, N, T, H).
+
+        It is zero where that is nothing, as for all queries before the first that sees a block.
+        """
+        length, device = q_BNTH.size(2), q_BNTH.device
+        blind = max(oldest * self.factor + self.bounds[1] - start, 0)
+        if blind >= length:
+            # Zeros that still lead back to the queries: distributed training waits for every gradient.
+            return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0))
+        first, end = max(oldest, self.first_visible(start + blind)), self.last_visible(start + length - 1) + 1
+        k, v, bias = k_BNCH[:, :, first - oldest : end - oldest], v_BNCH[:, :, first - oldest : end - oldest], None
+        if length > 1:
+            queries = torch.arange(start + blind, start + length, device=device)[:, None]
+            seen = self.visible(queries, torch.arange(first, end, device=device))
+            bias = q_BNTH.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        y_BNTH = attend(q_BNTH[:, :, blind:], k, v, bias, False, dropout, recompute, sinks_N)
+        return F.pad(y_BNTH, (0, 0, blind, 0)) if blind else y_BNTH
+
     def most_blocks(self, length: int) -> int:
         """How many blocks a query of a text of so many tokens can see: those from ``far`` on are out of sight."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
 
 
-def visible(queries: Any, blocks: Any, factor: Any, nearest: Any, end: Any) -> Any:
+def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:
     """``Scale.visible``, for the ``bounds`` of several scales too, as tensors."""
     distance = queries - blocks * factor
     return (distance >= nearest) & (distance < end)

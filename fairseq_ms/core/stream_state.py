@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 import torch
@@ -86,6 +87,14 @@ def join(earlier: Mems, later: Mems) -> Mems:
     return {name: torch.cat([earlier[name], x], dim=1) if name in earlier else x for name, x in later.items()}
 
 
+def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
+    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
+    moving, length = s_BTD.size(1), m_BMD.size(1)
+    if moving >= length:
+        return s_BTD[:, moving - length :].detach()
+    return torch.cat([m_BMD[:, moving:], s_BTD.detach()], dim=1)
+
+
 class SegmentCache(KeyValueCache):
     """Keys and values of a layer's memory and of its segment so far.
 
@@ -105,6 +114,11 @@ class SegmentCache(KeyValueCache):
         """Begin a segment after a memory, of which these are the keys and values."""
         self.truncate(0)
         self.append(k_BNMH, v_BNMH)
+
+
+# By the name of a layer's memory, its cache in a segment that comes in pieces.
+Pasts = Mapping[str, SegmentCache]
+WHOLE: Pasts = MappingProxyType({})
 
 
 class StreamState(State):

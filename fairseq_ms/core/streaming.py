@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
 from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
-from fairseq_ms.core.stream_state import Memory, Mems, SegmentCache, StreamState, join
+from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 
 
 class RelativeAttention(nn.Module):
@@ -76,11 +75,6 @@ class RelativeAttention(nn.Module):
         return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
 
 
-# By the name of a layer's memory, its cache in a segment that comes in pieces.
-Pasts = Mapping[str, SegmentCache]
-WHOLE: Pasts = MappingProxyType({})
-
-
 class TransformerXLLayer(ResidualLayer):
     """Compute of Transformer-QL, Figure 2b, whose layer is post-LN: attention over memory and segment, feed-forward.
 
@@ -99,14 +93,6 @@ class TransformerXLLayer(ResidualLayer):
     ) -> None:
         super().__init__(config, RelativeAttention(config, u_NH, v_NH), depth)
         self.name = name
-
-
-def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
-    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
-    moving, length = s_BTD.size(1), m_BMD.size(1)
-    if moving >= length:
-        return s_BTD[:, moving - length :].detach()
-    return torch.cat([m_BMD[:, moving:], s_BTD.detach()], dim=1)
 
 
 # Of these a model with a memory has its own, or none.

@@ -16,8 +16,8 @@ from fairseq_ms.core.config import check_probability
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.ops.recompute import draw_uniform
 from fairseq_ms.core.scales import Scale, check_scales
-from fairseq_ms.core.stream_state import Mems
-from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel, TransformerXLLayer
+from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
+from fairseq_ms.core.streaming import StreamingConfig, StreamingModel, TransformerXLLayer
 
 
 @dataclass(frozen=True, kw_only=True)

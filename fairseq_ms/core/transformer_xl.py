@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fairseq_ms.core.layers import TypedList
-from fairseq_ms.core.stream_state import Mems
-from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingConfig, StreamingModel
+from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
+from fairseq_ms.core.streaming import StreamingConfig, StreamingModel
 
 
 @dataclass(frozen=True, kw_only=True)

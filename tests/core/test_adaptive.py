@@ -16,7 +16,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("cutoff", [[5, 9], [5, 20]])
 def test_adaptive_input_gives_what_fairseqs_gives(cutoff: list[int], factor: int) -> None:
     theirs = modules.AdaptiveInput(20, 1, 8, factor, 8, list(cutoff))
-    ours = adaptive.AdaptiveInput(20, 1, 8, factor, list(cutoff))
+    ours = adaptive.AdaptiveInput(20, 1, 8, adaptive.Bands(tuple(cutoff), factor))
     ours.load_state_dict(dict(theirs.named_parameters(remove_duplicate=False)))
     tokens = torch.arange(20).view(4, 5)
     assert_close(ours(tokens), theirs(tokens))
@@ -27,8 +27,8 @@ def test_adaptive_input_gives_what_fairseqs_gives(cutoff: list[int], factor: int
 def test_adaptive_softmax_gives_what_fairseqs_gives(cutoff: list[int], tied: bool, tie_proj: bool) -> None:
     words = modules.AdaptiveInput(20, 1, 8, 2, 8, list(cutoff))
     theirs = modules.AdaptiveSoftmax(20, 8, list(cutoff), 0.0, 2, words if tied else None, tie_proj)
-    own_words = adaptive.AdaptiveInput(20, 1, 8, 2, list(cutoff))
-    ours = adaptive.AdaptiveSoftmax(20, 8, list(cutoff), 2, 0.0, own_words if tied else None, tie_proj)
+    own_words = adaptive.AdaptiveInput(20, 1, 8, bands := adaptive.Bands(tuple(cutoff), 2.0))
+    ours = adaptive.AdaptiveSoftmax(20, 8, bands, own_words if tied else None, tie_proj)
     ours.load_state_dict(dict(theirs.named_parameters(remove_duplicate=False)))
     features = torch.linspace(-3, 3, 48).view(2, 3, 8)
     log_probs = ours.log_probs(features)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_ms import core
-from fairseq_ms.core.stream_state import Mems
-from fairseq_ms.core.streaming import WHOLE, Pasts, StreamingModel
+from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
+from fairseq_ms.core.streaming import StreamingModel
 
 VOCABULARY = 13
 # float64; sums of a few hundred terms of order 1, through at most seven layers.

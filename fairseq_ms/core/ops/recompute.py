@@ -97,11 +97,6 @@ def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Te
     return torch.lt(lanes, round(keep_prob(p) * _LEVELS) - _LEVELS // 2, out=mask)
 
 
-def scaled_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """The dropout mask of a seed: 0 with probability p, else 1 / (1 - p)."""
-    return keep_mask(seed, shape, p, like).mul_(1.0 / keep_prob(p))
-
-
 class DropoutMasks:
     """The masks of one dropout, drawn from one seed: the same ones in forward and backward.
 
@@ -115,8 +110,8 @@ class DropoutMasks:
         self.keep_prob = keep_prob(p)
 
     def scaled(self, like: Tensor) -> Tensor:
-        """The mask of a whole tensor, as ``scaled_mask``."""
-        return scaled_mask(self.seed, like.shape, self.p, like)
+        """The mask of a whole tensor: 0 with probability p, else 1 / (1 - p)."""
+        return keep_mask(self.seed, like.shape, self.p, like).mul_(1.0 / self.keep_prob)
 
     def keep(self, like: Tensor, index: int, place: tuple[int, ...] = ()) -> Tensor:
         """The mask of one piece of many, as ``keep_mask``: number ``index`` at a place."""

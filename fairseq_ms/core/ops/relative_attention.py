@@ -15,7 +15,6 @@ its place is only another way of reading the same memory::
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch.nn import functional as F
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import Norm
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import drop
+from fairseq_ms.core.ops.recompute import autocast_dtype, autocast_to, drop
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -249,10 +248,8 @@ def segment_attention(
         states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
         states_BSD = norm(states_BSD) if norm is not None else states_BSD
         return relative_attention(*heads_of(states_BSD, length, qkv, heads), r_PNH, u_NH, v_NH, dropout)
-    device = x_BTD.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else x_BTD.dtype
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+    dtype = autocast_dtype(x_BTD.device) or x_BTD.dtype
+    with autocast_to(x_BTD.device, None):
         q_NBTH, kv_NBSH = _ProjectHeads.apply(
             x_BTD.to(dtype),
             memory_BMD.to(dtype),

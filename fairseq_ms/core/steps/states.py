@@ -211,7 +211,7 @@ class FixedBottomUp(FixedState, BottomUpState):
 
     def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
         blocks: Any = self.aggregation[level]
-        return blocks.read(q_BNTH, sinks_N).transpose(1, 2)
+        return blocks.read(q_BNTH, sinks_N)
 
     def kind(self, length: int) -> int:
         # The last position of the greatest block that ends, or of none.

@@ -17,7 +17,7 @@ from fairseq_ms.core.ops.linear import (
     activation_linear,
     norm_linear,
 )
-from fairseq_ms.core.ops.recompute import scaled_mask
+from fairseq_ms.core.ops.recompute import DropoutMasks
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 
@@ -41,7 +41,7 @@ def test_activation_and_dropout_before_a_projection_equal_autograd(
     inputs = [x, *linear.parameters()]
     ours = activation_linear(x, activation, p, linear, recompute=True)
     hidden = ACTIVATIONS[activation](x)
-    plain = F.linear(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden, *linear.parameters())
+    plain = F.linear(hidden * DropoutMasks(p).scaled(hidden) if p else hidden, *linear.parameters())
     assert_same_with_gradients(ours, plain, inputs)
 
 
@@ -118,5 +118,5 @@ def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(
     monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
     ours = block(x)
     hidden = F.gelu(block.up(block.norm(x)))
-    plain = block.down(hidden * scaled_mask(99, hidden.shape, p, hidden) if p else hidden)
+    plain = block.down(hidden * DropoutMasks(p).scaled(hidden) if p else hidden)
     assert_same_with_gradients(ours, plain, inputs)

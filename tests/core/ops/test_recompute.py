@@ -8,13 +8,13 @@ import torch
 from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.layers import TransformerLayer
 from fairseq_ms.core.ops.recompute import (
+    DropoutMasks,
     draw_seed,
     draw_uniform,
     dropout,
     keep_mask,
     keep_prob,
     recomputed,
-    scaled_mask,
 )
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 
@@ -60,7 +60,7 @@ def test_a_mask_keeps_the_wanted_share_and_the_mean(p: float, dtype: torch.dtype
     assert keep_prob(p) == pytest.approx(1.0 - p, abs=2**-17)
     # Five standard deviations of the mean of independent draws.
     assert mask.double().mean().item() == pytest.approx(1.0 - p, abs=5.0 * math.sqrt(p * (1.0 - p) / count) + 2**-16)
-    assert scaled_mask(3, (count,), p, mask.double()).mean().item() == pytest.approx(1.0, abs=0.03)
+    assert DropoutMasks(p).scaled(mask.double()).mean().item() == pytest.approx(1.0, abs=0.03)
 
 
 def test_neighbours_in_a_mask_are_independent() -> None:

@@ -52,22 +52,19 @@ class BottomUpScale(nn.Module):
     """One coarse scale: pooling the finer scale's output, a norm, layers over blocks.
 
     Args:
-        factor: tokens a block, k
+        scale: tokens a block, k, and how many layers
         ratio: its factor over the finer scale's
-        layers: how many
-        config: what the layers have in common
-        downsampler: "avg", "max" or "conv"
+        config: what the layers have in common, and how blocks are pooled
     """
 
-    def __init__(self, factor: int, ratio: int, layers: int, config: ModelConfig, downsampler: str) -> None:
+    def __init__(self, scale: Scale, ratio: int, config: BottomUpConfig) -> None:
         super().__init__()
         self.config = config
-        self.factor = factor
-        self.ratio = ratio
+        self.factor, self.ratio = scale.factor, ratio
         self.recompute = config.recompute
-        self.pool = Downsample(downsampler, config.dim, ratio)
+        self.pool = Downsample(config.downsampler, config.dim, ratio)
         self.norm = config.make_norm()
-        self.stack = TransformerStack(config, layers)
+        self.stack = TransformerStack(config, scale.layers)
 
     def forward(
         self,
@@ -203,8 +200,7 @@ class BottomUp(LanguageModel):
             raise ValueError(f"scales must have one beside 1x: got {config.scales[0]}")
         finest, *coarse = config.scales
         self.coarse = TypedList(
-            BottomUpScale(scale.factor, scale.factor // finer.factor, scale.layers, config, config.downsampler)
-            for finer, scale in pairwise(config.scales)
+            BottomUpScale(scale, scale.factor // finer.factor, config) for finer, scale in pairwise(config.scales)
         )
         shared = share_heads(coarse, config.heads)
         attention = AggregationAttention(config, {scale.factor: scale.heads for scale in shared})

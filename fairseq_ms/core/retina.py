@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
-from fairseq_ms.core.config import LayerConfig, ModelConfig
+from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import merge_heads
@@ -54,12 +54,11 @@ class RetinaAttention(nn.Module):
     Listing 3, Table 4).
 
     Args:
-        config: sizes and probabilities
+        config: sizes and probabilities, and how blocks are pooled
         scales: the windows with their heads, whose number divides D, 1x first
-        downsampler: "avg", "max" or "conv"
     """
 
-    def __init__(self, config: LayerConfig, scales: Sequence[Scale], downsampler: str = "avg") -> None:
+    def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:
         super().__init__()
         dim, heads = config.dim, sum(scale.heads for scale in scales)
         assert scales[0].factor == 1
@@ -76,7 +75,7 @@ class RetinaAttention(nn.Module):
         finest, *widths = [count * self.head_dim for count in self.heads.values()]
         rows = (dim, finest, finest)
         self.fine = projection(dim, sum(rows), config.bias, rows)
-        self.pools = TypedList(Downsample(downsampler, dim, factor) for factor in list(self.heads)[1:])
+        self.pools = TypedList(Downsample(config.downsampler, dim, factor) for factor in list(self.heads)[1:])
         self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
         self.qk = QueryKey(config, self.head_dim, heads)
         self.out = projection(dim, dim, config.bias)
@@ -254,7 +253,7 @@ class Retina(LanguageModel):
             raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
         self.turns = window_turns(config.scales, config.heads, config.layers)
         self.head_dim = config.dim // config.heads
-        each = (RetinaAttention(config, windows, config.downsampler) for windows in cycle(self.turns))
+        each = (RetinaAttention(config, windows) for windows in cycle(self.turns))
         self.layers = TypedList(ResidualLayer(config, next(each), config.layers) for _ in range(config.layers))
         self.norm = config.last_norm()
         self.reset_parameters()

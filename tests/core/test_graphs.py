@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms import core
 from fairseq_ms.core.cache import State
@@ -22,6 +21,7 @@ from fairseq_ms.core.steps.buffers import FixedState
 from fairseq_ms.core.steps.chunks import FixedChunks
 from fairseq_ms.core.steps.chunks import tensors as tensors_of
 from tests.core.test_model import NAMES, build
+from tests.helpers.operations import Operations
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
 ROTARY: dict[str, Any] = {"positions": "rotary", "dim": 48, "qk_norm": "scaled", "short_conv": 3, "sinks": True}
@@ -178,19 +178,6 @@ def test_nothing_in_a_step_waits_for_the_device(which: str) -> None:
             assert token_B1.device.type == device
 
 
-class Operations(TorchDispatchMode):
-    """Counts what would be a kernel of a GPU: all operations but views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "empty")):
-            self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("scales", "parts", "writes", "calls", "ratio"),
     [
@@ -209,7 +196,7 @@ def test_a_step_writes_all_windows_of_a_layer_at_once_and_reads_small_ones_toget
         steps = Steps(build(name, layers=12, max_positions=CAPACITY, **changes), 1, CAPACITY)
         with Operations() as operations:
             steps.step(-1)
-        found.append(operations.counts)
+        found.append(Counter(operations.kernels))
     vanilla, retina = found
     assert (vanilla["index_copy_"], retina["index_copy_"]) == (12, writes)
     assert sum(count for name, count in retina.items() if "attention" in name) == calls

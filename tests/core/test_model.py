@@ -196,13 +196,16 @@ def test_a_text_ends_with_the_symbol_that_ends_texts_and_generation_with_its_lon
 
 
 def test_generation_continues_a_state_and_leaves_the_mode_of_the_model() -> None:
-    model, prompt = build("Retina").double().train(), torch.randint(11, (2, 20))
+    model: Any = build("Retina").double().train()
+    prompt = torch.randint(11, (2, 20))
     whole = model.generate(prompt, 9, temperature=0.0)
     state = model.new_state(2)
     with torch.no_grad():
         model.eval().features(prompt[:, :13], state)
-    assert model.train().generate(prompt[:, 13:], 9, temperature=0.0, state=state).equal(whole[:, 13:])
+    model.train().embed.eval()
+    assert model.generate(prompt[:, 13:], 9, temperature=0.0, state=state).equal(whole[:, 13:])
     assert model.training
+    assert not model.embed.training
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "CoarseLM"])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ms import core
 from fairseq_ms.core.iem import ImplicitEmbedding
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
 from tests.core.test_model import ADAPTIVE, NAMES, build
+from tests.helpers.operations import Operations
 
 # No width of these models.
 SYMBOLS = 37
@@ -139,24 +139,14 @@ def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: 
     torch.testing.assert_close(list(model.parameters()), list(naive.parameters()), rtol=0, atol=3 * 0.02 * 2**-8)
 
 
-class Launches(TorchDispatchMode):
-    """Counts operations, whatever they work on."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **kwargs or {})
-
-
 def test_an_update_of_more_layers_takes_no_more_launches() -> None:
     counts = []
     for layers in (1, 3):
         model = build("Vanilla", vocab_size=SYMBOLS, layers=layers)
         updates(model, optimizer := core.muon_and_adamw(model, 0.02, 0.005), 1)
-        with Launches() as launches:
+        with Operations() as operations:
             optimizer.step()
-        counts.append(launches.count)
+        counts.append(len(operations.kernels))
     assert counts[0] == counts[1] > 0
 
 

@@ -8,24 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_ms.core import (
-    HRED,
-    HREDConfig,
-    TransformerQL,
-    TransformerQLConfig,
-    TransformerXL,
-    TransformerXLConfig,
-    Vanilla,
-    VanillaConfig,
-)
 from fairseq_ms.core.adaptive import Bands
-from fairseq_ms.core.cache import CannotTruncate
 from fairseq_ms.core.scales import Scale
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
-SIZES: dict[str, Any] = {"vocab_size": 50, "dim": 32, "ffn_dim": 64, "heads": 4}
-VANILLA = VanillaConfig(**SIZES, layers=1)
-XL = TransformerXLConfig(**SIZES, layers=2)
 TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(1))
 TEXT = torch.zeros(2, 9, dtype=torch.long)
 # What reads a text.
@@ -149,12 +135,6 @@ def test_tokens_that_the_model_does_not_know_are_refused(name: str, changes: dic
             call(model, text)
 
 
-def test_a_state_says_where_it_can_be_cut_off() -> None:
-    state = build("TransformerXL", vocab_size=50)(TOKENS[:, :9])[1]
-    with pytest.raises(CannotTruncate, match=r"length must be .* got -1"):
-        state.truncate(-1)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_lists_are_as_good_as_tuples(name: str) -> None:
     config = build(name).config
@@ -189,9 +169,10 @@ def test_tokens_and_targets_may_be_integers_of_any_width(name: str) -> None:
         assert model.generate(narrow, 2, temperature=0).equal(model.generate(tokens, 2, temperature=0))
 
 
-@pytest.mark.parametrize("model", [Vanilla(VANILLA), TransformerXL(XL)])
+@pytest.mark.parametrize("name", ["Vanilla", "TransformerXL"])
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_target_below_zero_is_refused_unless_it_is_ignored(model: Vanilla | TransformerXL, grad: bool) -> None:
+def test_a_target_below_zero_is_refused_unless_it_is_ignored(name: str, grad: bool) -> None:
+    model = build(name, vocab_size=50)
     targets = torch.full_like(TOKENS, -1)
     with torch.set_grad_enabled(grad), pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         model.loss(TOKENS, targets)
@@ -200,18 +181,18 @@ def test_a_target_below_zero_is_refused_unless_it_is_ignored(model: Vanilla | Tr
 
 @torch.no_grad()
 def test_a_state_does_not_change_with_the_tensor_that_it_has_read() -> None:
-    model = Vanilla(VANILLA).eval()
+    model = build("Vanilla", vocab_size=50).double()
     expected = model(TOKENS[:, :8])[0][:, 4:]
     buffer = TOKENS[:, :4].clone()
     _, state = model(buffer)
     buffer.copy_(TOKENS[:, 4:8])
-    # Sums over more keys at once or fewer.
-    torch.testing.assert_close(model(buffer, state)[0], expected, rtol=0, atol=1e-6)
+    # float64: sums over more keys at once or fewer.
+    torch.testing.assert_close(model(buffer, state)[0], expected, rtol=0, atol=1e-9)
 
 
 @torch.no_grad()
 def test_reading_a_stream_copies_no_tokens_but_those_of_the_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = TransformerQL(TransformerQLConfig(**SIZES, segment_len=8, mem_len=8)).eval()
+    model = build("TransformerQL", vocab_size=50, segment_len=8, mem_len=8).double()
     state = model.new_state(2)
     longest, cat = [0], torch.cat
 
@@ -230,15 +211,7 @@ def test_reading_a_stream_copies_no_tokens_but_those_of_the_segment(monkeypatch:
     for tokens in TOKENS[:, :21].split(5, dim=1):
         model(tokens, state)
     state.truncate(19)
-    torch.testing.assert_close(model(TOKENS[:, 19:20], state)[0], expected[:, 19:], rtol=0, atol=1e-5)
-
-
-def test_generating_leaves_the_mode_of_every_part() -> None:
-    model = Vanilla(VANILLA).train()
-    model.embed.eval()
-    model.generate(TOKENS, 1)
-    assert model.training
-    assert not model.embed.training
+    torch.testing.assert_close(model(TOKENS[:, 19:20], state)[0], expected[:, 19:], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +245,6 @@ def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
 
 
 def test_a_main_model_without_positions_reads_texts_of_any_length() -> None:
-    model = HRED(HREDConfig(vocab_size=50, separators=(3,), max_positions=16, main_units=8, encoder_units=8)).eval()
+    model = build("HRED", vocab_size=50, max_positions=16, main_units=8, encoder_units=8)
     assert model.max_length() is None
     assert model(TOKENS)[0].shape == (2, 24, 50)

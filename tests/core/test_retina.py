@@ -57,10 +57,10 @@ def test_windows_equal_dense_attention_with_a_mask(seed: int, recompute: bool) -
     rng = random.Random(seed)
     scales = random_windows(rng)
     heads = sum(scale.heads for scale in scales)
-    config = core.RetinaConfig(
-        vocab_size=5, dim=3 * heads, ffn_dim=4, heads=heads, attention_dropout=0.0, recompute=recompute
-    )
-    layer = RetinaAttention(config, scales, rng.choice(["avg", "max", "conv"])).double()
+    sizes: dict[str, Any] = {"vocab_size": 5, "dim": 3 * heads, "ffn_dim": 4, "heads": heads, "recompute": recompute}
+    pooling = rng.choice(["avg", "max", "conv"])
+    config = core.RetinaConfig(**sizes, attention_dropout=0.0, downsampler=pooling)
+    layer = RetinaAttention(config, scales).double()
     for parameter in layer.norm.parameters() if layer.norm is not None else ():
         torch.nn.init.normal_(parameter)
     length = rng.choice([1, 2, 7, 31, 64, 65, 150, 197])

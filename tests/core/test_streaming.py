@@ -186,5 +186,6 @@ def test_a_memory_of_another_batch_size_is_refused(name: str) -> None:
 def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:
     model = model_of("TransformerXL", 0)
     _, state = model(tokens_of(1, 5))
-    with pytest.raises(core.cache.CannotTruncate):
-        state.truncate(4)
+    for length in (4, -1):
+        with pytest.raises(core.cache.CannotTruncate):
+            state.truncate(length)

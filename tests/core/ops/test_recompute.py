@@ -16,6 +16,7 @@ from fairseq_ms.core.ops.recompute import (
     keep_prob,
     recomputed,
 )
+from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 
 
@@ -139,19 +140,9 @@ def test_gradients_of_a_layer_with_dropout_are_its_slope(recompute: bool) -> Non
 @pytest.mark.cpu
 def test_recomputing_keeps_about_half_of_what_autograd_keeps() -> None:
     def kept(recompute: bool) -> int:
-        storages = {}
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        torch.manual_seed(1)
         layer = TransformerLayer(LayerConfig(dim=48, ffn_dim=192, heads=4, recompute=recompute))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = layer(torch.randn(2, 64, 48, requires_grad=True))
-        owned = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-        del result
-        return sum(t.untyped_storage().nbytes() for pointer, t in storages.items() if pointer not in owned)
+        x = torch.randn(2, 64, 48, requires_grad=True)
+        return saved_bytes(lambda: layer(x), layer)
 
     unit = 2 * 64 * 48 * 4
     # x, queries, keys and values, x after attention, and four times its width in the middle: 1 + 3 + 1 + 4.

@@ -73,7 +73,7 @@ step "[1/4] the virtual environment" "$PYTHON" -m venv "$VENV"
 # torch brings what its build for this machine needs; the other pins are complete.
 step "[2/4] torch and numpy" pip install -r "$HERE/build.txt"
 step "[3/4] libraries" pip install --no-deps --no-build-isolation -r "$HERE/libraries.txt"
-# Its setup.py compiles nothing under READTHEDOCS; fairseq_ms/host/uncompiled.py does in NumPy what language models need.
+# Its setup.py compiles nothing under READTHEDOCS; fairseq_ms/host/uncompiled.py does what language models need.
 # A wheel from the index or from pip's cache may have been compiled against another torch or numpy.
 step "[4/4] fairseq, as Python" env READTHEDOCS=1 "$VENV/bin/python" -m pip --quiet --disable-pip-version-check --no-input \
     install --no-deps --no-build-isolation --no-cache-dir --no-binary fairseq-fixed -r "$HERE/fairseq.txt"

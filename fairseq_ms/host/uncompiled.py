@@ -1,4 +1,4 @@
-"""What language models call of fairseq's compiled modules, in NumPy, where fairseq was installed without compiling it.
+"""What language models call of fairseq's compiled modules, in Python, where fairseq was installed without compiling it.
 
 Results are those of the compiled functions, which stay in use where there are any. Batches of fixed shapes, the
 Levenshtein transformer and balanced assignment are not here.
@@ -35,31 +35,22 @@ def batch_by_size_vec(
     if not len(indices):
         return []
     assert max_tokens <= 0 or sizes.max() <= max_tokens, f"Sentences lengths should not exceed max_tokens={max_tokens}"
-    ends: list[int] = []
-    begin = 0
-    while begin < len(indices):
-        rows = _rows_that_fit(sizes[begin:], max_tokens, max_sentences)
-        after = begin + rows
-        end = after if rows < bsz_mult else after - rows % bsz_mult
-        ends.append(end)
-        # The rows that are left over begin the next batch; if the next row does not fit beside them, they are one.
-        if end < after < len(indices) and 0 < max_tokens < sizes[end : after + 1].max() * (after + 1 - end):
-            ends.append(end := after)
-        begin = end
-    return np.split(indices, ends[:-1])
-
-
-def _rows_that_fit(sizes: np.ndarray, max_tokens: int, max_sentences: int) -> int:
-    """How many rows at the front make a batch."""
-    most = len(sizes)
-    if max_sentences > 0:
-        most = min(most, max_sentences)
-    if max_tokens <= 0:
-        return most
-    if sizes[0]:
-        most = min(most, max_tokens // int(sizes[0]))
-    tokens = np.maximum.accumulate(sizes[:most]) * np.arange(1, most + 1)
-    return int(np.searchsorted(tokens, max_tokens, side="right"))
+    # Rows from begin to end are a batch, and those after them too few to make it a larger one.
+    ends, begin, end, longest, longest_after = list[int](), 0, 0, 0, 0
+    for place, size in enumerate(sizes.tolist()):
+        longest_after = max(longest_after, size)
+        rows = place + 1 - begin
+        is_full = rows > max_sentences > 0 or rows * max(longest, longest_after) > max_tokens > 0
+        if is_full:
+            ends.append(end)
+            # The rows that are left over begin the next batch; if this row does not fit beside them, they are one.
+            if (place + 1 - end) * longest_after > max_tokens > 0:
+                ends.append(end := place)
+                longest_after = size
+            begin, longest = end, 0
+        if is_full or rows < bsz_mult or rows % bsz_mult == 0:
+            end, longest, longest_after = place + 1, max(longest, longest_after), 0
+    return np.split(indices, ends if end == len(indices) else [*ends, end])
 
 
 def batch_by_size_fn(
@@ -95,24 +86,20 @@ def get_slice_indices(sizes: np.ndarray, break_mode: str, block_size: int, docum
         return np.stack([begin, np.minimum(begin + block_size, total)], axis=1)
     if break_mode not in ("complete", "complete_doc"):
         raise ValueError(f"Invalid break_mode: {break_mode}")
-    of_documents = break_mode == "complete_doc"
-    # From each sentence: where the first that does not fit beside it begins, or the first after one that alone is
-    # too long.
-    full = np.searchsorted(ends, starts + block_size, side="right")
-    alone = np.searchsorted(ends, starts, side="right") + 1
-    after = np.minimum(np.maximum(full, alone), len(sizes))
-    separates = sizes == document_sep_len if of_documents else np.zeros(len(sizes), dtype=bool)
-    if of_documents:
-        places = np.append(np.flatnonzero(separates), len(sizes))
-        after = np.minimum(after, places[np.searchsorted(places, np.arange(len(sizes)))])
-    slices, sentence = list[tuple[int, int]](), 0
-    edges, next_of, separator = np.append(starts, ends[-1:]).tolist(), after.tolist(), separates.tolist()
-    while sentence < len(sizes):
-        following = sentence + 1 if separator[sentence] else next_of[sentence]
-        if not separator[sentence] and edges[following] - edges[sentence] > int(of_documents):
-            slices.append((edges[sentence], edges[following]))
-        sentence = following
-    return np.array(slices, dtype=np.int64).reshape(-1, 2)
+    slices, begin, length = list[tuple[int, int]](), 0, 0
+    for size in sizes.tolist():
+        separates = break_mode == "complete_doc" and size == document_sep_len
+        if length and (separates or length + size > block_size):
+            slices.append((begin, begin + length))
+            begin, length = begin + length, 0
+        if separates:
+            begin += size
+        else:
+            length += size
+    slices.append((begin, begin + length))
+    # A document of its end alone is none.
+    least = 2 if break_mode == "complete_doc" else 1
+    return np.array([(first, last) for first, last in slices if last - first >= least], dtype=np.int64).reshape(-1, 2)
 
 
 def get_block_to_dataset_index(sizes: np.ndarray, slice_indices: np.ndarray) -> np.ndarray:

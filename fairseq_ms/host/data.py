@@ -25,7 +25,6 @@ from fairseq import utils
 from fairseq.data import indexed_dataset
 from fairseq.data.iterators import BackgroundConsumer
 from fairseq.distributed import utils as distributed_utils
-from hydra.core.hydra_config import HydraConfig
 from torch import Tensor, distributed
 
 from fairseq_ms.errors import UsageError
@@ -151,12 +150,6 @@ def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
                 f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx has changed since "
                 "(--reset-dataloader begins a new epoch of the data as they are)"
             )
-
-
-def read_every_row(cfg: Any) -> None:
-    """Let batches have any number of rows under hydra, too: it composes fairseq's 8 before this package is read."""
-    if ("job_logging_cfg" in cfg or HydraConfig.initialized()) and cfg.dataset.required_batch_size_multiple == 8:
-        cfg.dataset.required_batch_size_multiple = 1
 
 
 def batch_rows(

@@ -62,12 +62,11 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
 
     with compat.logging_untouched():
         importlib.import_module("fairseq_cli.train")
-    from fairseq import checkpoint_utils, options
+    from fairseq import checkpoint_utils, options, scoring
     from fairseq.data import data_utils, indexed_dataset
     from fairseq.distributed import utils as distributed_utils
     from fairseq.file_io import PathManager
     from fairseq.models import BaseFairseqModel, distributed_fairseq_model
-    from fairseq.scoring.bleu import Scorer
     from fairseq.tasks import FairseqTask, LegacyFairseqTask
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -94,8 +93,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
         numbered = interactive.Numbered()
         found += [(program, "buffered_read", numbered.read), (program, "make_batches", numbered.batch)]
     if not uncompiled.has("fairseq.libbleu"):
-        counts = uncompiled.NgramCounts
-        found += [(Scorer, "__init__", counts.begin), (Scorer, "reset", counts.reset), (Scorer, "add", counts.add)]
+        found.append((scoring, "build_scorer", uncompiled.by_sacrebleu))
     return found
 
 

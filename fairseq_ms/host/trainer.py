@@ -25,6 +25,7 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
+from hydra.core.hydra_config import HydraConfig
 from torch import distributed, isfinite, save
 
 from fairseq_ms.core.layers import compile_layers
@@ -58,7 +59,9 @@ class Trainer(fairseq_trainer.Trainer):
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
         rules.refuse_to_train(cfg)
         rules.warn_of_warmup(cfg)
-        data.read_every_row(cfg)
+        # Batches of any number of rows under hydra, too: it composes fairseq's 8 before this package is read.
+        if ("job_logging_cfg" in cfg or HydraConfig.initialized()) and cfg.dataset.required_batch_size_multiple == 8:
+            cfg.dataset.required_batch_size_multiple = 1
         check_criterion(criterion, model, cfg)
         forget_best()
         super().__init__(cfg, task, model, criterion, quantizer)
@@ -163,8 +166,6 @@ class Trainer(fairseq_trainer.Trainer):
             iterator.dataloader = None
         if repeat:
             iterator.epoch = epoch
-            if callable(getattr(iterator, "batch_sampler", None)):
-                iterator._frozen_batches = None
             iterator.dataset.set_epoch(epoch)
         return iterator
 

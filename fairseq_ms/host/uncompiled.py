@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from omegaconf import DictConfig
 
 from fairseq_ms.errors import UsageError
 
@@ -82,8 +82,8 @@ def get_slice_indices(sizes: np.ndarray, break_mode: str, block_size: int, docum
         return np.stack([starts, ends], axis=1)
     if break_mode == "none":
         total = int(sizes.sum())
-        begin = np.arange(0, total, block_size, dtype=np.int64)
-        return np.stack([begin, np.minimum(begin + block_size, total)], axis=1)
+        first = np.arange(0, total, block_size, dtype=np.int64)
+        return np.stack([first, np.minimum(first + block_size, total)], axis=1)
     if break_mode not in ("complete", "complete_doc"):
         raise ValueError(f"Invalid break_mode: {break_mode}")
     slices, begin, length = list[tuple[int, int]](), 0, 0
@@ -99,7 +99,7 @@ def get_slice_indices(sizes: np.ndarray, break_mode: str, block_size: int, docum
     slices.append((begin, begin + length))
     # A document of its end alone is none.
     least = 2 if break_mode == "complete_doc" else 1
-    return np.array([(first, last) for first, last in slices if last - first >= least], dtype=np.int64).reshape(-1, 2)
+    return np.array([span for span in slices if span[1] - span[0] >= least], dtype=np.int64).reshape(-1, 2)
 
 
 def get_block_to_dataset_index(sizes: np.ndarray, slice_indices: np.ndarray) -> np.ndarray:
@@ -117,47 +117,10 @@ def _sentence_of(edges: np.ndarray, places: np.ndarray) -> np.ndarray:
     return np.where(edges[found] == places, found, found - 1)
 
 
-class NgramCounts:
-    """What fairseq's ``Scorer`` of BLEU counts, in its fields.
-
-    ``fairseq-generate`` prints the score after its texts.
-    """
-
-    @staticmethod
-    def begin(_: Callable[..., None], scorer: Any, cfg: Any) -> None:
-        """The constructor of a ``Scorer`` without its library."""
-        from fairseq.scoring.bleu import BleuStat
-
-        scorer.stat, scorer.pad, scorer.eos, scorer.unk = BleuStat(), cfg.pad, cfg.eos, cfg.unk
-        NgramCounts.reset(_, scorer)
-
-    @staticmethod
-    def reset(_: Callable[..., None], scorer: Any, one_init: bool = False) -> None:
-        """Begin at zero; with ``one_init``, n-grams of two and more at one."""
-        for name, _kind in scorer.stat._fields_:
-            setattr(scorer.stat, name, int(one_init and name[-1] in "234"))
-
-    @staticmethod
-    def add(_: Callable[..., None], scorer: Any, ref: Any, pred: Any) -> None:
-        """Count the n-grams of a text and those that it shares with a reference, but for unknown words."""
-        ref, pred = (_trimmed(row.flatten().tolist(), scorer.pad, scorer.eos) for row in (ref, pred))
-        ref = [None if token == scorer.unk else token for token in ref]
-        stat = scorer.stat
-        stat.reflen += len(ref)
-        stat.predlen += len(pred)
-        for n in range(1, 5):
-            in_ref, in_pred = (Counter(zip(*(row[first:] for first in range(n)))) for row in (ref, pred))
-            setattr(stat, f"count{n}", getattr(stat, f"count{n}") + in_pred.total())
-            setattr(stat, f"match{n}", getattr(stat, f"match{n}") + (in_ref & in_pred).total())
-
-
-def _trimmed(tokens: list[int], pad: int, eos: int) -> list[int]:
-    """Without padding in front, and without the ends of lines and padding after the first token."""
-    while tokens and tokens[0] == pad:
-        tokens = tokens[1:]
-    while len(tokens) > 1 and tokens[-1] in (pad, eos):
-        tokens = tokens[:-1]
-    return tokens
+def by_sacrebleu(original: Callable[..., Any], choice: Any, *args: Any) -> Any:
+    """``build_scorer``, whose default counts BLEU by a compiled library, for the last line of ``fairseq-generate``."""
+    name = choice._name if isinstance(choice, DictConfig) else choice
+    return original("sacrebleu" if name == "bleu" else choice, *args)
 
 
 _MODULES = {

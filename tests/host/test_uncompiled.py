@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import sacrebleu
-import torch
-from fairseq.scoring.bleu import Scorer
+from fairseq import scoring
+from omegaconf import OmegaConf
 
 from fairseq_ms.host import uncompiled
 
@@ -58,23 +57,14 @@ def test_blocks_and_their_sentences_are_those_of_the_compiled_functions(mode: st
         uncompiled.get_slice_indices(sizes, "words", 3, 1)
 
 
-def test_bleu_is_sacrebleu_s_but_for_unknown_words_and_the_ends_of_lines() -> None:
-    pad, eos, unk = 1, 2, 3
-    scorer, ours = Scorer.__new__(Scorer), uncompiled.NgramCounts
-    ours.begin(Scorer.__init__, scorer, SimpleNamespace(pad=pad, eos=eos, unk=unk))
-    texts, references = [], []
-    for _ in range(20):
-        reference = RNG.integers(4, 9, int(RNG.integers(5, 30)))
-        text = np.where(RNG.random(len(reference)) < 0.8, reference, RNG.integers(4, 9, len(reference)))
-        reference[RNG.integers(len(reference))] = unk
-        ours.add(Scorer.add, scorer, torch.IntTensor([*reference, eos]), torch.IntTensor([pad, *text, eos, pad]))
-        texts.append(" ".join(map(str, text)))
-        references.append(" ".join("unknown" if word == unk else str(word) for word in reference))
-    expected = sacrebleu.corpus_bleu(texts, [references], tokenize="none", smooth_method="none").score
-    assert scorer.score() == pytest.approx(expected)
-    ours.reset(Scorer.reset, scorer, one_init=True)
-    assert scorer.stat.match1 == 0
-    assert scorer.stat.count4 == 1
+def test_bleu_is_counted_by_sacrebleu_and_another_score_is_what_it_was() -> None:
+    asked: list[object] = []
+    for choice in ("bleu", OmegaConf.create({"_name": "bleu"}), "wer"):
+        uncompiled.by_sacrebleu(lambda *given: asked.append(given), choice, "words")
+    assert asked == [("sacrebleu", "words"), ("sacrebleu", "words"), ("wer", "words")]
+    scorer = scoring.build_scorer("sacrebleu", None)
+    scorer.add_string("a b c d e", "a b c d e")
+    assert "100.00" in scorer.result_string()
 
 
 def test_compiled_modules_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from fairseq import utils
 from lm_eval.api import registry
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -62,8 +60,7 @@ class FairseqMsLM(LM):
         self.batch_size = int(batch_size)
         self.checkpoint = checkpoints.load(path, data, cpu=True)
         self.checkpoint.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        folder = Path(utils.split_paths(str(self.checkpoint.task.args.data))[0])
-        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(folder, *map(spelled.get, _PIPELINE)))
+        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE)))
         given = tokens_per_sample if tokens_per_sample is not None else context_window
         self.window: int | None = None
         self.context: int | None = None

@@ -1,5 +1,8 @@
 """Checkpoints and the data they are asked about, loaded by fairseq's own functions."""
 
+# Attributes of every trained model are properties here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import pickle
@@ -33,6 +36,8 @@ class Checkpoint(Trained):
         cfg: the configuration it was trained with
     """
 
+    label: str
+    path: str
     model: FairseqLanguageModel
     task: LanguageModelingTask
     cfg: DictConfig
@@ -70,15 +75,6 @@ class Checkpoint(Trained):
         if core is not None and core.max_length() is None:
             return None
         return int(self.model.max_positions())
-
-    @property
-    def by_line(self) -> bool:
-        """As in training, where ``--sample-break-mode`` was eos, unless it is set."""
-        return str(getattr(self.task.args, "sample_break_mode", "none")) == "eos"
-
-    @by_line.setter
-    def by_line(self, wanted: bool) -> None:
-        self.task.args.sample_break_mode = "eos" if wanted else "none"
 
     @property
     def data(self) -> str:
@@ -170,7 +166,9 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
             f"CHECKPOINT must predict all symbols that it reads: {path} was trained with --output-dictionary-size "
             f"{len(task.target_dictionary)} (fairseq-eval-lm with that flag scores all others as <unk>)"
         )
-    return Checkpoint(label, path, on_device(model, cpu), task, cfg)
+    found = Checkpoint(label, path, on_device(model, cpu), task, cfg)
+    found.by_line = str(getattr(task.args, "sample_break_mode", "none")) == "eos"
+    return found
 
 
 def load_all(specs: Sequence[str], data: str | None = None, cpu: bool = False) -> list[Checkpoint]:

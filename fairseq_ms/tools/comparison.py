@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 def load(args: argparse.Namespace, alike: bool = True) -> list[Checkpoint]:
     """The checkpoints of the command line.
 
-    Raises UsageError when results could not be written, unless all read the same symbols, where they are to be
-    ``alike``, and for a window that no model has.
+    Raises UsageError unless all read the same symbols, where they are to be ``alike``, and for a window that no model
+    has.
     """
     from fairseq_ms.tools import checkpoints
 
-    report.check_outputs(args)
     loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)
     if alike:
         checkpoints.require_one_dictionary(loaded, args.command)

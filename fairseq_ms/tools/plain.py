@@ -1,5 +1,8 @@
 """The one file that a plain loop over the core writes, ``user_dir_examples/plain_pytorch/train.py``; no fairseq."""
 
+# Attributes of every trained model are properties here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import atexit
@@ -53,9 +56,12 @@ class Plain(Trained):
         files: those of its tokenizer, until the process ends
     """
 
+    label: str
+    path: str
     model: core.CausalModel
     saved: Mapping[str, Any]
     given: str | None
+    adds_bos = False
     files: TemporaryDirectory = field(default_factory=lambda: TemporaryDirectory(prefix="fairseq_ms-"))
 
     def __post_init__(self) -> None:
@@ -83,10 +89,6 @@ class Plain(Trained):
     @property
     def segment(self) -> int:
         return int(self.model.segment_len if isinstance(self.model, StreamingModel) else self.saved["length"])
-
-    @property
-    def adds_bos(self) -> bool:
-        return False
 
     @property
     def longest(self) -> int | None:

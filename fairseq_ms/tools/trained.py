@@ -6,7 +6,6 @@ import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,6 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.arguments import check_checkpoint, register, split_label
 
 
-@dataclass
 class Trained(ABC):
     """A trained model in evaluation mode.
 
@@ -27,6 +25,15 @@ class Trained(ABC):
         label: how tables and figures call it
         path: the file it came from
         model: what has its weights
+        core: the model of the core
+        arch: what kind of model it is
+        dictionary: fairseq's, or one that answers alike
+        streaming: whether the model hands a memory from one segment to the next
+        segment: the number of tokens of a training sample; for a streaming model, of a segment
+        adds_bos: whether every sample begins with an extra symbol, which takes a position and is never scored
+        longest: the most tokens that one window can hold, an extra first symbol not counted; None if there is no limit
+        data: where the data lie that it is asked about, as it was said
+        folder: in or above it lies the manifest that says how text becomes symbols
         by_line: whether every line of the data is a text of its own
         counts: what a text that is no prepared data was found to have, as a manifest counts it
     """
@@ -34,58 +41,21 @@ class Trained(ABC):
     label: str
     path: str
     model: Any
-
+    core: CausalModel
+    arch: str
+    dictionary: Any
+    streaming: bool
+    segment: int
+    adds_bos: bool
+    longest: int | None
+    data: str
+    folder: Path
     by_line = False
     counts: ClassVar[dict[str, int]] = {}
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    @property
-    @abstractmethod
-    def core(self) -> CausalModel:
-        """The model of the core."""
-
-    @property
-    @abstractmethod
-    def arch(self) -> str:
-        """What kind of model it is."""
-
-    @property
-    @abstractmethod
-    def dictionary(self) -> Any:
-        """fairseq's dictionary, or one that answers alike."""
-
-    @property
-    @abstractmethod
-    def streaming(self) -> bool:
-        """Whether the model hands a memory from one segment to the next."""
-
-    @property
-    @abstractmethod
-    def segment(self) -> int:
-        """The number of tokens of a training sample; for a streaming model, of a segment."""
-
-    @property
-    @abstractmethod
-    def adds_bos(self) -> bool:
-        """Whether every sample begins with an extra symbol, which takes a position and is never scored."""
-
-    @property
-    @abstractmethod
-    def longest(self) -> int | None:
-        """The most tokens that one window can hold, an extra first symbol not counted; None if there is no limit."""
-
-    @property
-    @abstractmethod
-    def data(self) -> str:
-        """Where the data lie that it is asked about, as it was said."""
-
-    @property
-    @abstractmethod
-    def folder(self) -> Path:
-        """In or above it lies the manifest that says how text becomes symbols."""
 
     @abstractmethod
     def read(self, source_BT: Tensor, memory: Any = None) -> tuple[Tensor, Any]:

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.config import enough_symbols
 from fairseq_ms.lm.streaming import StreamingLanguageModel
-from fairseq_ms.lm.vocabulary import enough_symbols
 
 
 def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:

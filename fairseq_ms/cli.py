@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fairseq_ms.errors import TRACEBACK, parser_sentence, sentence_of, traceback_wanted
+from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import register
 
 PROG = "fairseq-ms"
@@ -150,6 +151,7 @@ def _run(name: str, arguments: list[str]) -> int:
         args.fairseq_flags = unknown
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    report.check_outputs(args)
     if getattr(module, "NEEDS_FAIRSEQ", True):
         register()
-    return int(module.run(args))
+    return int(module.run(args) or 0)

@@ -4,10 +4,11 @@
 name begins with `_` is none. The first line of its docstring is its help, and it defines
 
     def add_arguments(parser: argparse.ArgumentParser) -> None: ...
-    def run(args: argparse.Namespace) -> int: ...   # the exit code; 0 is success
+    def run(args: argparse.Namespace) -> int | None: ...   # the exit code, if it is another than 0
 
 It imports torch and fairseq where it uses them, inside functions, so that `--help` answers at once. When it runs, all
-models, tasks and criterions are registered, unless it says `NEEDS_FAIRSEQ = False`. `args.command` is its name.
+models, tasks and criterions are registered, unless it says `NEEDS_FAIRSEQ = False`, and what `--json` and its like name
+can be written. `args.command` is its name.
 
 A flag has fairseq's name where fairseq has one, and otherwise the name that other commands have for the same thing;
 `arguments.add_flag` keeps its older names, which no help shows, and `add_counts` declares counts in a line each. What

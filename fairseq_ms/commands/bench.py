@@ -2,13 +2,11 @@
 
 import argparse
 import importlib
-import logging
 import os
 import sys
 from pathlib import Path
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import add_choice, add_counts, register
 
 # Registered here, after the environment is set that torch's threads read when they start.
@@ -16,7 +14,6 @@ NEEDS_FAIRSEQ = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="tables to measure, or all (default: list them)")
     add_choice(parser, "--device", ("cpu", "cuda"), "where models run")
     add_counts(parser, ("--rounds", 7, "timed rounds"), ("--threads", None, "CPU threads (default: torch's choice)"))
@@ -35,21 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for every section; the exit code is 1 if a parity check failed."""
-    report.check_outputs(args)
     root = Path(__file__).resolve().parents[2]
     if not (root / "benchmarks" / "command.py").is_file():
         raise UsageError(
             f"bench needs the folder benchmarks of a checkout beside the package, and there is none in {root}: "
             "clone the repository and install it with pip install -e ."
         )
-    if args.clock == "cpu":
-        # Threads that spin while they wait take the processor from the thread they wait for: on a busy machine, a step
-        # takes twenty times as long. On a quiet one, waking them can cost as much as the work.
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Asking whether there is a GPU must not start CUDA here: the processes that measure are forked from this one.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # Benchmarks build models by the dozen, and fairseq logs every one of them.
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
     register()
     # In front, so that whatever else is installed under the name is not taken for these benchmarks.
     sys.path.insert(0, str(root))

@@ -43,7 +43,6 @@ _SHARED: dict[str, dict[str, object]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which preset, and where to write."""
     help = (
         "a preset, as --arch names it, or a run of HAED such as characters_iem: characters_* or pixels_* with "
         "hred, hred_transformer, haed, iem, finetune or end_to_end"
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale-windows", metavar="WINDOWS", help=help)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print or write the file, or print the presets."""
     if (args.preset is not None) + args.list + (args.flags is not None) != 1:
         raise UsageError(f"PRESET or --list must be given, or --flags, and one alone: got {args.preset or 'none'}")
@@ -76,10 +75,10 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         shown = [preset for preset in CONFIGS.values() if args.papers or preset.recipe.source == OWN]
         print(listed(shown))
-        return 0
+        return
     if args.flags is not None:
         print(flags_of(args.flags))
-        return 0
+        return
     if presets := [name for name, preset in CONFIGS.items() if preset.model == args.preset != name]:
         raise UsageError(
             f"PRESET must be a preset: {args.preset} is an architecture, whose presets are {', '.join(presets)}"
@@ -96,13 +95,12 @@ def run(args: argparse.Namespace) -> int:
     text = config_text(preset, settings(preset, args.data, args.max_update, name), name)
     if args.out is None:
         print(text, end="")
-        return 0
+        return
     if args.out.is_dir():
         raise UsageError(f"--out must name a file: {args.out} is a folder")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one training may write it at once, and none must read the half of it.
     report.write_text(args.out, text)
-    return 0
 
 
 def _with_windows(preset: Preset, windows: str) -> Preset:
@@ -206,8 +204,6 @@ def half_of(data: Path, half: str) -> Path:
 def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     """How many updates one epoch takes."""
     arguments.register()
-    from fairseq_ms.data.epochs import updates_of_an_epoch
-
     task, batch = sections["task"], int(str(sections["dataset"]["batch_size"]))
     mode = str(task["sample_break_mode"])
     count = updates_of_an_epoch(folder / "train", int(str(task["tokens_per_sample"])), mode, batch)
@@ -220,6 +216,23 @@ def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
             f"to make: got {count} in {folder}"
         )
     return count
+
+
+def updates_of_an_epoch(split: Path, tokens: int, break_mode: str, rows: int) -> int:
+    """Updates of one epoch, read from the index of the data at a path without .bin and .idx.
+
+    Args:
+        tokens: of a row, T
+        break_mode: fairseq's ``--sample-break-mode``: "none", rows of T tokens each, or "eos", a row a sentence
+        rows: of an update, over all processes and accumulated gradients
+    """
+    from fairseq.data import data_utils
+
+    assert break_mode in ("none", "eos"), break_mode
+    # Kept in a variable: the lengths are views into the file that it maps.
+    sentences = data_utils.load_indexed_dataset(str(split), None)
+    count = len(sentences) if break_mode == "eos" else -(-int(sentences.sizes.sum()) // tokens)
+    return -(-count // rows)
 
 
 def config_text(preset: Preset, given: dict[str, dict[str, object]] | None = None, name: str = "") -> str:

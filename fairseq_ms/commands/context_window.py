@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print one row a context length, per checkpoint the perplexity and its band."""
     loaded = comparison.load(args)
     most = min(512, *(checkpoint.longest or 512 for checkpoint in loaded))
@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     print(comparison.band_table("context", contexts, bands, 2))
     labels = ("context given, in tokens", "perplexity")
     comparison.write(args, loaded, results, lambda figure: comparison.draw_bands(figure, contexts, bands, *labels))
-    return 0
 
 
 def choose_targets(length: int, most: int, count: int) -> np.ndarray:

@@ -12,7 +12,6 @@ NEEDS_FAIRSEQ = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The checkpoint and the folder, and what the checkpoint does not say."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file of fairseq-train, or of plain_pytorch/train.py")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
@@ -30,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--perplexity", type=Path, nargs="+", default=[], metavar="FILE", help=help)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write the folder; returns 0."""
+def run(args: argparse.Namespace) -> None:
     from fairseq_ms.export import folder, tokenizer
     from fairseq_ms.tools import report, trained
 
@@ -40,4 +38,3 @@ def run(args: argparse.Namespace) -> int:
     pipeline = tokenizer.pipeline_of(checkpoint.folder, args.level, args.tokenise, args.language, args.bpe_codes)
     folder.write(args.out, checkpoint, pipeline, args)
     print(f"{args.out}: {folder.class_name(type(checkpoint.core))}")
-    return 0

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The flags are those of lm_eval: fairseq-ms lm-eval run --help lists them."
 
 
-def run(args: argparse.Namespace) -> int:
-    """Hand the flags over to the harness, whose exit code is that of the process; returns 0."""
+def run(args: argparse.Namespace) -> None:
+    """Hand the flags over to the harness, whose exit code is that of the process."""
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError as error:
@@ -27,4 +27,3 @@ def run(args: argparse.Namespace) -> int:
 
     with patch.object(sys, "argv", ["lm_eval", *args.passed_on]):
         cli_evaluate()
-    return 0

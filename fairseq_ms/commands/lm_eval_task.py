@@ -13,14 +13,12 @@ NEEDS_FAIRSEQ = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The text, and the task's name and place."""
     parser.add_argument("text", metavar="TEXT", type=Path, help="text file (UTF-8), which is scored as one text")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the task, for lm_eval's --include_path")
     parser.add_argument("--name", default="text", help="of the task, for lm_eval's --tasks (default: %(default)s)")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write the file of the task; returns 0."""
+def run(args: argparse.Namespace) -> None:
     if not re.fullmatch(r"\w+", args.name):
         raise UsageError(f"--name must consist of letters, digits and underscores: got {args.name!r}")
     if not args.text.is_file():
@@ -31,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
     path = args.out / f"{args.name}.yaml"
     report.write_text(path, task_text(args.name, args.text.resolve()))
     print(path)
-    return 0
 
 
 def task_text(name: str, text: Path) -> str:

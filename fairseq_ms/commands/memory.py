@@ -52,9 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the footprint, the allocations of --fit or the table of --sweep."""
-    report.check_outputs(args)
     arguments.check_model(args)
     if args.data and not args.path:
         raise UsageError(f"--data goes with --path, whose dictionary it has: got {args.data} without it")
@@ -70,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         _sweep(args, asked)
     else:
         _footprint(args, asked)
-    return 0
 
 
 class _Asked(NamedTuple):
@@ -99,7 +97,7 @@ class _Asked(NamedTuple):
 def _asked(args: argparse.Namespace) -> _Asked:
     import torch
 
-    from fairseq_ms.lm.vocabulary import enough_symbols
+    from fairseq_ms.lm.config import enough_symbols
     from fairseq_ms.tools import checkpoints, training_step, untrained
 
     loaded = None

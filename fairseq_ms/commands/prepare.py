@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the data set with the flags after its name."""
     if args.dataset == "images":
         report.require_package("PIL", "fairseq-ms prepare images", "pillow")
     module = importlib.import_module(f"fairseq_ms_pipeline.datasets.{args.dataset}")

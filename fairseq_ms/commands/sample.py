@@ -25,7 +25,6 @@ _UNSETTLED = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, the prompt, how to draw, and when to stop."""
     help = "file of fairseq-train, or of plain_pytorch/train.py, or folder that fairseq-ms export wrote"
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=help)
     help = "the text to go on with, which may have several lines (default: standard input)"
@@ -66,8 +65,8 @@ class Writer:
     pipeline: Pipeline
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the prompt and its continuation; returns 0."""
+def run(args: argparse.Namespace) -> None:
+    """Print the prompt and its continuation."""
     import torch
 
     if not args.temperature >= 0 or args.sampling_topk < 0 or not 0 < args.sampling_topp <= 1:
@@ -112,7 +111,6 @@ def run(args: argparse.Namespace) -> int:
     )
     page.show(whole=True)
     print()
-    return 0
 
 
 class Page:

@@ -29,7 +29,6 @@ _NOT_SHOWN = ("Saving checkpoint", "Finished saving")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to train, on which data, and settings that override it."""
     parser.usage = f"{parser.prog} (CONFIG | PRESET --data DATA) [OPTIONS] [SECTION.NAME=VALUE ...]"
     example = "optimization.lr=[0.01] or model.dropout=0.1"
     parser.epilog = f"SECTION.NAME=VALUE is a setting in the place of the file's, such as {example}"
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help=help)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Train, by ``fairseq-hydra-train``'s own function; the same command goes on where a run has stopped."""
     if flags := [text for text in args.fairseq_flags if text.startswith("-")]:
         near = difflib.get_close_matches(flags[0], ("--data", "--max-update", "--verbose"), 1)
@@ -71,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     )
     if best is not None and int(os.environ.get("RANK", 0)) == 0:
         print(f"the model is {best}; fairseq-ms sample {best} writes with it")
-    return 0
 
 
 def _written(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """This command takes no arguments."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the absolute path of the package folder."""
+def run(args: argparse.Namespace) -> None:
     print(Path(__file__).resolve().parent.parent)
-    return 0

@@ -134,10 +134,7 @@ def configuration(checkpoint: Trained) -> dict[str, Any]:
     tied = {other: first[id(parameter)] for other, parameter in every if first[id(parameter)] != other}
     return {
         "architectures": [name],
-        "auto_map": {
-            "AutoConfig": f"{MODELING}.{name}Config",
-            "AutoModelForCausalLM": f"{MODELING}.{name}",
-        },
+        "auto_map": {"AutoConfig": f"{MODELING}.{name}Config", "AutoModelForCausalLM": f"{MODELING}.{name}"},
         "model_type": "fairseq_ms",
         "arch": checkpoint.arch,
         "model": core.config.to_dict(),

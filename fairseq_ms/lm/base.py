@@ -97,11 +97,7 @@ class Decoder(FairseqIncrementalDecoder):
         return (x_BTD if features_only else self.output_layer(x_BTD)), {"attn": None, **extra}
 
     def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Any = None,
-        **unused: Any,
+        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **unused: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """As ``forward``, without the projection to the vocabulary."""
         return self.forward(prev_output_tokens, encoder_out, incremental_state, features_only=True)

@@ -1,41 +1,29 @@
 """Fields of configurations with their help and rules, and the types of flags that take one word of a few."""
 
+# fairseq makes these types when it is called.
+# mypy: disable-error-code="valid-type"
+
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_ms.core.config import DOWNSAMPLERS, POSITIONS, RESIDUAL_STARTS
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS
 
-if TYPE_CHECKING:
-    # fairseq makes these types when it is called. Their members equal their words, and to mypy they are the words.
-    Activation = str
-    ChunkEncoder = str
-    Compression = str
-    Downsampler = str
-    Norm = str
-    Part = str
-    Positions = str
-    Recompute = str
-    Query = str
-    ResidualStart = str
-    Segmentation = str
-    WindowOverlap = str
-else:
-    Activation = ChoiceEnum(list(ACTIVATIONS))
-    ChunkEncoder = ChoiceEnum(["mlp", "lstm"])
-    Compression = ChoiceEnum(["max", "avg"])
-    Downsampler = ChoiceEnum(list(DOWNSAMPLERS))
-    Norm = ChoiceEnum(list(NORMS))
-    Part = ChoiceEnum(["transformer", "lstm"])
-    Positions = ChoiceEnum(list(POSITIONS))
-    Recompute = ChoiceEnum(["pointwise", "none"])
-    Query = ChoiceEnum(["none", "linear"])
-    ResidualStart = ChoiceEnum(list(RESIDUAL_STARTS))
-    Segmentation = ChoiceEnum(["words", "fixed"])
-    WindowOverlap = ChoiceEnum(["forbid", "allow"])
+Activation: TypeAlias = ChoiceEnum(list(ACTIVATIONS))
+ChunkEncoder: TypeAlias = ChoiceEnum(["mlp", "lstm"])
+Compression: TypeAlias = ChoiceEnum(["max", "avg"])
+Downsampler: TypeAlias = ChoiceEnum(list(DOWNSAMPLERS))
+Norm: TypeAlias = ChoiceEnum(list(NORMS))
+Part: TypeAlias = ChoiceEnum(["transformer", "lstm"])
+Positions: TypeAlias = ChoiceEnum(list(POSITIONS))
+Recompute: TypeAlias = ChoiceEnum(["pointwise", "none"])
+Query: TypeAlias = ChoiceEnum(["none", "linear"])
+ResidualStart: TypeAlias = ChoiceEnum(list(RESIDUAL_STARTS))
+Segmentation: TypeAlias = ChoiceEnum(["words", "fixed"])
+WindowOverlap: TypeAlias = ChoiceEnum(["forbid", "allow"])
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:

@@ -13,7 +13,6 @@ from omegaconf import II
 from fairseq_ms.core.adaptive import Bands
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import Activation, Norm, Positions, Recompute, ResidualStart, option, probability
-from fairseq_ms.lm.vocabulary import parse_cutoffs
 
 
 @dataclass
@@ -280,6 +279,21 @@ def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dicti
 def _bands(cfg: LanguageModelFlags, name: str) -> Bands:
     cutoffs = parse_cutoffs(flag(f"{name}_cutoff"), getattr(cfg, f"{name}_cutoff"))
     return Bands(cutoffs, getattr(cfg, f"{name}_factor"), getattr(cfg, f"{name}_dropout", 0.0))
+
+
+def parse_cutoffs(spelled: str, text: str | None) -> tuple[int, ...]:
+    """``"20000,40000"`` as (20000, 40000); UsageError unless they are whole numbers."""
+    items = [item.strip() for item in (text or "").split(",")]
+    if not all(item.isdecimal() for item in items):
+        raise UsageError(f"{spelled} must be a comma separated list of ascending whole numbers: got {text or 'none'}")
+    return tuple(map(int, items))
+
+
+def enough_symbols(cfg: Any, least: int, beyond: int = 2) -> int:
+    """The least size of a dictionary with ``beyond`` symbols after the last adaptive cutoff, and at least ``least``."""
+    names = [name for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff") if getattr(cfg, name, None)]
+    found = [parse_cutoffs(flag(name), getattr(cfg, name)) for name in names]
+    return max([least, *(max(cutoffs) + beyond for cutoffs in found)])
 
 
 def validate(cfg: Any, task: Any) -> None:

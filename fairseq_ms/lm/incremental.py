@@ -33,10 +33,7 @@ class PromptReader(nn.Module):
         """The prompts (B, P), cut to the length of the shortest, and the number of each row (B,)."""
         prompts = net_input["src_tokens"]
         shared = int(prompts.ne(self.padding_idx).sum(1).min()) if prompts.numel() else 0
-        return {
-            "prompts": prompts[:, :shared],
-            "rows": torch.arange(prompts.size(0), device=prompts.device),
-        }
+        return {"prompts": prompts[:, :shared], "rows": torch.arange(prompts.size(0), device=prompts.device)}
 
     def reorder_encoder_out(self, encoder_out: dict[str, Tensor], new_order: Tensor) -> dict[str, Tensor]:
         """Rows in a new order, repeated or dropped."""
@@ -80,7 +77,9 @@ class Decoding:
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row ``order[i]`` was; nothing is copied when the order is the identity."""
-        if self.read is None or self.tokens_BT is None or _is_identity(order, self.tokens_BT.size(0)):
+        if self.read is None or self.tokens_BT is None:
+            return
+        if torch.equal(order, torch.arange(self.tokens_BT.size(0), device=order.device)):
             return
         self.read.reorder(order)
         self.tokens_BT = self.tokens_BT.index_select(0, order)
@@ -142,8 +141,3 @@ def _distinct(tokens_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor | None]
     if distinct.size(0) == tokens_BT.size(0) or not torch.equal(distinct.index_select(0, beams), tokens_BT):
         return tokens_BT, None
     return distinct, beams
-
-
-def _is_identity(order: Tensor, batch_size: int) -> bool:
-    """Whether reordering by ``order`` leaves every row where it is."""
-    return order.numel() == batch_size and bool((order == torch.arange(batch_size, device=order.device)).all())

@@ -155,11 +155,6 @@ def separators(cfg: HAEDFlags, dictionary: Dictionary) -> tuple[int, ...]:
     return tuple(dictionary.index(symbol) for symbol in symbols)
 
 
-def is_first_phase(cfg: HAEDFlags) -> bool:
-    """Whether the criterion trains the implicit embedding matrix, without a decoder."""
-    return criterion_of(cfg) == IEM_CRITERION
-
-
 @register_model("haed", dataclass=HAEDFlags)
 class HAEDLanguageModel(BaseLanguageModel):
     """Hierarchical attention encoder-decoder: MLP encoder, transformer main model, LSTM decoder, unless told otherwise.
@@ -177,7 +172,7 @@ class HAEDLanguageModel(BaseLanguageModel):
         That is this class, with an encoder, a main model and a decoder, unless the criterion is that of the implicit
         embedding matrix: then it is an ``ImplicitEmbeddingModel``.
         """
-        if not is_first_phase(cfg):
+        if criterion_of(cfg) != IEM_CRITERION:
             whole = super().build_model(cfg, task)
             in_groups(whole.decoder.core)
             return whole

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser, figure=False)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print a table of completions for every context, coarsest model last, and write the JSON file."""
     contexts = args.text if args.text is not None else read_lines(args.input)
     loaded = sorted(comparison.load(args, alike=False), key=scale_of)
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         print(report.format_table(["checkpoint", "scale", "completion"], rows), end="\n\n")
         results.append({"context": context, "completions": completions})
     comparison.write(args, loaded, results)
-    return 0
 
 
 def read_lines(path: str) -> list[str]:

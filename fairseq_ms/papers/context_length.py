@@ -67,19 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser, figure=False)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the table."""
+def run(args: argparse.Namespace) -> None:
     from fairseq_ms.core.streaming import StreamingModel
     from fairseq_ms.lm.streaming import with_a_memory
     from fairseq_ms.tools import checkpoints, untrained
 
-    report.check_outputs(args)
     given = args.fairseq_flags[0] if args.fairseq_flags else "--path" if args.path else None
     if args.paper and given:
         raise UsageError(f"--paper prints the paper's models alone: {given} must not be given with it")
     arguments.check_model(args)
     if args.paper:
-        return _paper(args)
+        _paper(args)
+        return
     if args.path:
         loaded = checkpoints.load(args.path, cpu=True)
         model, cfg = loaded.model, loaded.cfg.model
@@ -99,12 +98,11 @@ def run(args: argparse.Namespace) -> int:
     print(report.format_table(["", *LENGTHS], [[name, *vars(context).values()] for name, context in found.items()]))
     results = {name: vars(context) for name, context in found.items()}
     report.write_outputs(args, {"segment": network.segment_len, "results": results})
-    return 0
 
 
 def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, FairseqDataclass]:
     """A model and its configuration."""
-    from fairseq_ms.lm.vocabulary import enough_symbols
+    from fairseq_ms.lm.config import enough_symbols
     from fairseq_ms.tools import untrained
 
     cfg = untrained.parse(flags)
@@ -112,7 +110,7 @@ def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguage
     return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta), cfg.model
 
 
-def _paper(args: argparse.Namespace) -> int:
+def _paper(args: argparse.Namespace) -> None:
     rows: list[list[object]] = []
     for table, arch, segment, memory, compressed, printed in PRINTED:
         # Eight layers each; Transformer-QL's are three at 1x, three at 2x and two for the output.
@@ -129,7 +127,6 @@ def _paper(args: argparse.Namespace) -> int:
     header = ["", "model", "n_s/n_m/n_cm", *LENGTHS, "printed", *(["measured"] if args.measure else [])]
     print(report.format_table(header, rows))
     report.write_outputs(args, {"paper": [dict(zip(header, row)) for row in rows]})
-    return 0
 
 
 def compressive_transformer(segment: int, memory: int, compressed: int, rate: int, layers: int) -> ContextLength:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print one row a range of distances, per checkpoint the increase and its band."""
     if args.limit == 1:
         raise UsageError("--limit must be at least 2, since an interval needs several: got 1")
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     bands, results = {}, []
     for checkpoint in loaded:
         intact, raised = increase_in_nll(checkpoint, windows, length, args.perturb, args.seed, args.max_tokens)
-        bands[checkpoint.label] = band = by_group(raised, groups, args.seed)
+        # By range of distances, of which 1 is that of the first token.
+        means_RG = np.stack([raised[:, first - 1 : last].mean(1) for first, last in groups], axis=1)
+        bands[checkpoint.label] = band = (means_RG.mean(0), *comparison.bootstrap_band(means_RG, args.seed))
         rows = [(*span, *row) for span, *row in zip(groups, *(values.tolist() for values in band))]
         by_distance = [dict(zip(("from", "to", "increase", "low", "high"), row)) for row in rows]
         found = {"label": checkpoint.label, "windows": len(windows), "intact_nll": float(intact.mean())}
@@ -67,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         figure.axes[0].axhline(0.0, color="black", linewidth=0.6)
 
     comparison.write(args, loaded, results, draw)
-    return 0
 
 
 def cut_windows(tokens: Tensor, window: int, limit: int | None) -> Tensor:
@@ -143,11 +144,3 @@ def distance_groups(distances: int) -> list[tuple[int, int]]:
     if len(starts) > 1 and distances - starts[-1] + 1 < starts[-1] / 2:
         starts.pop()
     return [(first, 2 * first - 1) for first in starts[:-1]] + [(starts[-1], distances)]
-
-
-def by_group(
-    raised_RC: np.ndarray, groups: list[tuple[int, int]], seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean increase (G,) by group of distances, with its bootstrap band over windows; distance 1 is the first token."""
-    means_RG = np.stack([raised_RC[:, first - 1 : last].mean(1) for first, last in groups], axis=1)
-    return means_RG.mean(0), *comparison.bootstrap_band(means_RG, seed)

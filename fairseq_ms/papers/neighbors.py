@@ -37,14 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser, figure=False)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the queries, each followed by its nearest segments at every scale."""
     loaded = comparison.load(args, alike=False)
     results = [result for checkpoint in loaded for result in _asked(args, checkpoint)]
     for result in results:
         print(_format(result))
     comparison.write(args, loaded, results)
-    return 0
 
 
 def _asked(args: argparse.Namespace, checkpoint: Checkpoint) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print one row a bin: a column a checkpoint, and how far all others are from the first."""
     from fairseq_ms.tools import scoring
 
@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
     if differences:
         print("differences with their 95% intervals, over tokens")
     comparison.write(args, loaded, results, lambda figure: draw(figure, curves))
-    return 0
 
 
 def frequency_bins(counts_V: np.ndarray, bins: int) -> np.ndarray:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print accuracy by distance, and each model's context by formula and by recall."""
     from fairseq_ms.tools import scoring
 
@@ -72,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, object] = {name: [asdict(point) for point in points] for name, points in columns.items()}
     found |= {"chance": asked.chance, "models": [asdict(result) for result in results]}
     comparison.write(args, loaded, found, lambda figure: draw(figure, results, asked.chance))
-    return 0
 
 
 @dataclass(frozen=True)

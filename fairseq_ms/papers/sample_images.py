@@ -24,7 +24,7 @@ TOKENS = 3 * SIDE * SIDE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", help="fairseq's data folder, as fairseq-ms prepare images writes it")
     parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
-    parser.add_argument("--png", required=True, type=Path, help="where the grid goes")
+    parser.add_argument("--png", dest="grid", required=True, type=Path, help="where the grid goes; its folder is made")
     parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: 16)")
     help = "images of the split to complete, beside the originals (default: none)"
     parser.add_argument("--complete", type=int, default=0, help=help)
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, "the random numbers")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Draw, complete, and write the grid."""
     import torch
 
@@ -62,9 +62,8 @@ def run(args: argparse.Namespace) -> int:
         pictures += list(drawn(checkpoint, nothing, symbols_K, args.temperature, args.batch_size))
     # (B, 3072) tokens to (B, 32, 32, 3) bytes
     colours = (torch.stack(pictures)[..., None] == symbols_K).byte().argmax(-1).byte().view(-1, SIDE, SIDE, 3)
-    write_grid(colours, args.png, args.columns, args.scale)
-    print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.png}")
-    return 0
+    write_grid(colours, args.grid, args.columns, args.scale)
+    print(f"{args.count} images drawn, {args.complete} completed from {args.gen_subset}: {args.grid}")
 
 
 def check(args: argparse.Namespace) -> None:

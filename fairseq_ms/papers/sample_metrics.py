@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser, figure=False)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print one row a checkpoint."""
+def run(args: argparse.Namespace) -> None:
     report.require_package("sacrebleu", "Ref-BLEU", "sacrebleu")
     if not args.temperature > 0:
         raise UsageError(f"--temperature must be above 0: got {args.temperature}")
@@ -72,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         print("\n".join(side_by_side(results, args.show)))
     comparison.write(args, loaded, results)
-    return 0
 
 
 def side_by_side(results: list[dict[str, Any]], count: int) -> list[str]:

@@ -37,11 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print one row a run."""
+def run(args: argparse.Namespace) -> None:
     from fairseq_ms.tools import checkpoints
 
-    report.check_outputs(args)
     loaded: list[Checkpoint] = []
     results = []
     for label, path in find_runs(args.runs, args.checkpoint):
@@ -59,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     print(report.format_table(header, rows))
     print(f"GB: {memory_of(results[0])[1]}")
     comparison.write(args, loaded, results, lambda figure: draw(figure, results, args.cost))
-    return 0
 
 
 Run = dict[str, Any]

@@ -1,6 +1,6 @@
 """Presets of "Hierarchical Attention Encoder Decoder" (HAED), and its runs in two phases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fairseq_ms.presets.registry import Preset, Recipe, Values, register_configs, register_presets
@@ -163,19 +163,13 @@ def _preset(name: str, model: str, table: str, data: _Data, values: Values, phas
     return Preset(name, model, f"{table}, on {data.label}", values, _recipe(data, model, values, phase))
 
 
-def _presets() -> Iterator[Preset]:
-    for key, data in _DATA.items():
-        for model, name, table, values in _ROWS:
-            phase = "iem" if name == "_iem" else "end_to_end"
-            yield _preset(f"{model}_{key}{name}", model, table, data, values, phase)
-
-
-def _runs() -> Iterator[Preset]:
-    for key, data in _RUN_DATA.items():
-        for run, model, table, values in _RUNS:
-            phase = run if run in ("iem", "finetune") else "end_to_end"
-            yield _preset(f"{key}_{run}", model, table, _DATA[data], values, phase)
-
-
-register_presets(_presets())
-register_configs(_runs())
+register_presets(
+    _preset(f"{model}_{key}{name}", model, table, data, values, "iem" if name == "_iem" else "end_to_end")
+    for key, data in _DATA.items()
+    for model, name, table, values in _ROWS
+)
+register_configs(
+    _preset(f"{key}_{run}", model, table, _DATA[data], values, run if run in ("iem", "finetune") else "end_to_end")
+    for key, data in _RUN_DATA.items()
+    for run, model, table, values in _RUNS
+)

@@ -147,10 +147,7 @@ def _characters(size: _Size) -> tuple[Values, Recipe]:
         notes += " They are untested at this size."
     else:
         rates = {"encoder": haed.FAST, "main": haed.SLOW, "decoder": haed.FAST}
-        settings |= {
-            "dataset": {"batch_size": 2},
-            "optimizer": haed.composite(rates, 40),
-        }
+        settings |= {"dataset": {"batch_size": 2}, "optimizer": haed.composite(rates, 40)}
     return values, Recipe(SOURCE, settings, notes)
 
 

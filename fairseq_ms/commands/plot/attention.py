@@ -45,12 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print what the last position sees, and draw what all see."""
     from fairseq_ms.core import Retina
     from fairseq_ms.tools import untrained
 
-    report.check_outputs(args)
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
     model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
     name, drawn = str(cfg.model._name), patterns(model, args.length)
@@ -66,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     panels = [{"title": panel.title, "factor": panel.factor, "block": panel.block.tolist()} for panel in drawn]
     write = partial(draw, drawn=drawn, name=name, together=together)
     report.write_outputs(args, {"arch": name, "panels": panels}, write, 3.2 * (len(drawn) + together), 3.5)
-    return 0
 
 
 def patterns(model: FairseqLanguageModel, length: int) -> list[Pattern]:

@@ -67,10 +67,7 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
         return [self.bos_token_id, *token_ids_0, *(token_ids_1 or [])]
 
     def get_special_tokens_mask(
-        self,
-        token_ids_0: list[int],
-        token_ids_1: list[int] | None = None,
-        already_has_special_tokens: bool = False,
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
     ) -> list[int]:
         special = set(self.all_special_ids)
         if already_has_special_tokens:

@@ -42,9 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print and draw what each model keeps and takes."""
-    report.check_outputs(args)
     dim, streams = args.decoder_embed_dim, args.batch_size
     if any(segment % 4 for segment in args.segments):
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
@@ -56,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     print(report.format_table(["model", "segment", "average context", "MB kept", "ms a step"], rows))
     found = {"dim": dim, "streams": streams, "rounds": args.rounds, "curves": curves}
     report.write_outputs(args, found, lambda figure: draw(figure, curves), width=10)
-    return 0
 
 
 def measure(segments: Sequence[int], dim: int, streams: int, rounds: int) -> dict[str, list[Point]]:

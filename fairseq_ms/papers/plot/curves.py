@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -32,15 +31,8 @@ START = "{'_name': None"
 PAIR = re.compile(r"(?:^|[|,:] ?|\s)(\w+)(?:=| +)(-?\d[\d.eE+-]*|nan|inf)(?=$|[,|\s])")
 
 
-@dataclass(frozen=True)
-class Point:
-    """One line of a log.
-
-    Attributes:
-        updates: how many the model had seen
-        hours: of training, validation and saving included, over all starts of the run
-        values: the other statistics by name, such as "loss" (in bits) and "ppl"
-    """
+class Point(NamedTuple):
+    """One line of a log: updates, hours of training over all starts of the run, and the other statistics by name."""
 
     updates: float
     hours: float
@@ -79,9 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outputs(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print how far each run came, and draw its losses."""
-    report.check_outputs(args)
     metric = args.metric
     loaded = [load(text, args.gen_subset, metric) for text in args.logs]
     if args.over == "label" and all(curve.size is None for curve in loaded):
@@ -96,7 +87,6 @@ def run(args: argparse.Namespace) -> int:
     print(report.format_table(["run", "updates", "hours", "best", "last"], rows))
     write = partial(draw, curves=loaded, over=args.over, name=f"{args.gen_subset} {metric}")
     report.write_outputs(args, {"runs": runs}, write)
-    return 0
 
 
 def read(path: Path, subset: str) -> list[Point]:

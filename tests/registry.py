@@ -98,10 +98,7 @@ def build(
         assert hasattr(cfg, name), f"{arch} has no flag {name}"
         setattr(cfg, name, value)
     task = SimpleNamespace(
-        source_dictionary=words,
-        target_dictionary=words,
-        args=SimpleNamespace(**known),
-        from_checkpoint=from_checkpoint,
+        source_dictionary=words, target_dictionary=words, args=SimpleNamespace(**known), from_checkpoint=from_checkpoint
     )
     return MODEL_REGISTRY[arch].build_model(cfg, task)
 

@@ -8,7 +8,7 @@ from fairseq.models import FairseqLanguageModel
 
 from fairseq_ms.commands.plot import attention
 from fairseq_ms.tools import untrained
-from tests.helpers.asked import answer, assert_refused
+from tests.helpers.asked import answer
 
 SIZES = "--decoder-embed-dim 12 --decoder-ffn-embed-dim 12 --decoder-attention-heads 3 --tokens-per-sample 32"
 LENGTH = 23
@@ -57,14 +57,3 @@ def test_the_command_writes_panels_and_a_figure(tmp_path: Path, capsys) -> None:
     assert [panel["factor"] for panel in panels] == [1, 4, 16]
     assert len(panels[0]["block"]) == 64
     assert "4 heads, 4x=8:256" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("", "--arch must name an architecture"),
-        ("--arch transformer_xl --tokens-per-sample 8 --mem-len 8", "must be a multi-scale model"),
-    ],
-)
-def test_what_has_no_scales_is_refused_in_one_sentence(flags: str, sentence: str, capsys) -> None:
-    assert_refused(["plot", "attention", *flags.split()], sentence, capsys)

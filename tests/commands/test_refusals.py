@@ -4,6 +4,7 @@ import pytest
 
 from tests.helpers.asked import assert_refused
 
+ADAPTIVE = "memory --arch vanilla_lm --decoder-layers 1 --tokens-per-sample 8 --vocabulary 40"
 # MODELS is a folder of small models with 64 positions.
 REFUSED = [
     ("memory", "--arch must name an architecture"),
@@ -26,6 +27,13 @@ REFUSED = [
     ("context-length --paper --nonsense 3", "--paper prints the paper's models alone: --nonsense must not be given"),
     ("memory --arch vanilla_lm --fit nan", "--fit must be a number of GiB above 0: got nan"),
     ("sample-metrics a.pt --temperature nan", "--temperature must be above 0: got nan"),
+    ("plot attention", "--arch must name an architecture"),
+    ("plot attention --arch transformer_xl --tokens-per-sample 8 --mem-len 8", "must be a multi-scale model"),
+    (f"{ADAPTIVE} --adaptive-softmax-cutoff 20,10", "--adaptive-softmax-cutoff must"),
+    (f"{ADAPTIVE} --adaptive-softmax-cutoff 0,10", "--adaptive-softmax-cutoff must"),
+    (f"{ADAPTIVE} --adaptive-softmax-cutoff 10,10", "--adaptive-softmax-cutoff must"),
+    (f"{ADAPTIVE} --adaptive-input --adaptive-input-cutoff 1,20", "--adaptive-input-cutoff must"),
+    (f"{ADAPTIVE} --adaptive-input --adaptive-input-cutoff __import__('os')", "--adaptive-input-cutoff must"),
     ("perplexity MODELS/bin/dict.txt", "must be a file that fairseq-train wrote"),
 ]
 

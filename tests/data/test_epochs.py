@@ -8,7 +8,7 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
-from fairseq_ms.data.epochs import updates_of_an_epoch
+from fairseq_ms.commands.config import updates_of_an_epoch
 from fairseq_ms_pipeline import binarise, indexed
 
 

@@ -10,15 +10,16 @@ from fairseq import checkpoint_utils
 
 from tests.faults.injections import strike
 from tests.helpers.forked import curve, run
-from tests.helpers.resumed import TINY, tiny_training, write_parts
+from tests.helpers.resumed import TINY, tiny_training
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1")
 # Nothing is learnt, so that the loss of the first epoch stays the best.
 STUCK = (*FLAGS, "--lr", "0", "--max-epoch", "9", "--patience", "3", "--dropout", "0")
 
 
-def test_a_later_run_of_a_process_has_a_best_checkpoint_whatever_its_losses(tmp_path: Path) -> None:
-    folders = write_parts(tmp_path / "corpus")[:1]
+def test_a_later_run_of_a_process_has_a_best_checkpoint_whatever_its_losses(
+    folders: list[Path], tmp_path: Path
+) -> None:
     fault = functools.partial(setattr, checkpoint_utils.save_checkpoint, "best")
     command = tiny_training(folders, tmp_path / "run", *FLAGS, "--max-epoch", "1")
     assert run(command, tmp_path / "log", fault=fault) == [0]
@@ -29,8 +30,9 @@ def validations(log: Path) -> list[str]:
     return [update for kind, update in curve(log) if kind == "valid"]
 
 
-def test_patience_ends_a_run_that_is_interrupted_when_it_ends_the_uninterrupted_one(tmp_path: Path) -> None:
-    folders = write_parts(tmp_path / "corpus")[:1]
+def test_patience_ends_a_run_that_is_interrupted_when_it_ends_the_uninterrupted_one(
+    folders: list[Path], tmp_path: Path
+) -> None:
     assert run(tiny_training(folders, tmp_path / "whole", *STUCK), tmp_path / "whole.log") == [0]
     expected = validations(tmp_path / "whole.log")
     assert 3 < len(expected) < 9

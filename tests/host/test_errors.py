@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from fairseq import checkpoint_utils, options
 from fairseq.data import ListDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.distributed import utils as distributed_utils
+from fairseq_cli import train
 from omegaconf.errors import InterpolationKeyError
 from torch.multiprocessing import ProcessRaisedException
 
@@ -21,61 +24,60 @@ from fairseq_ms.errors import UsageError, sentence_of
 from fairseq_ms.host import rules
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import run
-from tests.helpers.resumed import TINY, tiny_training, write_parts
+from tests.helpers.resumed import TINY, tiny_training
 from tests.helpers.trained import configuration as parsed
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
-# What is said of --arch retina_ml.
-CLOSE = "--arch must be a name that fairseq knows, such as retina_lm or retina_lm_tiny or retina_lm_base"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_parts(tmp_path_factory.mktemp("corpus"))[0]
+def data(folders: list[Path]) -> Path:
+    return folders[0]
 
 
-def refused(data: Path, place: Path, *flags: str) -> str:
-    """The only line that a training prints, which leaves no folder behind."""
-    log = place / "log"
-    assert run(tiny_training([data], place / "runs" / "mine", *MODEL, *flags), log) == [1]
+@pytest.mark.parametrize("flags", ["--arch retina_lm --scale-windows 4x=0:8", "--valid-subset dev"])
+def test_a_refused_training_prints_one_sentence_and_writes_nothing(flags: str, data: Path, tmp_path: Path) -> None:
+    log, save = tmp_path / "log", tmp_path / "runs" / "mine"
+    assert run(tiny_training([data], save, *MODEL, *flags.split()), log) == [1]
     printed = log.read_text()
     assert "_name" not in printed, "the configuration is printed"
     assert "Traceback" not in printed
-    assert not (place / "runs").exists()
-    return printed.splitlines()[-1].removeprefix("fairseq-train: error: ")
+    assert printed.splitlines()[-1].startswith("fairseq-train: error: ")
+    assert not save.parent.exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "named"),
     [
         ("--arch retina_lm --scale-windows 4x=0:8", "--scale-windows must"),
-        ("--valid-subset dev", "DATA must be as fairseq-preprocess wrote it (Dataset not found: dev ("),
-        ("--ddp-backend fully_sharded", "--ddp-backend must be pytorch_ddp or legacy_ddp, since each process needs"),
-        ("--write-checkpoints-asynchronously", "--write-checkpoints-asynchronously must be left out: training waits"),
-        ("--tokens-per-sample 0", "--tokens-per-sample must be at least 1"),
-        ("--criterion adaptive_loss", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
-        (
-            "--criterion adaptive_loss --ddp-backend legacy_ddp",
-            "--adaptive-softmax-cutoff must be given with --criterion adaptive_loss",
-        ),
-        ("--adaptive-softmax-cutoff 5", "--criterion must be adaptive_loss to train with --adaptive-softmax-cutoff"),
-        ("--past-target --future-target", "--self-target and --past-target must be left out"),
-        ("--output-dictionary-size 3", "--output-dictionary-size must be at least 4"),
+        ("--valid-subset dev", "DATA must .*Dataset not found: dev"),
+        ("--ddp-backend fully_sharded", "--ddp-backend must be pytorch_ddp"),
+        ("--write-checkpoints-asynchronously", "--write-checkpoints-asynchronously must"),
+        ("--tokens-per-sample 0", "--tokens-per-sample must"),
+        ("--criterion adaptive_loss", "--ddp-backend must be legacy_ddp"),
+        ("--criterion adaptive_loss --ddp-backend legacy_ddp", "--adaptive-softmax-cutoff must"),
+        ("--adaptive-softmax-cutoff 5", "--criterion must be adaptive_loss"),
+        ("--past-target --future-target", "--self-target and --past-target must"),
+        ("--output-dictionary-size 3", "--output-dictionary-size must"),
         ("--max-tokens 4", "--max-tokens must be at least --tokens-per-sample 5"),
         ("--max-tokens-valid 4", "--max-tokens-valid must be at least --tokens-per-sample 5"),
         ("--seed -1", "--seed must be at least 0"),
         ("--update-freq 0", "--update-freq must be at least 1"),
         ("--update-freq 2,0", "--update-freq must be at least 1"),
-        ("--optimizer adam --adam-betas 3", "--adam-betas must be two numbers"),
+        ("--optimizer adam --adam-betas 3", "--adam-betas must"),
         ("--lr -1", "--lr must be at least 0"),
         ("--num-workers -1", "--num-workers must be at least 0"),
-        ("--dataset-impl lazy", "--dataset-impl must be left out"),
+        ("--dataset-impl lazy", "--dataset-impl must"),
     ],
 )
-def test_a_refused_training_prints_one_sentence_and_writes_nothing(
-    flags: str, sentence: str, data: Path, tmp_path: Path
+def test_what_cannot_be_trained_has_a_sentence_before_anything_is_written(
+    flags: str, named: str, data: Path, tmp_path: Path
 ) -> None:
-    assert refused(data, tmp_path, *flags.split()).startswith(sentence)
+    _, *arguments = tiny_training([data], tmp_path / "runs" / "mine", *MODEL, *flags.split())
+    with pytest.raises(Exception) as raised:
+        distributed_utils.call_main(parsed("language_modeling", arguments), train.main)
+    assert re.match(named, str(sentence_of(raised.value)))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_metric_that_no_validation_has_is_one_sentence_after_what_was_trained_is_saved(
@@ -87,13 +89,6 @@ def test_a_metric_that_no_validation_has_is_one_sentence_after_what_was_trained_
     assert "Traceback" not in printed
     assert printed.splitlines()[-1].startswith("fairseq-train: error: --best-checkpoint-metric must be")
     assert (tmp_path / "runs" / "checkpoint_last.pt").is_file()
-
-
-def test_a_data_folder_without_a_dictionary_gets_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    said = refused(tmp_path / "data", tmp_path)
-    assert said.startswith("DATA must be as fairseq-preprocess wrote it (")
-    assert str(tmp_path / "data" / "dict.txt") in said
 
 
 def elsewhere(folder: Path, rank: int) -> None:
@@ -137,32 +132,32 @@ def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyP
         rules.refuse_to_train(configuration(fp16=True))
 
 
+HYDRA = (
+    "fairseq-hydra-train task=language_modeling task.data={data} task.tokens_per_sample=32 +model._name=retina_lm "
+    "+model.scale_windows='4x=0:8' common.user_dir={user_dir} common.cpu=true dataset.batch_size=2 "
+    "criterion=cross_entropy optimizer=adam optimization.lr=[0.001] lr_scheduler=fixed optimization.max_update=1 "
+    "hydra.run.dir={place}"
+)
+
+
+TASK = "--user-dir {user_dir} --task language_modeling"
+
+
 @pytest.mark.parametrize(
-    ("command", "sentence"),
+    ("command", "named"),
     [
-        (
-            ("fairseq-hydra-train", "task=language_modeling", "task.data={data}", "task.tokens_per_sample=32",
-             "+model._name=retina_lm", "+model.scale_windows='4x=0:8'", "common.user_dir={user_dir}", "common.cpu=true",
-             "dataset.batch_size=2", "criterion=cross_entropy", "optimizer=adam", "optimization.lr=[0.001]",
-             "lr_scheduler=fixed", "optimization.max_update=1", "hydra.run.dir={place}"),
-            "fairseq-hydra-train: error: --scale-windows must",
-        ),
-        (
-            ("fairseq-eval-lm", "{data}", "--user-dir", "{user_dir}", "--path", "none.pt", "--cpu"),
-            "fairseq-eval-lm: error: --path must name a checkpoint that exists, and a single one to score with (Model "
-            "file not found: none.pt)",
-        ),
+        (HYDRA, "--scale-windows must"),
+        ("fairseq-eval-lm {data} --user-dir {user_dir} --path none.pt --cpu", "--path must .*none.pt"),
+        (f"fairseq-train {{place}} --batch-size 1 {TASK} --arch vanilla_lm", "DATA must .*dict.txt"),
     ],
-    ids=["hydra", "eval-lm"],
-)  # fmt: skip
-def test_other_commands_end_with_one_sentence(
-    command: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
-) -> None:
-    given = [part.format(data=data, user_dir=USER_DIR, place=tmp_path) for part in command]
+    ids=["hydra", "eval-lm", "no dictionary"],
+)
+def test_other_commands_end_with_one_sentence(command: str, named: str, data: Path, tmp_path: Path) -> None:
+    given = command.format(data=data, user_dir=USER_DIR, place=tmp_path).split()
     assert run(given, tmp_path / "log") == [1]
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
-    assert printed.splitlines()[-1].startswith(sentence)
+    assert re.match(f"{given[0]}: error: {named}", printed.splitlines()[-1])
 
 
 def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_where_it_is_asked_for() -> None:
@@ -197,11 +192,6 @@ def spawned(text: str) -> ProcessRaisedException:
         (RuntimeError("CUDA out of memory."), None),
         (ValueError("logits must be finite"), f"{FINITE} (logits must be finite)"),
         (FileNotFoundError(2, "No such file or directory", "some.py"), None),
-        (
-            Exception("Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example"),
-            "--tokens-per-sample and --max-target-positions must leave room for the longest sample "
-            "(Size of sample #3 is invalid (=(7, 7)) since max_positions=6, skip this example)",
-        ),
     ],
 )
 def test_mistakes_have_a_sentence_and_bugs_have_none(error: Exception, sentence: str | None) -> None:
@@ -219,49 +209,37 @@ def test_data_without_rows_are_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "said"),
     [
-        ("--arch retina_ml", f"{CLOSE}: got 'retina_ml'"),
-        ("--arch zzzzzz", "--arch must be a name that fairseq knows, as --help lists them: got 'zzzzzz'"),
-        ("--ddp-backend gloo", "--ddp-backend must be one of c10d, fully_sharded, legacy_ddp, no_c10d, pytorch_ddp, "),
-        ("--arch retina_lm --decoder-embed-dm 1", "--decoder-embed-dm is no flag of this command, task and model: did"),
-        ("--arch retina_lm --decoder-embed-dm=1", "--decoder-embed-dm is no flag of this command, task and model: did"),
-        ("--arch retina_lm --zzzzzz 128", "--zzzzzz is no flag of this command, task and model (--help lists "),
-        ("--arch retina_lm --tpu", "--tpu is no flag of this command, task and model"),
-        (
-            "--arch transformer_ql --decoder-layers 2",
-            "--decoder-layers is no flag of this model: --scale-layers says how many layers it has at each scale",
-        ),
+        ("--arch retina_ml", "--arch must be .* retina_lm .*: got 'retina_ml'"),
+        ("--arch zzzzzz", "--arch must be .* --help"),
+        ("--ddp-backend gloo", "--ddp-backend must be one of c10d, "),
+        ("--arch retina_lm --decoder-embed-dm 1", "--decoder-embed-dm is no flag .* --decoder-embed-dim"),
+        ("--arch retina_lm --decoder-embed-dm=1", "--decoder-embed-dm is no flag .* --decoder-embed-dim"),
+        ("--arch retina_lm --zzzzzz 128", "--zzzzzz is no flag .*--help"),
+        ("--arch retina_lm --tpu", "--tpu is no flag"),
+        ("--arch transformer_ql --decoder-layers 2", "--decoder-layers is no flag .* --scale-layers"),
         (
             "--arch retina_lm --task translation --tokens-per-sample 8",
-            "--tokens-per-sample is no flag of this command, task and model: it is one of --task language_modeling or",
+            "--tokens-per-sample .* --task language_modeling",
         ),
-        (
-            "--arch vanilla_lm --reset-memory corpus",
-            "--reset-memory is no flag of this command, task and model: it is one of --task streaming_language_model",
-        ),
-        (
-            "--arch vanilla_lm --mem-len 8",
-            "--mem-len is no flag of this command, task and model: it is one of --arch compressive_transformer or",
-        ),
-        (
-            "--arch vanilla_lm --warmup-init-lr 1",
-            "--warmup-init-lr is no flag of this command, task and model: it is one of --lr-scheduler cosine or inv",
-        ),
+        ("--arch vanilla_lm --reset-memory corpus", "--reset-memory is no flag .* --task streaming_language_modeling"),
+        ("--arch vanilla_lm --mem-len 8", "--mem-len is no flag .* --arch compressive_transformer or"),
+        ("--arch vanilla_lm --warmup-init-lr 1", "--warmup-init-lr is no flag .* --lr-scheduler cosine or"),
         ("--tokens-per-sample 8", "--arch must be given"),
-        ("--arch retina_lm --lr", "argument --lr: expected one argument"),
-        ("--arch retina_lm and more", "unrecognized arguments: and more"),
+        ("--arch retina_lm --lr", ".*--lr"),
+        ("--arch retina_lm and more", ".*and more"),
     ],
 )
 def test_what_the_parser_does_not_know_is_one_sentence(
-    flags: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    flags: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = options.get_training_parser(default_task="language_modeling")
     with pytest.raises(SystemExit) as end:
         options.parse_args_and_arch(parser, ["data", *flags.split()])
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{parser.prog}: error: {sentence}")
+    assert re.match(f"{parser.prog}: error: {said}", line)
 
 
 @pytest.mark.parametrize("arch", ["retina_lm", "transformer_xl"])

@@ -11,15 +11,15 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_ms.host import rules
 from tests.helpers.forked import rank_log, run, train
-from tests.helpers.resumed import TINY, tiny_training, write_parts
+from tests.helpers.resumed import TINY, tiny_training
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
 ENDLESS = ("--clip-norm", "0", "--optimizer", "sgd", "--lr", "1e37", "--max-update", "9")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_parts(tmp_path_factory.mktemp("corpus"))[0]
+def data(folders: list[Path]) -> Path:
+    return folders[0]
 
 
 def on_a_cpu(rank: int) -> None:
@@ -79,32 +79,23 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "named"),
     [
-        ("--decoder-layers 2", "--save-dir must hold a model of the same --arch, sizes and dictionary"),
-        ("--decoder-layers 2 --restore-file {last}", "--restore-file must hold a model of the same --arch"),
-        ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must hold"),
-        (
-            "--output-dictionary-size 8 --restore-file {last}",
-            "--restore-file must .*: its --output-dictionary-size is 14",
-        ),
-        ("--criterion linear_cross_entropy", "--restore-file must hold the state of the same --optimizer and"),
-        ("--lr-scheduler inverse_sqrt", "--save-dir must hold the state of the same --lr-scheduler"),
-        (
-            "--save-dir {new} --finetune-from-model none.pt",
-            "--finetune-from-model must name a checkpoint that exists",
-        ),
-        (
-            "--finetune-from-model none.pt --restore-file {last}",
-            "--finetune-from-model must be given without --restore",
-        ),
+        ("--decoder-layers 2", "--save-dir must .*--arch"),
+        ("--decoder-layers 2 --restore-file {last}", "--restore-file must .*--arch"),
+        ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must .*--arch"),
+        ("--output-dictionary-size 8 --restore-file {last}", "--restore-file must .* --output-dictionary-size is 14"),
+        ("--criterion linear_cross_entropy", "--restore-file must .* --criterion"),
+        ("--lr-scheduler inverse_sqrt", "--save-dir must .*--lr-scheduler"),
+        ("--save-dir {new} --finetune-from-model none.pt", "--finetune-from-model must .*exists"),
+        ("--finetune-from-model none.pt --restore-file {last}", "--finetune-from-model must .*--restore-file"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_one_sentence_with_the_flag_that_names_it(
-    flags: str, sentence: str, data: Path, trained: Path, tmp_path: Path
+    flags: str, named: str, data: Path, trained: Path, tmp_path: Path
 ) -> None:
     given = flags.format(last=trained / "checkpoint_last.pt", new=tmp_path / "new").split()
     assert run(tiny_training([data], trained, *MODEL, "--max-update", "2", *given), tmp_path / "log") == [1]
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
-    assert re.match(f"fairseq-train: error: {sentence}", printed.splitlines()[-1])
+    assert re.match(f"fairseq-train: error: {named}", printed.splitlines()[-1])

@@ -79,17 +79,6 @@ def test_when_a_process_is_killed_the_others_end_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
-def test_three_processes_of_legacy_ddp_resume_bit_identically(folders: list[Path], tmp_path: Path) -> None:
-    """Torch's own backend adds three gradients up in another order before and after its first update."""
-    more = ("--ddp-backend", "legacy_ddp", "--decoder-embed-dim", "64")
-    for place, ends in (("whole", ("9",)), ("resumed", ("4", "6", "9"))):
-        for end in ends:
-            arguments = command("vanilla_lm", folders, tmp_path / place, *more, "--max-update", end)
-            assert run(arguments, tmp_path / f"{place}{end}.log", 3) == [0, 0, 0]
-    assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
-
-
-@pytest.mark.slow
 def test_one_process_of_a_group_trains_and_resumes_as_one_alone(folders: list[Path], tmp_path: Path) -> None:
     """Over NCCL on a GPU, so that its code has run where there is one GPU only; over gloo on a CPU."""
     on_gpu = torch.get_default_device().type == "cuda"

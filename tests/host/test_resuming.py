@@ -18,15 +18,7 @@ from fairseq.trainer import Trainer as FairseqTrainer
 from fairseq_ms.host import trainer as host_trainer
 from fairseq_ms.host.trainer import Trainer
 from tests.helpers.forked import curve, train
-from tests.helpers.resumed import (
-    HAED,
-    RETINA,
-    TRANSFORMER_XL,
-    assert_same_weights,
-    equal,
-    tiny_training,
-    write_parts,
-)
+from tests.helpers.resumed import HAED, RETINA, TRANSFORMER_XL, assert_same_weights, equal, tiny_training, write_parts
 from tests.helpers.trained import configuration
 
 EPOCHS = 3
@@ -58,13 +50,8 @@ class Run(Trainer):
 
     data_parallel_world_size = data_parallel_rank = 0  # which are properties
 
-    def __init__(
-        self, folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1, rebuild: bool = False
-    ) -> None:
+    def __init__(self, folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1) -> None:
         self.begin(config(":".join(str(folder) for folder in folders), flags), rank, ranks)
-        if rebuild:
-            # A flag that some tasks of fairseq have.
-            self.task.cfg = SimpleNamespace(data=self.cfg.task.data, rebuild_batches=True)
 
     def begin(self, cfg: Any, rank: int, ranks: int) -> Run:
         """What a trainer of this configuration has."""
@@ -99,19 +86,17 @@ class Run(Trainer):
                 iterator = self.get_train_iterator(epoch, load_dataset=sharded["disable_iterator_cache"], **sharded)
 
 
-def assert_resumes_anywhere(
-    folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1, rebuild: bool = False
-) -> list:
+def assert_resumes_anywhere(folders: list[Path], flags: tuple[str, ...], rank: int = 0, ranks: int = 1) -> list:
     """Compare a run with one that is resumed after the second batch of every epoch and after its last.
 
     Returns (epoch, batch) of the whole run.
     """
-    whole = list(Run(folders, flags, rank, ranks, rebuild).batches())
+    whole = list(Run(folders, flags, rank, ranks).batches())
     ends = [place for place in range(len(whole) - 1) if whole[place][0] != whole[place + 1][0]]
     starts = [0, *(end + 1 for end in ends)]
     assert len(starts) == EPOCHS
     for place in sorted({*ends, *(start + 1 for start in starts)}):
-        rest = list(Run(folders, flags, rank, ranks, rebuild).batches(whole[place][2]))
+        rest = list(Run(folders, flags, rank, ranks).batches(whole[place][2]))
         expected = whole[place + 1 :]
         assert [epoch for epoch, _, _ in rest] == [epoch for epoch, _, _ in expected]
         wrong = [at for at, (one, other) in enumerate(zip(rest, expected)) if not equal(one[1], other[1])]
@@ -189,11 +174,6 @@ def test_a_dataset_that_changes_with_the_epoch_is_read_in_the_current_one(
         assert all(batch["epoch"] == epoch for epoch, batch in batches)
 
 
-def test_batches_that_are_made_anew_in_every_epoch_stay_those_of_the_epoch(folders: list[Path]) -> None:
-    batches = assert_resumes_anywhere(folders[:1], (*TASKS["blocks"], *IN_PROCESS), rebuild=True)
-    assert {epoch for epoch, _ in batches} == {1, 2, 3}
-
-
 def test_batches_that_stay_on_their_rank_stay_there_after_a_resume(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,27 +204,15 @@ def test_the_order_of_an_uninterrupted_run_is_fairseqs_own(folders: list[Path]) 
 
 
 MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.002", "--lr-scheduler", "inverse_sqrt")
+STREAMED = (*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5")
+FIRST_PHASE = (*HAED, "--max-segment-len", "3", "--criterion", "in_batch_sampled_softmax")
 RESUMED = {
     # flags, parts of the corpus, processes
     "retina_lm, two data workers": (("--arch", "retina_lm", *RETINA, "--num-workers", "2"), 1, 1),
-    "transformer_xl, sharded data": ((*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5"), 2, 1),
-    "retina_lm, random offsets": (
-        ("--arch", "retina_lm", *RETINA, "--num-workers", "2", "--task", "language_modeling_random_offsets"),
-        1,
-        1,
-    ),
+    "transformer_xl, sharded data": (STREAMED, 2, 1),
     "haed": (("--arch", "haed", *HAED, "--max-segment-len", "3", "--update-freq", "2"), 1, 1),
-    "haed, first phase": (
-        ("--arch", "haed", *HAED, "--max-segment-len", "3", "--criterion", "in_batch_sampled_softmax"),
-        1,
-        1,
-    ),
-    "retina_lm, two processes": (("--arch", "retina_lm", *RETINA), 1, 2),
-    "transformer_xl, Muon, bf16, two processes": (
-        (*TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "5", *MUON, "--bf16"),
-        1,
-        2,
-    ),
+    "haed, first phase": (("--arch", "haed", *FIRST_PHASE), 1, 1),
+    "transformer_xl, Muon, bf16, two processes": ((*STREAMED, *MUON, "--bf16"), 1, 2),
 }
 
 

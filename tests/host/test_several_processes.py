@@ -12,13 +12,12 @@ import pytest
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 from tests.curves.runs import RUNS, flags_of
 from tests.helpers.forked import rank_log, run
-from tests.helpers.resumed import TRANSFORMER_XL, tiny_training, write_parts
+from tests.helpers.resumed import TRANSFORMER_XL, tiny_training
 from tests.helpers.together import Curve, curves
 from tests.helpers.trained import configuration, random_lines, write_corpus
 
 # All architectures, and the first phase of those that have one; a window differs in numerics, not in batches.
 CASES = [name for name in RUNS if name != "vanilla_lm, window"]
-BACKENDS = ["pytorch_ddp", pytest.param("legacy_ddp", marks=pytest.mark.slow)]
 MUON = ("--optimizer", "muon", "--adam-lr", "0.003")
 WITH_MUON = ["vanilla_lm, Muon", "haed, Muon"]
 # fairseq computes losses in single precision, and gradients are in double here.
@@ -87,20 +86,18 @@ def test_bags_train_where_unused_parameters_are_looked_for(tied: bool, together:
         assert_same(several, one)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_processes_train_as_one_that_accumulates_their_batches(backend: str, together: Together) -> None:
-    """7 batches: in the last update, one process has none. Two processes have the streams of a batch of four."""
-    several = together(2, {"distributed_training.ddp_backend": backend})
-    one = together(1, {"optimization.update_freq": [2]}, streaming={"dataset.batch_size": 4})
-    assert_same(several, one)
+@pytest.mark.parametrize("frequency", [1, 2])
+@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
+def test_two_processes_train_as_one_that_accumulates_their_batches(
+    backend: str, frequency: int, together: Together
+) -> None:
+    """7 batches: in the last update, one process has none, or one where the other has two.
 
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_processes_that_accumulate_train_as_one(backend: str, together: Together) -> None:
-    """7 batches: in the last update, one process has two and the other has one."""
-    several = together(2, {"distributed_training.ddp_backend": backend, "optimization.update_freq": [2]})
-    streaming = {"dataset.batch_size": 4, "optimization.update_freq": [2]}
-    assert_same(several, together(1, {"optimization.update_freq": [4]}, streaming=streaming))
+    Two processes have the streams of a batch of four.
+    """
+    several = together(2, {"distributed_training.ddp_backend": backend, "optimization.update_freq": [frequency]})
+    streaming = {"dataset.batch_size": 4, "optimization.update_freq": [frequency]}
+    assert_same(several, together(1, {"optimization.update_freq": [2 * frequency]}, streaming=streaming))
 
 
 def test_two_processes_train_as_one_with_muon(together: Together) -> None:
@@ -131,9 +128,8 @@ def _failing(rank: int) -> None:
     setattr(StreamingLanguageModel, "forward", fails)  # noqa: B010
 
 
-def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path) -> None:
+def test_a_process_that_fails_says_why_and_the_others_end(folders: list[Path], tmp_path: Path) -> None:
     """fairseq saves what it can where a process fails, which is not to wait for the memories of the others."""
-    folders = write_parts(tmp_path / "corpus")[:1]
     command = tiny_training(folders, tmp_path / "run", *TRANSFORMER_XL, "--tokens-per-sample", "3", "--mem-len", "2")
     log = tmp_path / "log"
     assert run(command, log, ranks=2, fault=_failing) == [1, 1]

@@ -20,12 +20,13 @@ from fairseq.trainer import Trainer
 from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import launch, saving
+from fairseq_ms.host import launch, rules, saving
 from tests.faults import injections
 from tests.faults.injections import strike
 from tests.helpers.cli import environment
 from tests.helpers.forked import Fault, curve, dying, rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training
+from tests.helpers.trained import configuration
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "3", "--log-interval", "2")
 
@@ -63,37 +64,29 @@ def assert_stops_and_goes_on(
     assert_same_weights(whole / str(ranks), place / "run")
 
 
-@pytest.mark.parametrize(
-    ("moment", "count", "signum"),
-    [
-        ("forward", 60, signal.SIGTERM),
-        ("update", 3, signal.SIGTERM),
-        ("update", 5, signal.SIGUSR1),
-        ("update", 4, signal.SIGINT),
-        ("validation", 3, signal.SIGTERM),
-        ("between epochs", 1, signal.SIGTERM),
-    ],
-)
-def test_one_process_stops_wherever_it_is_asked(
-    moment: str, count: int, signum: int, folders: list[Path], whole: Path, tmp_path: Path
-) -> None:
-    fault = functools.partial(strike, moment, count, signum, (0,), None)
-    assert_stops_and_goes_on(fault, signum, 1, folders, whole, tmp_path)
+def of_two(*row: object) -> object:
+    return pytest.param(*row, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("moment", "count", "asked", "signum"),
+    ("moment", "count", "signum", "asked", "ranks"),
     [
-        ("forward", 60, (0,), signal.SIGTERM),
-        ("update", 3, (1,), signal.SIGTERM),
-        ("validation", 2, (0, 1), signal.SIGINT),
+        ("forward", 60, signal.SIGTERM, (0,), 1),
+        ("update", 3, signal.SIGTERM, (0,), 1),
+        ("update", 5, signal.SIGUSR1, (0,), 1),
+        ("update", 4, signal.SIGINT, (0,), 1),
+        ("validation", 3, signal.SIGTERM, (0,), 1),
+        ("between epochs", 1, signal.SIGTERM, (0,), 1),
+        of_two("forward", 60, signal.SIGTERM, (0,), 2),
+        of_two("update", 3, signal.SIGTERM, (1,), 2),
+        of_two("validation", 2, signal.SIGINT, (0, 1), 2),
     ],
 )
-def test_two_ranks_stop_after_the_same_update_whoever_is_asked(
-    moment: str, count: int, asked: tuple[int, ...], signum: int, folders: list[Path], whole: Path, tmp_path: Path
+def test_all_ranks_stop_after_the_same_update_wherever_and_whoever_is_asked(
+    moment: str, count: int, signum: int, asked: tuple, ranks: int, folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
     fault = functools.partial(strike, moment, count, signum, asked, None)
-    assert_stops_and_goes_on(fault, signum, 2, folders, whole, tmp_path)
+    assert_stops_and_goes_on(fault, signum, ranks, folders, whole, tmp_path)
 
 
 def interrupt_twice(echo: float, rank: int) -> None:
@@ -158,11 +151,12 @@ def test_a_finished_run_that_is_repeated_changes_nothing_says_so_and_goes_on_wit
 
 @pytest.mark.parametrize(("updates", "warned"), [(2, True), (3, False)])
 def test_a_training_that_is_all_warm_up_is_warned_of(
-    updates: int, warned: bool, folders: list[Path], tmp_path: Path
+    updates: int, warned: bool, folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     schedule = ("--lr-scheduler", "inverse_sqrt", "--warmup-updates", "2", "--max-update", str(updates))
-    assert run(tiny_training(folders, tmp_path / "run", *FLAGS, *schedule), tmp_path / "log") == [0]
-    assert bool(re.search("WARNING.*--max-update .*--warmup-updates 2", (tmp_path / "log").read_text())) == warned
+    _, *arguments = tiny_training(folders, Path("none"), *FLAGS, *schedule)
+    rules.warn_of_warmup(configuration("language_modeling", arguments))
+    assert bool(re.search("--max-update .*--warmup-updates 2", caplog.text)) == warned
 
 
 def test_without_a_checkpoint_to_write_the_log_says_so(folders: list[Path], tmp_path: Path) -> None:

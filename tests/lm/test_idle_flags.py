@@ -81,6 +81,7 @@ def test_a_flag_without_what_it_is_about_is_refused_in_training_alone(arch: str)
 
 TWO_SCALES = {"scale_layers": "1x=2,2x=1"}
 ADAPTED = {"adaptive_input": True, "adaptive_input_cutoff": "4,7", "adaptive_softmax_cutoff": "4,7"}
+UNTIED = {**ADAPTED, "tie_adaptive_proj": True}
 SINGLE = "has no effect with the single scale .*1x=2.*: got"
 CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual": "zero"}
 
@@ -88,21 +89,11 @@ CLOSED = {"scale_layers": "4x=1,1x=1", "aggregation_gate": True, "init_residual"
 @pytest.mark.parametrize(
     ("arch", "flags", "helps", "sentence"),
     [
-        (
-            "vanilla_lm",
-            {**ADAPTED, "tie_adaptive_proj": True},
-            {"tie_adaptive_weights": True},
-            "--tie-adaptive-proj has no effect without --tie-adaptive-weights: got True",
-        ),
+        ("vanilla_lm", UNTIED, {"tie_adaptive_weights": True}, "--tie-adaptive-proj .* --tie-adaptive-weights"),
         ("transformer_xl", {"proj_init_std": 0.3}, {"adaptive_softmax_cutoff": "4,7"}, "--proj-init-std has no effect"),
         ("transformer_ql", {"scale_layers": "1x=2", "droppath": 0.3}, TWO_SCALES, f"--droppath {SINGLE} 0.3"),
         ("transformer_ql", {"scale_layers": "1x=2", "compression": "avg"}, TWO_SCALES, f"--compression {SINGLE} avg"),
-        (
-            "multiscale_bottomup",
-            CLOSED,
-            {"init_residual": "scaled"},
-            "--init-residual must not be zero with --aggregation-gate, which is zero too",
-        ),
+        ("multiscale_bottomup", CLOSED, {"init_residual": "scaled"}, "--init-residual must .* --aggregation-gate"),
     ],
 )
 def test_a_flag_is_refused_until_what_it_is_about_is_given(arch: str, flags: dict, helps: dict, sentence: str) -> None:
@@ -133,7 +124,8 @@ def test_a_checkpoint_of_another_model_is_told_from_one_of_another_dictionary(ar
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_flag_is_refused_at_its_default(arch: str) -> None:
-    build(arch, {"tokens_per_sample": 16}, dictionary(9))
+    with torch.device("meta"):
+        build(arch, {"tokens_per_sample": 16}, dictionary(9))
 
 
 def test_a_checkpoint_with_a_flag_without_effect_is_still_evaluated(tmp_path, monkeypatch) -> None:

@@ -26,41 +26,33 @@ def test_scales_share_the_heads_or_name_their_own() -> None:
     assert with_heads(scales, "16x=2,4x=10") == (Scale(4, 9, heads=10), Scale(16, 8, heads=2))
 
 
-@pytest.mark.parametrize(
-    ("arch", "flag", "text", "others"),
-    [
-        *(("multiscale_topdown", "scale_layers", text, {}) for text in ("4x=8,6x=2,1x=1", "4x=8", "4x=1,4x=2,1x=1")),
-        *(("multiscale_topdown", "scale_layers", text, {}) for text in ("4x=0,1x=1", "0x=1,1x=1", "7,7,8,8", "4x=1,")),
-        *(("coarse_lm", "scale_layers", text, {}) for text in ("4x=6,1x=6", "0x=3")),
-        *(("transformer_ql", "scale_layers", text, {}) for text in ("2x=3", "1x=1,2x=1,3x=1")),
-        ("multiscale_bottomup", "scale_layers", "1x=3", {}),
-        *(("multiscale_bottomup", "scale_heads", text, {}) for text in ("4x=12,16x=12", "4x=6,1x=6", "4x=0,16x=12")),
-        *(
-            ("retina_lm", "scale_heads", text, {"scale_windows": WINDOWS})
-            for text in ("1x=3,2x=2", "1x=8,4x=8", "1x=12")
-        ),
-        *(("retina_lm", "scale_windows", text, {}) for text in ("1x=0:8,4x=9:256", "1x=0:8,4x=7:256", "1x=0:8,4x=2:6")),
-        *(("retina_lm", "scale_windows", text, {}) for text in ("4x=0:8", "1x=0", "1x=0:8,2x=8:9", "1x=0:8,16x=8:32")),
-        *(
-            ("retina_lm", "scale_windows", text, {})
-            for text in ("1x=0:2,4x=2:24", "1x=4:4", "1x=0:8,1x=10:16", "1x=0:8|")
-        ),
-        *(("retina_lm", "scale_windows", text, {}) for text in ("1x=0:8*0", "1x=0:8*", "1x=0:8,1x=0:16,4x=8:32")),
-        *(("retina_lm", "scale_windows", text, {"window_overlap": "allow"}) for text in ("1x=0:8,4x=2:256", "1x=2:8")),
-        *(("retina_lm", "scale_heads", text, {"scale_windows": "1x=0:8*4,4x=8:*8"}) for text in ("1x=4,4x=8", "1x=12")),
-        *(
-            ("retina_lm", "scale_heads", None, {"scale_windows": text})
-            for text in ("1x=0:8*5,4x=8:*8", "1x=0:8*5,4x=8:")
-        ),
-        ("retina_lm", "decoder_layers", 2, {"scale_windows": "1x=0:8|1x=0:16|1x=0:"}),
-        *(("vanilla_lm", "scale_windows", text, {}) for text in (WINDOWS, "2x=2:8", "0:8", f"1x=0:|{WINDOWS}")),
-    ],
-)
-def test_scales_that_break_a_rule_get_one_sentence_with_their_flag(arch, flag, text, others) -> None:
-    with pytest.raises(UsageError, match=r"^--\S+( of \w+_lm)? must .*: got [^:]") as refused:
-        build(arch, {"decoder_attention_heads": 12, flag: text, **others}, dictionary(5))
-    assert str(refused.value).split()[0] == f"--{flag.replace('_', '-')}"
-    assert "\n" not in str(refused.value)
+# Architecture, flag, what else is given, and values of the flag.
+REFUSED: list[tuple[str, str, dict, list]] = [
+    ("multiscale_topdown", "scale_layers", {}, ["4x=8,6x=2,1x=1", "4x=8", "4x=1,4x=2,1x=1", "4x=0,1x=1", "0x=1,1x=1"]),
+    ("multiscale_topdown", "scale_layers", {}, ["7,7,8,8", "4x=1,"]),
+    ("coarse_lm", "scale_layers", {}, ["4x=6,1x=6", "0x=3"]),
+    ("transformer_ql", "scale_layers", {}, ["2x=3", "1x=1,2x=1,3x=1"]),
+    ("multiscale_bottomup", "scale_layers", {}, ["1x=3"]),
+    ("multiscale_bottomup", "scale_heads", {}, ["4x=12,16x=12", "4x=6,1x=6", "4x=0,16x=12"]),
+    ("retina_lm", "scale_heads", {"scale_windows": WINDOWS}, ["1x=3,2x=2", "1x=8,4x=8", "1x=12"]),
+    ("retina_lm", "scale_windows", {}, ["1x=0:8,4x=9:256", "1x=0:8,4x=7:256", "1x=0:8,4x=2:6", "4x=0:8", "1x=0"]),
+    ("retina_lm", "scale_windows", {}, ["1x=0:8,2x=8:9", "1x=0:8,16x=8:32", "1x=0:2,4x=2:24", "1x=4:4", "1x=0:8|"]),
+    ("retina_lm", "scale_windows", {}, ["1x=0:8,1x=10:16", "1x=0:8*0", "1x=0:8*", "1x=0:8,1x=0:16,4x=8:32"]),
+    ("retina_lm", "scale_windows", {"window_overlap": "allow"}, ["1x=0:8,4x=2:256", "1x=2:8"]),
+    ("retina_lm", "scale_heads", {"scale_windows": "1x=0:8*4,4x=8:*8"}, ["1x=4,4x=8", "1x=12"]),
+    ("retina_lm", "scale_heads", {"scale_windows": "1x=0:8*5,4x=8:*8"}, [None]),
+    ("retina_lm", "scale_heads", {"scale_windows": "1x=0:8*5,4x=8:"}, [None]),
+    ("retina_lm", "decoder_layers", {"scale_windows": "1x=0:8|1x=0:16|1x=0:"}, [2]),
+    ("vanilla_lm", "scale_windows", {}, [WINDOWS, "2x=2:8", "0:8", f"1x=0:|{WINDOWS}"]),
+]
+
+
+@pytest.mark.parametrize(("arch", "flag", "others", "values"), REFUSED)
+def test_scales_that_break_a_rule_get_one_sentence_with_their_flag(arch, flag, others, values) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=r"^--\S+( of \w+_lm)? must [^\n]*: got [^:]") as refused:
+            build(arch, {"decoder_attention_heads": 12, flag: value, **others}, dictionary(5))
+        assert str(refused.value).split()[0] == f"--{flag.replace('_', '-')}", value
 
 
 @pytest.mark.parametrize("heads", [heads for heads in range(3, 20) if heads % 3])

@@ -118,31 +118,23 @@ def test_every_parameter_is_in_the_group_of_its_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "named"),
     [
         ({"decoder": "transformer", "decoder_units": 12}, "--local-attention-heads must divide --decoder-units 12"),
-        ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100: got 100"),
-        ({"separators": "word0 nothing"}, "--separators must be symbols of the dictionary: got 'nothing'"),
-        ({"separators": " "}, "--separators must name at least one symbol"),
-        ({"max_target_positions": 32}, "--tokens-per-sample must not exceed the model's --max-target-positions 32"),
-        (
-            {"positions": "rotary", "attention_head_dim": 3},
-            "rotary --positions need --decoder-attention-heads of an even width: got 3",
-        ),
-        (
-            {"positions": "none", "position_embed_dim": 9},
-            "--positions must be learned with --position-embed-dim 9: got",
-        ),
-        ({"positions": "rotary", "main": "lstm"}, "--positions must be learned with --main lstm: got rotary"),
+        ({"decoder_embed_dim": 100}, "--decoder-embed-dim must exceed --position-embed-dim 100"),
+        ({"separators": "word0 nothing"}, "--separators must .*'nothing'"),
+        ({"separators": " "}, "--separators must"),
+        ({"max_target_positions": 32}, "--tokens-per-sample must .*--max-target-positions 32"),
+        ({"positions": "rotary", "attention_head_dim": 3}, "rotary --positions need .*got 3"),
+        ({"positions": "none", "position_embed_dim": 9}, "--positions must be learned with --position-embed-dim 9"),
+        ({"positions": "rotary", "main": "lstm"}, "--positions must be learned with --main lstm"),
         ({"main": "lstm", "qk_norm": True}, "--qk-norm has no effect without a transformer"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, sentence: str) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_flags_that_make_no_sense_are_refused_in_one_sentence(flags: dict, named: str) -> None:
+    with pytest.raises(UsageError, match=f"^{named}[^\\n]*$"):
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5))
-    assert str(refused.value).startswith(sentence)
-    assert "\n" not in str(refused.value)
-    if " has no effect without" in sentence:
+    if " has no effect without" in named:
         # A checkpoint that is only evaluated may have been trained with it.
         build("haed", {"criterion": "cross_entropy", **flags}, dictionary(5), from_checkpoint=True)
 

@@ -112,15 +112,6 @@ def test_encodings_that_are_all_the_same_rank_no_positive_first() -> None:
     assert found.rank_X.tolist() == [3, 3, 3]
 
 
-def test_the_first_phase_has_no_decoder() -> None:
-    model = first_phase(0)
-    names = {name.split(".")[0] for name in model.state_dict()}
-    assert names == {"encoder", "main"}
-    assert {vars(parameter)["param_group"] for parameter in model.parameters()} == {"encoder", "main"}
-    with pytest.raises(UsageError, match="has none yet"):
-        model.prepare_for_inference_(None)
-
-
 class Blocks:
     """What a ``TokenBlockDataset`` gives: source and target of each block."""
 

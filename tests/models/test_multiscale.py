@@ -50,14 +50,3 @@ def test_a_coarse_scale_runs_once_in_as_many_steps_as_its_blocks_have_tokens(arc
         for end in range(1, 33):
             decoder(tokens[:, :end], incremental_state=state)
     assert runs == [4, 8, 32]
-
-
-def test_an_order_of_scales_does_not_matter() -> None:
-    models = []
-    for text in ("8x=1,2x=2,1x=1", "1x=1,8x=1,2x=2"):
-        torch.manual_seed(3)
-        flags = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_attention_heads": 2}
-        models.append(build("multiscale_topdown", {**flags, "scale_layers": text}, dictionary(5)).eval())
-    tokens = torch.randint(4, 9, (2, 13))
-    with torch.no_grad():
-        assert torch.equal(models[0](tokens)[0], models[1](tokens)[0])

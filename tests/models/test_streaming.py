@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core import Memory
-from fairseq_ms.core.streaming import RelativeAttention
 from tests.helpers.dropout import drop_nothing
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.helpers.operations import Operations
@@ -235,11 +234,7 @@ def test_the_reconstruction_loss_equals_the_loops_and_trains_the_compression_alo
     [
         ("transformer_xl", {"tokens_per_sample": 0}, "--tokens-per-sample must be at least 1"),
         ("transformer_ql", {"tokens_per_sample": 5}, "--tokens-per-sample must be a multiple of the coarsest scale"),
-        (
-            "compressive_transformer",
-            {"tokens_per_sample": 7},
-            "must be at least 2 and divide --tokens-per-sample 7: got 2",
-        ),
+        ("compressive_transformer", {"tokens_per_sample": 7}, "must .*divide --tokens-per-sample 7: got 2"),
     ],
 )
 def test_a_flag_that_breaks_a_rule_is_named_in_one_sentence(arch: str, flags: dict, sentence: str) -> None:
@@ -260,14 +255,3 @@ def test_post_ln_over_an_empty_memory_is_warned_of(caplog) -> None:
     # Why: without a single token in them, the coarse scales' rows are zeros. Post-LN, one layer norm after another
     # multiplies their gradient by 316, pre-LN the only one on their way, after the scale.
     assert largest[False] > 1e9 > 1e3 > largest[True]
-
-
-@pytest.mark.parametrize("arch", ["transformer_xl", "compressive_transformer", "transformer_ql"])
-def test_heads_are_as_wide_as_told_whatever_the_model(arch: str) -> None:
-    sizes = {"decoder_embed_dim": 8, "decoder_attention_heads": 3, "attention_head_dim": 5, "tokens_per_sample": 4}
-    model = build(arch, {**sizes, "decoder_ffn_embed_dim": 6}, dictionary(9))
-    attention = next(module for module in model.modules() if isinstance(module, RelativeAttention))
-    assert attention.u.shape == attention.v.shape == (3, 5)
-    assert (attention.qkv.weight.shape, attention.out.weight.shape) == ((45, 8), (8, 15))
-    with pytest.raises(ValueError, match=r"^--decoder-attention-heads must divide --decoder-embed-dim 8: got 3"):
-        build(arch, {**sizes, "attention_head_dim": None}, dictionary(9))

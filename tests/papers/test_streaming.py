@@ -1,12 +1,9 @@
 """The papers' analyses on models with a memory."""
 
 import numpy as np
-import pytest
-import torch
 
 from fairseq_ms.cli import main
-from fairseq_ms.errors import UsageError
-from fairseq_ms.papers import context_shuffle, neighbors
+from fairseq_ms.papers import context_shuffle
 from tests.helpers.trained import load
 
 
@@ -20,12 +17,7 @@ def test_damage_beyond_segment_and_memory_is_never_felt(models):
     assert np.abs(raised[:, :5]).max() > 1e-3
 
 
-def test_streaming_models_say_what_they_cannot_answer(models, capsys):
-    checkpoint = load(models, "transformer_xl")
-    with pytest.raises(UsageError, match="transformer_xl, which does not"):
-        neighbors.embed(checkpoint, torch.full((1, 6), 5))
-    assert main(["nll-by-frequency", str(models / "transformer_xl/model.pt"), "--context-window", "3"]) == 2
-    assert "transformer_xl reads the text once, got 3" in capsys.readouterr().err
+def test_a_memory_is_read_with_the_text_and_counted(models, capsys):
     assert main(["nll-by-frequency", str(models / "transformer_xl/model.pt"), "--bins", "3"]) == 0
     assert main(["memory", "--path", str(models / "transformer_ql/model.pt")]) == 0
     assert "scales 1" in capsys.readouterr().out

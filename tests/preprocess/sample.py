@@ -6,6 +6,9 @@ import io
 import random
 import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,22 @@ def job_of(source: Path, out: Path, dataset: Dataset = DATASET, workers: int = 1
         quiet=True,
         **more,
     )
+
+
+def archived(path: Path, files: Mapping[str, str | bytes]) -> Path:
+    """A zip or a compressed tar of files, by its ending."""
+    contents = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in contents.items():
+                archive.writestr(name, content)
+        return path
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w:bz2") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -72,20 +71,6 @@ def test_the_pipeline_of_the_folder_gives_the_same_symbols_for_a_text_of_lines(p
     assert lines.text_of(symbols) == ODD
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--level", "word"], "--bpe has no meaning with the level word: leave it out."),
-        (["--tokenise", "moses"], "--tokenise must be none with --bpe hf_byte_bpe, not 'moses'."),
-        (["--dict-size", "9"], "--dict-size has no meaning with --bpe hf_byte_bpe: leave it out."),
-        (["--bpe-merges", "0"], "--bpe-merges must be at least 1, not 0."),
-    ],
-)
-def test_a_flag_that_cannot_work_with_it_is_refused(flags, sentence, prepared, tmp_path) -> None:
-    assert sentence in prepare(prepared[0], "--out", tmp_path / "out", *flags)
-    assert not (tmp_path / "out").exists()
-
-
 def of_hugging_face(folder: Path, **settings: object) -> tokenizers.Tokenizer:
     """A tokenizer that has learnt from the texts, saved in their folder with the settings in place of its own."""
     learnt = tokenizers.ByteLevelBPETokenizer()
@@ -124,11 +109,4 @@ def test_a_tokenizer_json_that_would_give_other_tokens_is_refused(settings, prep
     of_hugging_face(tmp_path / "texts", **settings)
     said = prepare(tmp_path / "texts", "--out", tmp_path / "out", "--vocab-from", tmp_path / "tokenizer.json")
     assert "tokenizer.json must be" in said
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_tokenizers_the_sentence_says_what_to_install(prepared, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    said = prepare(prepared[0], "--out", tmp_path / "out")
-    assert "needs the package tokenizers" in said
     assert not (tmp_path / "out").exists()

@@ -3,8 +3,6 @@
 import io
 import pickle
 import random
-import tarfile
-import zipfile
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from PIL import Image
 from fairseq_ms_pipeline.files import read_json
 from fairseq_ms_pipeline.image_files import TOKENS, photographs
 from fairseq_ms_pipeline.text import byte_symbols, characters, undone
-from tests.preprocess.sample import prepare
+from tests.preprocess.sample import archived, prepare
 
 
 def read_back(out, split):
@@ -26,9 +24,8 @@ def read_back(out, split):
 def test_wikitext_becomes_characters_and_back(tmp_path, unit):
     lines = [" ", " = Title = ", " ", " A <unk> 日本 name @-@ d ▁ é @@ </s> . "]
     text = "".join(line + "\n" for line in lines * 5)
-    with zipfile.ZipFile(tmp_path / "wikitext-103-v1.zip", "w") as archive:
-        for split in ("train", "valid", "test"):
-            archive.writestr(f"wikitext-103/wiki.{split}.tokens", text)
+    splits = ("train", "valid", "test")
+    archived(tmp_path / "wikitext-103-v1.zip", {f"wikitext-103/wiki.{split}.tokens": text for split in splits})
     out = tmp_path / "out"
     prepare("chars", "--input", tmp_path / "wikitext-103-v1.zip", "--out", out, "--level", unit)
     kept = "".join(" ".join(line.split()).replace("▁", "_") + "\n" for line in lines * 5)
@@ -72,21 +69,6 @@ def npz(**arrays):
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     return content.getvalue()
-
-
-def archived(path, files):
-    """A zip or a compressed tar of files."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-    else:
-        with tarfile.open(path, "w:gz") as tar:
-            for name, content in files.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return path
 
 
 def decoded(out, split):

@@ -3,7 +3,6 @@
 import hashlib
 import http.server
 import threading
-import zipfile
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +12,7 @@ from fairseq_ms_pipeline.dataset import Download
 from fairseq_ms_pipeline.datasets import wikitext103
 from fairseq_ms_pipeline.download import fetch
 from fairseq_ms_pipeline.files import read_json
-from tests.preprocess.sample import prepare
+from tests.preprocess.sample import archived, prepare
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -138,10 +137,8 @@ def test_no_network_is_one_sentence_that_names_every_source(tmp_path, monkeypatc
 
 def test_a_script_downloads_only_when_asked_to_and_then_prepares(server, tmp_path, monkeypatch):
     url, behaviour = server
-    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-        for split in ("train", "valid", "test"):
-            archive.writestr(f"wikitext-103/wiki.{split}.tokens", "words and words\n" * 20)
-    behaviour["content"] = (tmp_path / "data.zip").read_bytes()
+    files = {f"wikitext-103/wiki.{split}.tokens": "words and words\n" * 20 for split in ("train", "valid", "test")}
+    behaviour["content"] = archived(tmp_path / "data.zip", files).read_bytes()
     here = replace(wikitext103.WORD, downloads=one(f"{url}/data.zip"))
     monkeypatch.setattr(wikitext103, "WORD", here)
     flags = ("--level", "word", "--download", tmp_path / "fetched", "--out", tmp_path / "out")

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,35 +70,27 @@ def test_the_splits_of_a_saved_data_set_are_kept_and_its_caches_are_none_of_it(t
     assert {split: counts["documents"] for split, counts in splits.items()} == {"train": 40, "valid": 10, "test": 10}
 
 
+def shorten(path: Path, count: int = 20) -> None:
+    path.write_bytes(path.read_bytes()[:-count])
+
+
 @pytest.mark.parametrize(
-    ("form", "spoil", "sentence"),
+    ("form", "spoil", "said"),
     [
-        (
-            "jsonl.gz",
-            lambda path: path.write_bytes(path.read_bytes()[:-20]),
-            "mine.jsonl.gz is damaged or incomplete (",
-        ),
-        ("parquet", lambda path: path.write_bytes(path.read_bytes()[:-20]), "mine.parquet is damaged or incomplete ("),
-        ("parquet", lambda path: path.write_bytes(b"PAR1"), "mine.parquet is damaged or incomplete ("),
-        ("csv", lambda path: path.write_text('text\n"never ends\n'), "mine.csv is no table ("),
-        (
-            "saved",
-            lambda path: [file.write_bytes(file.read_bytes()[:-900]) for file in path.glob("data-00001*")],
-            "data-00001-of-00002.arrow is damaged or incomplete (",
-        ),
-        (
-            "saved",
-            lambda path: [file.unlink() for file in path.glob("data-*")],
-            "mine.saved holds no file of Text (",
-        ),
+        ("jsonl.gz", shorten, "mine.jsonl.gz is damaged"),
+        ("parquet", shorten, "mine.parquet is damaged"),
+        ("parquet", lambda path: path.write_bytes(b"PAR1"), "mine.parquet is damaged"),
+        ("csv", lambda path: path.write_text('text\n"never ends\n'), "mine.csv is no table"),
+        ("saved", lambda path: shorten(next(path.glob("data-00001*")), 900), "data-00001-of-00002.arrow is damaged"),
+        ("saved", lambda path: [file.unlink() for file in path.glob("data-*")], "mine.saved holds no file"),
     ],
 )
-def test_a_broken_file_is_one_sentence(form, spoil, sentence, tmp_path: Path) -> None:
+def test_a_broken_file_is_one_sentence(form, spoil, said, tmp_path: Path) -> None:
     source = write(tmp_path, form)
     spoil(source)
-    said = prepare("--input", source, "--out", tmp_path / "out")
-    assert sentence in said
-    assert said.count("\n") == 1
+    printed = prepare("--input", source, "--out", tmp_path / "out")
+    assert said in printed
+    assert printed.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -154,11 +145,3 @@ def test_a_language_without_spaces_and_two_files_get_advice(tmp_path: Path) -> N
     assert "no text for the split train" in said
     assert "--documents lines:" in said
     assert "larger" not in said
-
-
-def test_without_pyarrow_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
-    source = write(tmp_path, "parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    said = prepare("--input", source, "--out", tmp_path / "out")
-    assert "mine.parquet needs the package pyarrow: run pip install pyarrow." in said
-    assert not (tmp_path / "out").exists()

@@ -188,10 +188,7 @@ def test_a_setting_that_cannot_work_is_refused_before_anything_is_written(tmp_pa
 
 
 def test_a_count_that_differs_from_the_papers_is_warned_of():
-    manifest = {
-        "splits": {"train": {"targets": 900}, "valid": {}, "test": {}},
-        "vocabulary": {"types": 50},
-    }
+    manifest = {"splits": {"train": {"targets": 900}, "valid": {}, "test": {}}, "vocabulary": {"types": 50}}
     expected = (
         Expected("train", "targets", 1000, "Table 1", tolerance=0.05),
         Expected("vocabulary", "types", 50, "Table 1"),

@@ -99,22 +99,3 @@ def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(
     assert manifest["settings"]["recall"]["longest"] == 30
     assert all(counts["unknown"] == 0 for counts in manifest["splits"].values())
     assert "prepared already" in prepare(*command).stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--values", "1"], "--values must be at least 2, not 1."),
-        (["--pairs", "2"], "--pairs has no meaning with --exercise passkey: leave it out."),
-        (["--exercise", "pairs", "--pairs", "20"], "--pairs must not exceed --values 16, so that keys differ: got 20."),
-        (["--exercise", "copy", "--longest", "6"], "--longest must be at least 7, the distance without filler: got 6."),
-        (["--exercise", "pairs", "--ask", "suddenly"], "where the key announces it: leave it out."),
-        (["--tokens", "100"], "--tokens must be at least ten times --longest 64, not 100."),
-        (["--bpe-merges", "9"], "unrecognized arguments: --bpe-merges 9 (prepare.py --help says more)"),
-    ],
-)
-def test_flags_that_cannot_work_get_one_sentence_and_leave_nothing(tmp_path: Path, flags, sentence):
-    done = prepare("recall", "--out", tmp_path / "out", *flags, check=False)
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].endswith(sentence)
-    assert not (tmp_path / "out").exists()

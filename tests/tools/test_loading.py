@@ -32,8 +32,8 @@ def asked_about(data: Path) -> checkpoints.Checkpoint:
 
 
 def test_token_counts_are_taken_without_holding_the_file(tmp_path: Path) -> None:
-    whole = large_data(tmp_path, 4_000_000, 1000)
-    tokens = np.random.default_rng(1).integers(0, SYMBOLS, 4_000_000, dtype=np.uint16)
+    whole = large_data(tmp_path, 2_000_000, 500)
+    tokens = np.random.default_rng(1).integers(0, SYMBOLS, 2_000_000, dtype=np.uint16)
     tokens.tofile(whole / "train.bin")
     tracemalloc.start()
     counts = asked_about(whole).token_counts()

@@ -156,15 +156,6 @@ def batch(task: SimpleNamespace, indices: list[int]) -> dict:
     return train.collater([train[index] for index in indices])
 
 
-def test_all_targets_are_predicted_the_last_one_included() -> None:
-    task = small_task()
-    model = first_phase(1, segmentation="fixed", max_segment_len=1)
-    sample = batch(task, [3, 7])
-    _, size, logged = criterion(task)(model, sample)
-    # Chunks of one token: every target is a chunk.
-    assert size == sample["ntokens"] == logged["sample_size"]
-
-
 def test_negatives_are_a_function_of_seed_update_and_row() -> None:
     task = small_task()
     model = first_phase(1)
@@ -196,7 +187,10 @@ def test_further_batches_are_as_many_random_blocks_of_the_training_data() -> Non
     assert all(tuple(row) in rows for row in blocks.tolist())
     model = first_phase(1, segmentation="fixed", max_segment_len=1)
     logged = criterion(task, negative_batches=3)(model, batch(task, [0, 1]))[2]
-    alone = criterion(task)(model, batch(task, [0, 1]))[2]
+    sample = batch(task, [0, 1])
+    _, size, alone = criterion(task)(model, sample)
+    # Chunks of one token: every target is a chunk, the last one included.
+    assert size == sample["ntokens"] == alone["sample_size"]
     # 2 rows of 11 chunks and 3 times as many; those that spell the positive are fewer than all
     assert alone["negatives"] < logged["negatives"] <= 22 * (4 * 22)
 

@@ -30,7 +30,7 @@ def test_the_network_of_figure_5_sees_44_tokens_before_the_first_of_a_segment(co
         ("transformer_ql", 8, 24),
         ("transformer_ql", 8, 8),
         ("transformer_ql", 16, 16),
-        ("transformer_ql", 2, 30),
+        ("transformer_ql", 2, 14),
         ("transformer_ql", 16, 0),
     ],
 )

@@ -255,7 +255,7 @@ def test_what_is_missing_is_told_before_any_work(missing, package, flags, tmp_pa
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == missing else find(name, *rest))
     monkeypatch.setitem(sys.modules, missing, None)
-    assert cli.main(["prepare", "text", "--input", "mine.txt", "--out", "out", *flags]) == 2
+    assert cli.main(["prepare", "text", "--input", "mine.txt", "--out", "out", "--quiet", *flags]) == 2
     said = capsys.readouterr().err
     assert f"needs the package {package}: run pip install {package}" in said
     assert said.count("\n") == 1

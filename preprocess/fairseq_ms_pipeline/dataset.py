@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -92,6 +93,13 @@ class Dataset:
 
     def check(self) -> None:
         """Raise ValueError, in one sentence, for a declaration or a flag that cannot work."""
+        for name, needs, package in (
+            ("--tokenise moses", self.tokenise == "moses", "sacremoses"),
+            ("--bpe subword_nmt", self.level == "bpe", "subword-nmt"),
+            ("--bpe hf_byte_bpe", self.level == "hf_byte_bpe", "tokenizers"),
+        ):
+            if needs and importlib.util.find_spec(package.replace("-", "_")) is None:
+                raise ValueError(f"{name} needs the package {package}: run pip install {package}.")
         kind, _, size = self.documents.partition(":")
         known = kind in ("file", "blank", "line", "wikitext") and not size
         lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -55,13 +54,6 @@ class Job:
         """Whether the folder is finished; ValueError for what cannot work, before anything is written."""
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
-        for name, needs, package in (
-            ("--tokenise moses", self.dataset.tokenise == "moses", "sacremoses"),
-            ("--bpe subword_nmt", self.dataset.level == "bpe", "subword-nmt"),
-            ("--bpe hf_byte_bpe", self.dataset.level == "hf_byte_bpe", "tokenizers"),
-        ):
-            if needs and importlib.util.find_spec(package.replace("-", "_")) is None:
-                raise ValueError(f"{name} needs the package {package}: run pip install {package}.")
         self.dataset.check()
         settings = self.settings()
         if self.vocabulary_from is not None and self.vocabulary_from.is_file():

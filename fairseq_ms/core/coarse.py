@@ -40,7 +40,7 @@ class CoarseLM(LanguageModel):
         super().__init__(config)
         check_scales([config.scale], finest=False)
         self.factor = config.scale.factor
-        self.scale = TopDownScale(self.factor, None, config.scale.layers, config, config.downsampler)
+        self.scale = TopDownScale(config.scale, None, config, config.downsampler)
         self.reset_parameters()
 
     def block_features(self, tokens_BT: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class CausalModel(nn.Module, ABC):
         Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time. Raises ValueError for tokens
         and targets of other shapes and a text longer than ``max_length``.
         """
-        tokens_BT, targets_BT = self.checked_tokens(tokens_BT), checked_targets(targets_BT, tokens_BT)
+        tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
         self.check_length(tokens_BT.size(1))
         return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
 
@@ -211,7 +211,21 @@ class CausalModel(nn.Module, ABC):
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) as int64; ValueError unless they are integers, at least one of them."""
-        return checked_tokens(tokens_BT)
+        if tokens_BT.dim() != 2 or not tokens_BT.numel():
+            raise ValueError(f"tokens must be (B, T) with at least one token: got shape {tuple(tokens_BT.shape)}")
+        return self._integers("tokens", tokens_BT)
+
+    def checked_targets(self, targets_BT: Tensor, tokens_BT: Tensor) -> Tensor:
+        """Targets as int64; ValueError unless they are integers of the tokens' shape."""
+        if targets_BT.shape != tokens_BT.shape:
+            raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
+        return self._integers("targets", targets_BT)
+
+    @staticmethod
+    def _integers(name: str, x: Tensor) -> Tensor:
+        if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+            raise ValueError(f"{name} must be integers: got {x.dtype}")
+        return x.long()
 
     def check_state(self, state: State, tokens_BT: Tensor) -> None:
         """Raise ValueError unless a state is of such a model, and of as many rows as there are of tokens."""
@@ -305,23 +319,3 @@ def _adaptive_softmax(config: ModelConfig, words: nn.Module) -> AdaptiveSoftmax 
     predicted, tied = config.output_vocab_size or config.vocab_size, words if config.tie_adaptive_weights else None
     assert tied is None or isinstance(tied, AdaptiveInput)
     return AdaptiveSoftmax(predicted, config.dim, config.adaptive_softmax, tied, config.tie_adaptive_projections)
-
-
-def checked_tokens(tokens_BT: Tensor) -> Tensor:
-    """Tokens (B, T) as int64; ValueError unless they are integers, at least one of them."""
-    if tokens_BT.dim() != 2 or not tokens_BT.numel():
-        raise ValueError(f"tokens must be (B, T) with at least one token: got shape {tuple(tokens_BT.shape)}")
-    return _integers("tokens", tokens_BT)
-
-
-def checked_targets(targets_BT: Tensor, tokens_BT: Tensor) -> Tensor:
-    """Targets as int64; ValueError unless they are integers of the tokens' shape."""
-    if targets_BT.shape != tokens_BT.shape:
-        raise ValueError(f"targets must have the shape of tokens {(*tokens_BT.shape,)}: got {(*targets_BT.shape,)}")
-    return _integers("targets", targets_BT)
-
-
-def _integers(name: str, x: Tensor) -> Tensor:
-    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise ValueError(f"{name} must be integers: got {x.dtype}")
-    return x.long()

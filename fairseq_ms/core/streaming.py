@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer
-from fairseq_ms.core.model import LanguageModel, checked_targets, checked_tokens
+from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph
 from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
 from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 
@@ -289,7 +289,7 @@ class StreamingModel(LanguageModel):
         the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of
         another shape and a state of another batch size or of a model with another configuration.
         """
-        tokens_BT = checked_tokens(tokens_BT)
+        tokens_BT = self.checked_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0))
         return self.logits(self.features(tokens_BT, state)), state
 
@@ -304,7 +304,7 @@ class StreamingModel(LanguageModel):
         The tokens continue the streams of the state, which this call moves on, or begin new ones. In training, what
         the memory itself is trained on is added.
         """
-        tokens_BT, targets_BT = checked_tokens(tokens_BT), checked_targets(targets_BT, tokens_BT)
+        tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
         x_BTD, auxiliary_B = self._read(tokens_BT, state)
         loss, count_B = self.loss_of(x_BTD, targets_BT, ignore_index), (targets_BT != ignore_index).sum(dim=1)
         return loss if auxiliary_B is None else loss + (auxiliary_B * count_B).sum() / count_B.sum().clamp(min=1)
@@ -340,7 +340,7 @@ class StreamingModel(LanguageModel):
         """Features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
-        if state is not None and not records():
+        if state is not None and not torch.is_grad_enabled():
             return self.drop(self.advance(tokens_BT, state)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:

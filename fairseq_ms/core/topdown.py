@@ -39,23 +39,22 @@ class TopDownScale(nn.Module):
     """Pooling to blocks, a norm, joining with the coarser scale where there is one, and layers over blocks.
 
     Args:
-        factor: tokens a block, k
+        scale: tokens a block, k, and how many layers
         ratio: the coarser scale's factor over this one's, None at the coarsest scale
-        layers: how many
         config: what the layers have in common
         downsampler: "avg", "max" or "conv"
     """
 
-    def __init__(self, factor: int, ratio: int | None, layers: int, config: ModelConfig, downsampler: str) -> None:
+    def __init__(self, scale: Scale, ratio: int | None, config: ModelConfig, downsampler: str) -> None:
         super().__init__()
         self.config = config
-        self.factor = factor
-        self.pool = Downsample(downsampler, config.dim, factor)
+        self.factor = scale.factor
+        self.pool = Downsample(downsampler, config.dim, scale.factor)
         self.recompute = config.recompute
         self.norm = config.make_norm()
         if ratio is not None:
             self.join = Join(config, ratio)
-        self.stack = TransformerStack(config, layers)
+        self.stack = TransformerStack(config, scale.layers)
 
     def forward(self, x_BTD: Tensor, coarse: Coarser | None, state: TopDownState | None = None) -> Tensor:
         """Token embeddings (B, T, D) and the coarser scale -> (B, C, D) at the blocks that end at these tokens."""
@@ -130,7 +129,7 @@ class TopDown(LanguageModel):
         coarser: Scale | None = None
         for scale in reversed(config.scales):
             ratio = coarser.factor // scale.factor if coarser is not None else None
-            self.scales.append(TopDownScale(scale.factor, ratio, scale.layers, config, config.downsampler))
+            self.scales.append(TopDownScale(scale, ratio, config, config.downsampler))
             coarser = scale
         self.reset_parameters()
 

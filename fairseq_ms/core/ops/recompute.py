@@ -48,17 +48,12 @@ def mixed_seed(seed: int, *counters: int) -> int:
     return state >> 32
 
 
-def records() -> bool:
-    """Whether autograd records what is computed now."""
-    return torch.is_grad_enabled()
-
-
 def saves() -> bool:
     """Whether operations with a gradient of their own are worth it: not in a compiled one, whose compiler decides.
 
     ``torch.compile`` computes again what is cheap, and would compile such an operation anew for every length.
     """
-    return records() and not torch.compiler.is_compiling()
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 class _Generators(threading.local):
@@ -82,9 +77,9 @@ def keep_prob(p: float) -> float:
     return min(max(1, round((1.0 - p) * _LEVELS)), _LEVELS - 1) / _LEVELS
 
 
-def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """1 with probability ``keep_prob(p)``, else 0: the mask of a seed, of the type and on the device of ``like``."""
-    mask = torch.empty(shape, dtype=like.dtype, device=like.device)
+def keep_mask(seed: int, p: float, like: Tensor) -> Tensor:
+    """1 with probability ``keep_prob(p)``, else 0: the mask of a seed, of the shape, type and device of ``like``."""
+    mask = torch.empty_like(like, memory_format=torch.contiguous_format)
     if like.is_meta:
         return mask
     generator = _GENERATORS.seeded(like.device, seed)
@@ -93,7 +88,7 @@ def keep_mask(seed: int, shape: torch.Size | tuple[int, ...], p: float, like: Te
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
     count = mask.numel()
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    lanes = draws.view(torch.int16)[:count].view(shape)
+    lanes = draws.view(torch.int16)[:count].view(like.shape)
     return torch.lt(lanes, round(keep_prob(p) * _LEVELS) - _LEVELS // 2, out=mask)
 
 
@@ -111,12 +106,12 @@ class DropoutMasks:
 
     def scaled(self, like: Tensor) -> Tensor:
         """The mask of a whole tensor: 0 with probability p, else 1 / (1 - p)."""
-        return keep_mask(self.seed, like.shape, self.p, like).mul_(1.0 / self.keep_prob)
+        return keep_mask(self.seed, self.p, like).mul_(1.0 / self.keep_prob)
 
     def keep(self, like: Tensor, index: int, place: tuple[int, ...] = ()) -> Tensor:
         """The mask of one piece of many, as ``keep_mask``: number ``index`` at a place."""
         seed = mixed_seed(self.seed, *place) if place else self.seed
-        return keep_mask(mixed_seed(seed, index), like.shape, self.p, like)
+        return keep_mask(mixed_seed(seed, index), self.p, like)
 
 
 def drop(x: Tensor, p: float) -> tuple[Tensor, DropoutMasks]:

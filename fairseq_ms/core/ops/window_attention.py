@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.ops.attention import Attended, zeros_like
 from fairseq_ms.core.ops.flash_windows import precision
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import DropoutMasks, records
+from fairseq_ms.core.ops.recompute import DropoutMasks
 from fairseq_ms.core.ops.window_blocks import Heads, Window
 from fairseq_ms.core.scales import Scale, check_window
 
@@ -156,7 +156,7 @@ def window_attention_linear(
     on_cpu = inputs[0].device.type == "cpu" and not torch.compiler.is_compiling()
     if flash is not None or not (recompute and on_cpu):
         attended = windows.by_autograd(*inputs, flash=flash)
-    elif out is not None and records() and plain(out):
+    elif out is not None and torch.is_grad_enabled() and plain(out):
         return Attended.apply(windows, out.weight, out.bias, windows.sinks_N, *inputs)
     else:
         attended = Attended.apply(windows, None, None, windows.sinks_N, *inputs)

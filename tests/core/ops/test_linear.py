@@ -106,17 +106,3 @@ def test_an_input_under_autocast_is_normalised_again_in_the_type_that_it_was(dty
         assert one.dtype == other.dtype
         # bfloat16 has 8 bits: a few roundings of 0.4% each, relative to the largest element.
         assert (one - other).abs().max() <= 0.02 * other.abs().max()
-
-
-@pytest.mark.parametrize("p", [0.0, 0.3])
-def test_feed_forward_with_dropout_equals_autograd_over_the_same_mask(
-    p: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block = FeedForward(LayerConfig(dim=6, ffn_dim=10, heads=1, activation_dropout=p)).double()
-    x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
-    inputs = [x, *block.parameters()]
-    monkeypatch.setattr("fairseq_ms.core.ops.recompute.draw_seed", lambda: 99)
-    ours = block(x)
-    hidden = F.gelu(block.up(block.norm(x)))
-    plain = block.down(hidden * DropoutMasks(p).scaled(hidden) if p else hidden)
-    assert_same_with_gradients(ours, plain, inputs)

@@ -55,7 +55,7 @@ def test_a_layer_under_autocast_has_bfloat16_gradients_near_those_of_float32(p: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_mask_keeps_the_wanted_share_and_the_mean(p: float, dtype: torch.dtype) -> None:
     count = 400_003
-    mask = keep_mask(draw_seed(), (count,), p, torch.empty(0, dtype=dtype))
+    mask = keep_mask(draw_seed(), p, torch.empty(count, dtype=dtype))
     assert mask.dtype == dtype
     assert set(mask.unique().tolist()) == {0.0, 1.0}
     assert keep_prob(p) == pytest.approx(1.0 - p, abs=2**-17)
@@ -65,7 +65,7 @@ def test_a_mask_keeps_the_wanted_share_and_the_mean(p: float, dtype: torch.dtype
 
 
 def test_neighbours_in_a_mask_are_independent() -> None:
-    mask = keep_mask(11, (400_000,), 0.5, torch.empty(0)).double() - 0.5
+    mask = keep_mask(11, 0.5, torch.empty(400_000)).double() - 0.5
     for distance in (1, 2, 3, 4, 5, 8, 64):
         # The mean of 400,000 independent +-1/4 has a standard deviation of 0.0004.
         assert abs((mask[distance:] * mask[:-distance]).mean().item()) < 0.002
@@ -73,7 +73,7 @@ def test_neighbours_in_a_mask_are_independent() -> None:
 
 @pytest.mark.parametrize("p", [1e-9, 1.0 - 1e-9])
 def test_extreme_probabilities_do_not_overflow(p: float) -> None:
-    assert keep_mask(1, (1000,), p, torch.empty(0)).mean().item() == pytest.approx(1.0 - p, abs=0.01)
+    assert keep_mask(1, p, torch.empty(1000)).mean().item() == pytest.approx(1.0 - p, abs=0.01)
 
 
 def test_dropout_uses_one_mask_for_both_directions() -> None:
@@ -92,22 +92,6 @@ def test_seeds_are_drawn_on_the_cpu_whatever_the_default_device() -> None:
         with torch.device(device):
             drawn.append((draw_seed(), draw_uniform()))
     assert drawn[0] == drawn[1]
-
-
-def test_dropout_draws_another_mask_at_every_call_and_the_same_after_the_same_seed() -> None:
-    x = torch.ones(500)
-    torch.manual_seed(1)
-    first, second = dropout(x, 0.5, training=True), dropout(x, 0.5, training=True)
-    torch.manual_seed(1)
-    again = dropout(x, 0.5, training=True)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
-def test_dropout_is_the_identity_in_evaluation() -> None:
-    x = torch.randn(5)
-    assert dropout(x, 0.5, training=False) is x
-    assert dropout(x, 0.0, training=True) is x
 
 
 @pytest.mark.parametrize("recompute", [True, False])

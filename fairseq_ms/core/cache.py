@@ -113,7 +113,6 @@ class Rows:
         self.x = x
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
         self.x = self.x.index_select(0, order)
 
 
@@ -172,7 +171,6 @@ class KeyValueCache:
         return self.buffer[:, :, :, : self.length], self.length
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
         two, _, heads, capacity, head_dim = self.buffer.shape
         buffer = self.buffer.new_empty(two, order.numel(), heads, capacity, head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length].index_select(1, order)

@@ -283,11 +283,9 @@ class StreamingModel(LanguageModel):
     def forward(  # type: ignore[override]
         self, tokens_BT: Tensor, state: StreamState | None = None
     ) -> tuple[Tensor, StreamState]:
-        """Logits (B, T, V) of the tokens that follow each of T tokens, and the state after them.
+        """As ``CausalModel.forward``, with gradients also after a state.
 
-        The tokens continue the streams of the state, which this call moves on, or begin new ones. Gradients go back to
-        the beginning of a segment, also where an earlier call began it, and no farther. Raises ValueError for tokens of
-        another shape and a state of another batch size or of a model with another configuration.
+        They go back to the beginning of a segment, also where an earlier call began it, and no farther.
         """
         tokens_BT = self.checked_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0))
@@ -299,10 +297,9 @@ class StreamingModel(LanguageModel):
     def loss(
         self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
     ) -> Tensor:
-        """The mean of -log p(target) in nats, over targets (B, T) that are not ``ignore_index``.
+        """As ``CausalModel.loss``; in training, what the memory itself is trained on is added.
 
-        The tokens continue the streams of the state, which this call moves on, or begin new ones. In training, what
-        the memory itself is trained on is added.
+        The tokens continue the streams of the state, which this call moves on, or begin new ones.
         """
         tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
         x_BTD, auxiliary_B = self._read(tokens_BT, state)

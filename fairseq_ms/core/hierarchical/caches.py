@@ -146,7 +146,6 @@ class RowCaches:
         self.inputs_BLND = like.new_zeros(rows, len(stack.layers), stack.config.short_conv, stack.config.dim)
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
         self.buffers = self.buffers.index_select(2, order)
         self.lengths_B = self.lengths_B.index_select(0, order)
         self.inputs_BLND = self.inputs_BLND.index_select(0, order)
@@ -215,7 +214,6 @@ class ChunkCaches:
         return [Rectangles(steps.rectangles, cache, at_Q[cached_X], last_B) for cache in caches]
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
         self.context_BU = self.context_BU.index_select(0, order)
         self.layers.reorder(order)
 

@@ -145,7 +145,6 @@ class Unfinished:
         return ends_B.nonzero().squeeze(1), None
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
         self.tokens_BL = self.tokens_BL.index_select(0, order)
         self.place_B = self.place_B.index_select(0, order)
         self.counts_B = self.counts_B.index_select(0, order)

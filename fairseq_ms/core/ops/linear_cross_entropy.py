@@ -8,6 +8,7 @@ pass only multiplies these by the gradient of the loss.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,12 +39,12 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
     targets_QK = targets.view(len(targets), -1)
     if reduce and torch.is_grad_enabled() and (x_QD.requires_grad or weight_VD.requires_grad):
         return _Sum.apply(x_QD, weight_VD, targets_QK, padding)
-    losses_QK = torch.cat(
-        [
-            checkpoint(_losses, x_RD, weight_VD, targets_RK, padding, use_reentrant=False, preserve_rng_state=False)
-            for x_RD, targets_RK in _split(weight_VD, x_QD, targets_QK)
-        ]
-    )
+
+    def losses(x_RD: Tensor, targets_RK: Tensor) -> Tensor:
+        return _of_logits(F.linear(x_RD, weight_VD), targets_RK, padding)
+
+    again = partial(checkpoint, losses, use_reentrant=False, preserve_rng_state=False)
+    losses_QK = torch.cat([again(*rows) for rows in _split(weight_VD, x_QD, targets_QK)])
     return losses_QK.sum() if reduce else losses_QK.view_as(targets)
 
 
@@ -78,11 +79,6 @@ def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) 
 def most_probable(x_QD: Tensor, weight_VD: Tensor) -> Tensor:
     """The symbol with the largest logit in every row, (Q,)."""
     return torch.cat([F.linear(x_RD, weight_VD).argmax(1) for (x_RD,) in _split(weight_VD, x_QD)])
-
-
-def _losses(x_RD: Tensor, weight_VD: Tensor, targets_RK: Tensor, padding: int) -> Tensor:
-    """The loss of every target (R, K): the naive twin of ``_Sum``, of some rows."""
-    return _of_logits(F.linear(x_RD, weight_VD), targets_RK, padding)
 
 
 def _of_logits(logits_RV: Tensor, targets_RK: Tensor, padding: int) -> Tensor:

@@ -117,7 +117,6 @@ class LSTMState:
         return LSTMState(self.hidden_BU[rows_R], self.cell_BU[rows_R], context_RG, self.table_RG)
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row ``order[i]`` was."""
         moved = self.at(order)
         self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
 

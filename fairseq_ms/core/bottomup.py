@@ -150,7 +150,7 @@ class AggregationAttention(nn.Module):
     def _queries(self, x_BTD: Tensor, start: int | Tensor, state: BottomUpState | None) -> list[Tensor]:
         """By scale, (B, N, T, H)."""
         rotation_2TF = self.config.rotation_after(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
-        before = state.aggregation[0].before if state is not None else None
+        before = state.aggregation[0] if state is not None else None
         queries, _ = norm_linear(x_BTD, self.norm, self.query, self.recompute, self.short_conv, before)
         queries = self.qk(queries, sum(self.heads.values()), 0, rotation_2TF)
         # (B, T, N * H) -> (B, N, T, H)

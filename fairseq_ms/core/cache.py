@@ -166,6 +166,11 @@ class KeyValueCache:
         y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute, sinks_N=sinks_N)
         return merge_heads(y_BNTH)
 
+    def add(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+        """As ``LastInputs``, by what is before."""
+        assert self.before is not None
+        return self.before.add(x_BTD, weight_ND)
+
     def kept(self) -> tuple[Tensor, int]:
         """Keys and values (2, B, N, S, H) of the last S positions that it has, and how many there have been."""
         return self.buffer[:, :, :, : self.length], self.length

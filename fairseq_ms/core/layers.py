@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.config import DOWNSAMPLERS, RESIDUAL_STARTS, LayerConfig, ModelConfig
 from fairseq_ms.core.ops.attention import self_attention_linear
-from fairseq_ms.core.ops.linear import NORMS, activation_linear, norm_heads, norm_linear, projection
+from fairseq_ms.core.ops.linear import NORMS, Before, activation_linear, norm_heads, norm_linear, projection
 from fairseq_ms.core.ops.plain import ours
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
@@ -102,14 +102,8 @@ class Downsample(nn.Module):
         return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
 
 
-class Attending(Protocol):
-    """Attention over anything but whole texts of one length: a cache, or chunks.
-
-    Attributes:
-        before: what the layer's short convolution remembers, if it has one
-    """
-
-    before: Any
+class Attending(Before, Protocol):
+    """Attention over anything but whole texts of one length: a cache, or chunks."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
@@ -179,8 +173,7 @@ class SelfAttention(nn.Module):
         With ``past``, its ``attend`` decides what lies before a position, and takes in keys and values of x. With the
         ``rotation`` of its T positions, queries and keys are turned by them.
         """
-        before = past.before if past is not None else None
-        projected, _ = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, before)
+        projected, _ = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, past)
         qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
         if past is None:

@@ -101,7 +101,7 @@ class RetinaAttention(nn.Module):
         """Queries of all heads beside keys and values of the N heads at 1x, (B, T, D + 2 * N * H), and of every other
         scale keys beside values of its own N heads, (B, C, 2 * N * H), for the C blocks that are complete.
         """
-        before = past.windows[0].before if past is not None else None
+        before = past.windows[0] if past is not None else None
         read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
         fine, normed = norm_linear(*read)
         coarse, inputs = [], [normed] * len(self.pools) if past is None else past.join(normed)

@@ -33,11 +33,6 @@ class Rectangles:
     cached_X: Tensor | None = None
     last_B: Tensor | None = None
 
-    @property
-    def before(self) -> Rectangles:
-        """Itself: it knows where sequences begin."""
-        return self
-
     def add(self, x_QD: Tensor, weight_ND: Tensor) -> Tensor:
         """Each position of one list plus the N before it in its sequence; a cache takes in each row's last N."""
         shapes = [(count, length, -1) for count, length in self.shapes]
@@ -85,11 +80,6 @@ class RowCache:
     def buffer(self) -> Tensor:
         """All keys and values of the layer."""
         return self.caches.buffers[self.layer]
-
-    @property
-    def before(self) -> RowCache:
-        """Itself: it knows the last inputs of every row."""
-        return self
 
     def add(self, x: Tensor, weight_ND: Tensor) -> Tensor:
         """C more positions of R rows (..., D), each plus the N before it in its row; the last N are remembered."""

@@ -34,6 +34,10 @@ REFUSED = [
     (f"{ADAPTIVE} --adaptive-softmax-cutoff 10,10", "--adaptive-softmax-cutoff must"),
     (f"{ADAPTIVE} --adaptive-input --adaptive-input-cutoff 1,20", "--adaptive-input-cutoff must"),
     (f"{ADAPTIVE} --adaptive-input --adaptive-input-cutoff __import__('os')", "--adaptive-input-cutoff must"),
+    ("prepare", "the following arguments are required: DATASET"),
+    ("prepare nothing", "invalid choice: 'nothing' (choose from "),
+    ("prepare text --out x --input missing", "--input missing does not exist."),
+    ("prepare text --input x", "fairseq-ms prepare text: error: the following arguments are required: --out"),
     ("perplexity MODELS/bin/dict.txt", "must be a file that fairseq-train wrote"),
 ]
 

@@ -82,17 +82,20 @@ def test_training_evaluation_and_sampling_work_without_a_warning_on_the_screen(v
         assert re.findall(r".*[Ww]arning.*", done.stdout + done.stderr) == []
 
 
+IMPORTED, COMMAND = ["python", "-c", "import fairseq_ms.lm"], ["fairseq-ms", "perplexity", __file__]
+
+
 @pytest.mark.parametrize(
-    ("source", "reason"),
+    ("command", "source", "reason"),
     [
-        ("raise ModuleNotFoundError(\"No module named 'fairseq'\", name='fairseq')", "which is missing"),
-        ("raise ValueError('mutable default <class x> for field y is not allowed')", "mutable default"),
-        ("import a_package_that_is_not_there", "a_package_that_is_not_there"),
+        (IMPORTED, "raise ModuleNotFoundError(\"No module named 'fairseq'\", name='fairseq')", "which is missing"),
+        (IMPORTED, "raise ValueError('mutable default <class x> for field y is not allowed')", "mutable default"),
+        (IMPORTED, "import a_package_that_is_not_there", "a_package_that_is_not_there"),
+        (COMMAND, "import a_package_that_is_not_there", "a_package_that_is_not_there"),
     ],
-    ids=["missing", "not for this Python", "half installed"],
+    ids=["missing", "not for this Python", "half installed", "command"],
 )
-@pytest.mark.parametrize("command", [["python", "-c", "import fairseq_ms.lm"], ["fairseq-ms", "perplexity", __file__]])
-def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp_path, source, reason, command):
+def test_a_missing_or_broken_fairseq_gets_one_sentence_that_says_what_to_run(tmp_path, command, source, reason):
     write_package(tmp_path, "fairseq", {"__init__.py": source})
     done = run_cli(*command, env={"PYTHONPATH": str(tmp_path)}, check=False)
     tracebacks = done.stderr.count("Traceback")

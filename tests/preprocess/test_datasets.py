@@ -13,7 +13,6 @@ import pytest
 
 from fairseq_ms import cli
 from fairseq_ms_pipeline.files import read_json
-from tests.helpers.cli import run_cli
 from tests.preprocess.sample import archived, prepare
 
 WORDS = ["the", "of", "river", "unnatural", "kings", "walked", "dance", "dancing", "town", "towns", "<unk>", "@-@"]
@@ -222,21 +221,6 @@ def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -
     assert flag is not None, told
     prepare(*command, *flag[1].split())
     assert all(counts["lines"] > 0 for counts in counts_of(out).values())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((), "the following arguments are required: DATASET"),
-        (("nothing",), "invalid choice: 'nothing' (choose from "),
-        (("text", "--out", "x", "--input", "missing"), "--input missing does not exist."),
-        (("text", "--input", "x"), "fairseq-ms prepare text: error: the following arguments are required: --out"),
-    ],
-)
-def test_the_command_refuses_bad_input_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    done = run_cli("fairseq-ms", "prepare", *arguments, check=False)
-    assert done.returncode == 2
-    assert sentence in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ _SIZES = {
 }
 # Two heads see the nearest tokens, the others so many that a cache is a tenth of the text: the window beside it, which
 # all heads have, is as large. benchmarks/windows.py measures which windows pay.
-LONG = "long texts, not measured yet"
+LONG = "long texts"
 _LONG = {
     "2048": (_Size(LONG, 144, 8, 4, "1x=0:8*2,1x=0:256*6", 2, 50, False, length=2048), "1x=0:192"),
     "8192": (_Size(LONG, 512, 8, 8, "1x=0:8*2,1x=0:1024*6", 4, 500, True, length=8192), "1x=0:768"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -108,18 +107,14 @@ def generation_work(name: str, shape: Shape, precision: str, options: Options) -
 
     ready: list[Any] = []
 
-    def copied() -> Any:
-        # A stream's state knows its model, which is no part of it.
-        return copy.deepcopy(state, {id(core): core})
-
     def before() -> None:
-        ready[:] = [copied()]
+        ready[:] = [state.copy()]
 
     def generate(state: Any) -> None:
         core.generate(text[:, -1:], NEW, 0.7, 10, state=state)
 
     def others() -> Mapping[str, Cell]:
-        return {"peak": peak(lambda: generate(copied()), options) / GB}
+        return {"peak": peak(lambda: generate(state.copy()), options) / GB}
 
     return Work(lambda: generate(ready[0]), NEW, others, before)
 

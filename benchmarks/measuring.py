@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -81,9 +82,8 @@ def failure(error: BaseException) -> Record:
     """What a record says of a row that has no numbers."""
     if isinstance(error, NotInstalledError):
         return {ABSENT: str(error)}
-    why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-    if isinstance(error, DiedError):
-        why = str(error)
+    died = isinstance(error, DiedError)
+    why = str(error) if died else f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
     return {DOES_NOT_FIT if ran_out(error) else FAILED: why}
 
 
@@ -91,11 +91,11 @@ def measure(table: Table, rows: Sequence[Row], options: Options) -> Iterator[Rec
     """A record for every one of these rows of a cohort."""
     numbers: dict[str, dict[str, Any]] = {}
     took: dict[str, float] = {}
-    timed = []
+    timed, together = [], dict[str, Any]()
     for row in rows:
         began, key = time.perf_counter(), table.key(row)
         try:
-            numbers[key] = _other_columns(row, options)
+            numbers[key] = call_in_child(partial(_other_columns, row, options))
         except Exception as error:
             yield {"key": key, **failure(error), "seconds": round(time.perf_counter() - began, 1)}
             continue
@@ -114,19 +114,13 @@ def measure(table: Table, rows: Sequence[Row], options: Options) -> Iterator[Rec
             yield {"key": key, **record, "seconds": round(took[key] + share, 1)}
         took = {key: value + share for key, value in took.items()}
         together = {"together": f"{time.time():.0f}", "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
-    else:
-        together = {}
     for key, found in numbers.items():
         yield {"key": key, NUMBERS: found, "seconds": round(took[key], 1), **together}
 
 
 def _other_columns(row: Row, options: Options) -> dict[str, Any]:
-    def columns() -> dict[str, Any]:
-        prepare(options)
-        return dict(row.build().others())
-
-    found: dict[str, Any] = call_in_child(columns)
-    return found
+    prepare(options)
+    return dict(row.build().others())
 
 
 Times = dict[tuple[str, ...], list[float]]

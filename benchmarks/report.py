@@ -58,13 +58,13 @@ def markdown(table: Table, rows: Sequence[Row], records: Mapping[str, Record]) -
     ratios = [f"ratio {heading}" for heading in table.ratios]
     columns = [c for key, heading in table.columns.items() for c in [heading, *(ratios if key == TIME else [])]]
     header = [*table.settings, *columns]
-    lines = [line_of(header), line_of(["---"] * len(header))]
+    lines = []
     for row in rows:
         record = records.get(table.key(row))
         if record is not None:
             cells = _cells(table, row, records) if NUMBERS in record else [_why_not(record)]
-            lines.append(line_of([*row.settings, *cells, *[""] * (len(columns) - len(cells))]))
-    return lines
+            lines.append([*row.settings, *cells, *[""] * (len(columns) - len(cells))])
+    return table_of(header, lines)
 
 
 def _cells(table: Table, row: Row, records: Mapping[str, Record]) -> list[str]:
@@ -109,8 +109,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def line_of(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+def table_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in lines]
 
 
 def wrapped(text: str) -> list[str]:

@@ -180,12 +180,12 @@ def _beside_transfo_xl(options: Options) -> Table:
 @torch.no_grad()
 def parity() -> str:
     """That ours and the peer's two segments agree; without the peer, ours whole and in pieces."""
-    model = Steps(XL, PAPER).model.eval()
+    steps = Steps(XL, PAPER)
+    model, tokens = steps.model.eval(), steps.tokens
     try:
         peer = Steps(PEER, PAPER)
     except NotInstalledError:
         peer = None
-    tokens = Steps(XL, PAPER).tokens
     whole = torch.cat(list(tokens), dim=1)
     ours = model.decoder.core.stream(whole, None)[0]
     if peer is None:

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from benchmarks.device import facts
 from benchmarks.prototypes import DenseAttention, keys_a_head, parse
 from benchmarks.records import Records
-from benchmarks.report import line_of, wrapped
+from benchmarks.report import table_of, wrapped
 from benchmarks.table import FAILED, NUMBERS, Options, Record
 from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig, muon_and_adamw
 from fairseq_ms.core.ops.device import wait_for
@@ -313,7 +313,7 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
             rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", start, *losses, rate, *costs])
         header = ["arm", "windows", "keys", "a tenth", "all", "late", "rate"]
         header += ["parameters", "kept, kB a token", "s a step"]
-        lines += ["", f"## {corpus.capitalize()}", "", *_table(header, rows)]
+        lines += ["", f"## {corpus.capitalize()}", "", *table_of(header, rows)]
         at_first = sorted(searches.keys() & runs.keys(), key=lambda name: min(run["all"] for run in searches[name]))
         lines += ["", *wrapped(f"After a tenth of the tokens, the order was: {'; '.join(at_first)}.")]
         for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
@@ -322,14 +322,10 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
             rows = [[name, *(f"{of_seeds[0][by][c]:.3f}" for c in columns)] for name, of_seeds in runs.items()]
             if by == "distance" and runs:
                 rows.append(["share of targets", *(f"{next(iter(runs.values()))[0]['share'][c]:.1%}" for c in columns)])
-            lines += ["", f"Losses of seed 1 by {title}:", "", *_table(["arm", *columns], rows)]
+            lines += ["", f"Losses of seed 1 by {title}:", "", *table_of(["arm", *columns], rows)]
         if missing := [arm.name for arm in ARMS if arm.name not in runs]:
             lines += ["", *wrapped(f"Not run: {'; '.join(missing)}.")]
     return "\n".join(lines) + "\n"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [line_of(header), line_of(["---"] * len(header)), *map(line_of, rows)]
 
 
 def draw(records: Mapping[str, Record], figure: Any) -> None:

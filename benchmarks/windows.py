@@ -78,6 +78,7 @@ ARMS = [
         "1x=0:36*2,1x=0:73*2,1x=0:146*2,1x=0:291*2|1x=0:73*2,1x=0:146*2,1x=0:291*2,1x=0:583*2",
     ),
     Arm("far heads", "1x=0:8*2,1x=0:224*4,16x=224:*2"),
+    Arm("four small heads", "1x=0:8*4,1x=0:248*4"),
     Arm("window 256", "1x=0:256"),
     Arm("tokens and blocks", "1x=0:8*2,1x=0:112+16x=112:*6"),
     Arm("tokens and gated blocks, not turned", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True, "turned": False}),

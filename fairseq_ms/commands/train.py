@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train, by ``fairseq-hydra-train``'s own function; the same command goes on where a run has stopped."""
     if flags := [text for text in args.fairseq_flags if text.startswith("-")]:
-        near = difflib.get_close_matches(flags[0], ("--data", "--max-update", "--verbose"), 1)
+        near = _settings_of(flags[0]) or difflib.get_close_matches(flags[0], ("--data", "--max-update", "--verbose"), 1)
         hint = f": did you mean {near[0]}?" if near else ", which takes fairseq's as settings, SECTION.NAME=VALUE"
         raise UsageError(f"{flags[0]} is no flag of train{hint}")
     written = _written(args)
@@ -70,6 +70,20 @@ def run(args: argparse.Namespace) -> None:
     )
     if best is not None and int(os.environ.get("RANK", 0)) == 0:
         print(f"the model is {best}; fairseq-ms sample {best} writes with it")
+
+
+def _settings_of(flag: str) -> list[str]:
+    """The settings that fairseq's commands take as this flag, but for those of a model, a task and the like."""
+    arguments.register()
+    from fairseq.dataclass.configs import FairseqConfig
+
+    name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+    sections = FairseqConfig.__dataclass_fields__.items()
+    return [
+        f"{section}.{name}=VALUE"
+        for section, field in sections
+        if name in getattr(field.type, "__dataclass_fields__", ())
+    ]
 
 
 def _written(args: argparse.Namespace) -> dict[str, Any]:

@@ -147,8 +147,9 @@ def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
     for name, path, checksum in training_data(cfg):
         if expected.get(name, checksum) != checksum:
             raise UsageError(
-                f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx has changed since "
-                "(--reset-dataloader begins a new epoch of the data as they are)"
+                f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx is not (another "
+                "--save-dir, checkpoint.save_dir, begins a new run, and --reset-dataloader, checkpoint.reset_dataloader=true, an "
+                "epoch of these data)"
             )
 
 

@@ -54,8 +54,8 @@ def save_and_stop(
     return losses, should_stop
 
 
-def end_if_finished(trainer: Any, filename: str, state: dict[str, Any], patience: Any) -> None:
-    """Raise launch.Finished where the run that a checkpoint belongs to has done all that it is asked for.
+def finished(trainer: Any, filename: str, state: dict[str, Any], patience: Any) -> str | None:
+    """The sentence for a checkpoint whose run has done all that it is asked for; None where there is more to train.
 
     fairseq would train one more update, and write that in the place of the checkpoint.
 
@@ -76,7 +76,8 @@ def end_if_finished(trainer: Any, filename: str, state: dict[str, Any], patience
     }
     for flag, (reached, limit) in limits.items():
         if (limit or 0) > 0 and reached >= limit:
-            raise launch.Finished(
+            return (
                 f"nothing to train: {filename} is of a finished run, with {flag} {limit} reached after "
                 f"{trainer.get_num_updates()} updates; it stays as it is (a larger {flag} goes on)"
             )
+    return None

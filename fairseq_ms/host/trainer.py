@@ -50,6 +50,7 @@ class Trainer(fairseq_trainer.Trainer):
         expected: checksums of the training data that the checkpoint was trained on, by their names
         began: the ``--required-batch-size-multiple`` of an epoch within which the checkpoint was written
         multiple: that of the current epoch, None before there is one
+        finished: what there is to say if the checkpoint's run has nothing left to train
         agreed: the signal that some rank had received in the last update, on all ranks alike
         due: whether by the clock of some rank a checkpoint was due in the last update, on all ranks alike
         saved: the update after which a checkpoint was last written
@@ -79,6 +80,7 @@ class Trainer(fairseq_trainer.Trainer):
         self.expected: dict[str, int] = {}
         self.began: dict[int, int] = {}
         self.multiple: int | None = None
+        self.finished: str | None = None
         self.agreed: int | None = None
         self.due = False
         self.saved: int | None = None
@@ -109,7 +111,7 @@ class Trainer(fairseq_trainer.Trainer):
             if (wrong := _misfit(self.cfg.checkpoint, filename, error)) is None:
                 raise
             raise UsageError(wrong) from error
-        self.expected, self.began = {}, {}
+        self.expected, self.began, self.finished = {}, {}, None
         if state is None:
             return None
         # fairseq keeps the state for as long as it trains.
@@ -122,7 +124,7 @@ class Trainer(fairseq_trainer.Trainer):
         if not (reset_meters or reset_optimizer) and _PATIENCE in state and (counts := _counts_patience()) is not None:
             counts.best, counts.num_runs = state[_PATIENCE]
         goes_on = not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model
-        saving.end_if_finished(self, intact, state if goes_on else {}, _counts_patience())
+        self.finished = saving.finished(self, intact, state if goes_on else {}, _counts_patience())
         # A model that is fine-tuned begins with an epoch of its own.
         if goes_on:
             self.expected = dict(state.get(_CHECKSUMS, {}))
@@ -134,7 +136,9 @@ class Trainer(fairseq_trainer.Trainer):
     def get_train_iterator(
         self, epoch: int, combine: bool = True, load_dataset: bool = True, **more: Any
     ) -> EpochBatchIterator:
-        """As fairseq's, whose batches are those of the uninterrupted run; raises UsageError if the data have changed.
+        """As fairseq's, whose batches are those of the uninterrupted run.
+
+        Raises UsageError if the data are others, and launch.Finished if there is nothing left to train.
 
         fairseq draws the order of samples when it makes an iterator, from the seed and the epoch of that moment. A run
         resumed in a later epoch therefore makes an iterator in epoch 1 first, as the uninterrupted run did; the task
@@ -159,6 +163,8 @@ class Trainer(fairseq_trainer.Trainer):
         finally:
             flags.required_batch_size_multiple = own
         data.refuse_changed(self.cfg, self.expected)
+        if self.finished is not None:
+            raise launch.Finished(self.finished)
         # fairseq keeps a data loader from its first epoch on, with that epoch's --curriculum, and with workers whose
         # copies of the dataset stay in that epoch; what is made when a checkpoint is read does not know all flags.
         iterator.ordered_batches = functools.partial(_ordered_batches, iterator, self.cfg)

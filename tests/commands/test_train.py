@@ -105,6 +105,7 @@ def test_a_setting_that_does_not_exist_or_fit_is_named(override: str, named: str
         ("mine", "mine.yaml"),
         ("data/dict.txt --data data", "CONFIG"),
         ("mine.yaml --data data --arch retina_lm", "--arch"),
+        ("mine.yaml --data data --reset-dataloader", "did you mean checkpoint.reset_dataloader=VALUE?"),
         ("mine.yaml --data data --max-updates 9", "did you mean --max-update?"),
         ("mine.yaml --data data common.fp16=true", "--fp16"),
         ("mine.yaml --data data optimizer._name=adam optimizer.adam_betas=3", "--adam-betas"),

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,16 @@ def test_a_finished_run_that_is_repeated_changes_nothing_says_so_and_goes_on_wit
     assert curve(tmp_path / "again") == {}
     assert run([*command, flag, str(larger)], tmp_path / "more", ranks) == [0] * ranks
     assert curve(tmp_path / "more")
+
+
+def test_a_finished_run_has_not_trained_on_other_data(folders: list[Path], tmp_path: Path) -> None:
+    assert run(tiny_training(folders[:1], tmp_path / "run", *FLAGS, "--max-update", "2"), tmp_path / "log") == [0]
+    other = shutil.copytree(folders[0], tmp_path / "other")
+    tokens = (other / "train.bin").read_bytes()
+    (other / "train.bin").write_bytes(tokens[:4] + bytes([tokens[4] ^ 1]) + tokens[5:])
+    assert run(tiny_training([other], tmp_path / "run", *FLAGS, "--max-update", "2"), tmp_path / "log") == [1]
+    said = (tmp_path / "log").read_text().splitlines()[-1]
+    assert all(part in said for part in ("DATA must be", str(other), "--save-dir", "checkpoint.save_dir")), said
 
 
 @pytest.mark.parametrize(("updates", "warned"), [(2, True), (3, False)])

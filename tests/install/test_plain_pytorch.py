@@ -145,5 +145,8 @@ def test_bad_data_and_a_checkpoint_of_other_sizes_are_one_sentence(
     # A short text is trained on.
     assert list(losses(*arguments, "--steps", "2")) == [2]
     said = refusal(capsys, *arguments, "--set", "dim=36", "heads=3", "ffn_dim=40", "layers=1", "--steps", "4")
-    wrong = f"--out must be a new folder: {tmp_path / 'out'} is of another model or other sizes"
+    wrong = f"--out must be a new folder: {tmp_path / 'out'} is of another model, other sizes or data"
     assert said.strip().splitlines()[-1] == wrong
+    # Also where nothing is left to train.
+    Path(text).write_text(Path(text).read_text().replace("cat", "dog"))
+    assert "--out must be a new folder" in refusal(capsys, *arguments, "--steps", "2")

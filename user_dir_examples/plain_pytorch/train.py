@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def main() -> None:
         kept = tokenizer.kept(place if is_text else place.parent)
     except (ValueError, OSError) as error:
         raise SystemExit(f"DATA must lie beside their dictionary: {error}") from None
+    checksum = zlib.crc32(train.data)
     held_out = len(train) // 20 if len(train) >= 20 * (args.rows * args.length + 1) and is_text else 0  # or too few
     train, valid = np.split(train, [len(train) - held_out])
     if not is_text and place.with_name("valid.idx").is_file():
@@ -127,7 +129,8 @@ def main() -> None:
         if mesh is not None:
             memory = {name: DTensor.from_local(part, mesh, [Shard(0)]) for name, part in memory.items()}
             memory = {name: part.full_tensor().cpu() if options else part for name, part in memory.items()}
-        return {"model": weights, "optimizer": moments, "memory": memory, "step": torch.tensor(step)}
+        numbers = {"step": torch.tensor(step), "checksum": torch.tensor(checksum)}
+        return {"model": weights, "optimizer": moments, "memory": memory, **numbers}
 
     def write(step: int, last: bool) -> None:
         """A process alone writes one file; several write a folder of their parts, and one file at the end."""
@@ -154,10 +157,12 @@ def main() -> None:
             saved, options = torch.load(file, map_location=device, weights_only=True), WHOLE
             saved["memory"] = {name: part[own] for name, part in saved["memory"].items()}
         if saved is not None:
+            if int(saved.get("checksum", checksum)) != checksum:
+                raise KeyError(args.data)
             moments = {"optim_state_dict": saved["optimizer"], "options": options}
             set_state_dict(model, optimizer, model_state_dict=saved["model"], **moments)
     except (dcp.CheckpointException, RuntimeError, KeyError):
-        raise SystemExit(f"--out must be a new folder: {args.out} is of another model or other sizes") from None
+        raise SystemExit(f"--out must be a new folder: {args.out} is of another model, other sizes or data") from None
     done = int(saved["step"]) if saved is not None else 0
     if state is not None and saved is not None:
         parts = {name: part.to_local() if mesh and not options else part for name, part in saved["memory"].items()}

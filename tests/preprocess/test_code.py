@@ -1,10 +1,11 @@
 """Source code: whole folders in one split, equal files once, nothing of a line lost."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from fairseq_ms_pipeline.datasets.code import NAMES, code, source_files
+from fairseq_ms_pipeline.datasets.code import NAMES, code, sources_of
 from fairseq_ms_pipeline.stdlib_docs import library_folder
 from tests.preprocess import sample
 
@@ -28,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_folder_s_files_follow_one_another_in_one_split_and_of_equal_files_one_counts(tree: Path) -> None:
-    lines = list(code(source_files([tree], NAMES), 1, 0.1, lambda count: None))
+    lines = list(code(sources_of(tree, NAMES), 1, 0.1, lambda count: None))
     assert len([line for line in lines if line.starts_document]) == 40
     by_number: dict[str, set[str]] = {}
     for line in lines:
@@ -50,8 +51,67 @@ def test_prepared_code_is_the_text_as_it_is(tree: Path, tmp_path: Path) -> None:
     assert "*.java" in refused.stderr
 
 
+def forty_first(tree: Path) -> None:
+    (tree / "f40").mkdir()
+    (tree / "f40" / "a.py").write_text("more = 1\n")
+
+
+def rewritten(tree: Path) -> None:
+    """A file of another content and the same size."""
+    file = tree / "f01" / "a.py"
+    file.write_bytes(file.read_bytes().replace(b"return  1", b"return  2"))
+
+
+CHANGES = {
+    "added": (forty_first, ()),
+    "removed": (lambda tree: (tree / "f01" / "b.c").unlink(), ()),
+    "rewritten": (rewritten, ()),
+    "moved": (lambda tree: (tree / "f01").rename(tree / "g01"), ()),
+    "other names": (lambda tree: None, ("--names", "*.py")),
+}
+
+
+@pytest.fixture(scope="module", params=["finished", "interrupted"])
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Sources, and the folder of a run over them that ended or was cut off after reading them."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for number in range(40):
+        (folder / "tree" / f"f{number:02}").mkdir(parents=True)
+        for name in ("a.py", "b.c"):
+            (folder / "tree" / f"f{number:02}" / name).write_text(f"# {name}\nreturn  {number}\n")
+
+    def cut_off(*args: object) -> int:
+        raise ValueError("cut off")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "interrupted":
+            patch.setattr("fairseq_ms_pipeline.run.tokenise_shard", cut_off)
+        flags = ("--input", folder / "tree", "--bpe-merges", "20", "--out", folder / "out")
+        sample.prepare("code", *flags, check=request.param == "finished")
+    return folder / "tree", folder / "out"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_over_other_sources_is_refused(begun: tuple[Path, Path], tmp_path: Path, change: str) -> None:
+    alter, flags = CHANGES[change]
+    tree = shutil.copytree(begun[0], tmp_path / "tree")
+    alter(tree)
+    before = sample.tree(begun[1])
+    command = ("--input", tree, "--bpe-merges", "20", *flags)
+    refused = sample.prepare("code", *command, "--out", begun[1], check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "of a run with other settings" in refused.stderr
+    assert sample.tree(begun[1]) == before
+
+
+def test_a_run_over_equal_sources_elsewhere_goes_on(begun: tuple[Path, Path], tmp_path: Path) -> None:
+    tree = shutil.copytree(begun[0], tmp_path / "tree")
+    out = shutil.copytree(begun[1], tmp_path / "out")
+    sample.prepare("code", "--input", tree, "--bpe-merges", "20", "--out", out)
+    assert (out / "manifest.json").is_file()
+
+
 def test_without_an_input_it_is_the_library_of_this_python() -> None:
-    folders = source_files([library_folder()], NAMES)
-    files = {file.name for files in folders.values() for file in files}
-    assert {"argparse.py", "dataclasses.py"} <= files
-    assert not any("site-packages" in name for name in folders)
+    sources = sources_of(library_folder(), NAMES)
+    assert {"argparse.py", "dataclasses.py"} <= {source.path.name for source in sources}
+    assert not any("site-packages" in source.folder for source in sources)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, job_of, run_job, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.documents import Line
+from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.run import Job
 from fairseq_ms_pipeline.sources import check_inputs, matches, plain_files
 from fairseq_ms_pipeline.stdlib_docs import library_folder, split_by_size
@@ -30,53 +35,70 @@ DATASET = Dataset(
 PASSED_OVER = frozenset(["site-packages", "dist-packages", "__pycache__"])
 
 
-def source_files(inputs: list[Path], names: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The files of these names by their folder, both sorted; ValueError for an input that has none."""
-    check_inputs(inputs)
-    folders: dict[str, list[Path]] = {}
-    for path in inputs:
-        found = [file for file in plain_files(path) if matches(file.name, names)]
-        found = [file for file in found if not PASSED_OVER.intersection(file.relative_to(path.parent).parts[1:])]
-        if not found:
-            raise ValueError(f"--input {path} holds no file of {' '.join(names)}.")
-        for file in found:
-            folders.setdefault(file.parent.relative_to(path.parent).as_posix(), []).append(file)
-    return dict(sorted(folders.items()))
+class Source(NamedTuple):
+    """A file: its folder from the input's name on, its size in bytes, a digest of them, and whether they are text."""
+
+    folder: str
+    path: Path
+    size: int
+    digest: str
+    has_text: bool
 
 
-def code(
-    folders: dict[str, list[Path]], seed: int, fraction: float, advance: Callable[[int], object]
-) -> Iterator[Line]:
+def sources_of(path: Path, names: tuple[str, ...]) -> list[Source]:
+    """The files of these names in an input, sorted; ValueError when it has none."""
+    found = []
+    for file in plain_files(path):
+        if not matches(file.name, names) or PASSED_OVER.intersection(file.relative_to(path.parent).parts[1:]):
+            continue
+        content = file.read_bytes()
+        try:
+            has_text = bool(content.decode("utf-8-sig").strip())
+        except UnicodeDecodeError:
+            has_text = False
+        folder = file.parent.relative_to(path.parent).as_posix()
+        found.append(Source(folder, file, len(content), hashlib.blake2b(content).hexdigest(), has_text))
+    if not found:
+        raise ValueError(f"--input {path} holds no file of {' '.join(names)}.")
+    return found
+
+
+def identity_of(path: Path, sources: list[Source]) -> Json:
+    """What decides the result of an input: where its files lie in it, and their content."""
+    listing = "".join(f"{source.folder}/{source.path.name}\0{source.digest}\n" for source in sources)
+    digest = hashlib.blake2b(listing.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return {"name": path.name, "bytes": sum(source.size for source in sources), "blake2b": digest}
+
+
+def code(sources: list[Source], seed: int, fraction: float, advance: Callable[[int], object]) -> Iterator[Line]:
     """The lines of the files that are UTF-8, a document a folder, each with the split of its folder."""
-    sizes = {name: sum(file.stat().st_size for file in files) for name, files in folders.items()}
+    sizes: Counter[str] = Counter()
+    for source in sources:
+        sizes[source.folder] += source.size
     splits = split_by_size(sizes, seed, fraction)
-    seen: set[bytes] = set()
-    for name, files in folders.items():
-        starts = True
-        for file in files:
-            content = file.read_bytes()
-            advance(len(content))
-            digest = hashlib.blake2b(content).digest()
-            try:
-                text = content.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                continue
-            if digest in seen or not text.strip():
-                continue
-            seen.add(digest)
-            for line in text.removesuffix("\n").split("\n"):
-                yield Line(splits[name], starts, line.removesuffix("\r"))
-                starts = False
+    seen: set[str] = set()
+    before = None
+    for source in sorted(sources, key=lambda source: source.folder):
+        advance(source.size)
+        if source.digest in seen or not source.has_text:
+            continue
+        seen.add(source.digest)
+        for line in source.path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n"):
+            yield Line(splits[source.folder], source.folder != before, line.removesuffix("\r"))
+            before = source.folder
 
 
 def make_job(args: argparse.Namespace) -> Job:
     """The run of this data set as the flags ask for it."""
     dataset = with_flags(DATASET, args)
+    dataset = replace(dataset, text_names=tuple(args.names or dataset.text_names))
     inputs = list(args.input) or [library_folder()]
-    folders = source_files(inputs, tuple(args.names) if args.names else dataset.text_names)
-    lines = partial(code, folders, seed_of(args), dataset.valid_fraction)
-    total = sum(file.stat().st_size for files in folders.values() for file in files)
-    return job_of(args, dataset, lines, total, inputs=[path.name for path in inputs])
+    check_inputs(inputs)
+    found = [sources_of(path, dataset.text_names) for path in inputs]
+    sources = list(chain.from_iterable(found))
+    lines = partial(code, sources, seed_of(args), dataset.valid_fraction)
+    total = sum(source.size for source in sources)
+    return job_of(args, dataset, lines, total, inputs=list(map(identity_of, inputs, found)))
 
 
 def main() -> int:

@@ -144,7 +144,7 @@ class CausalModel(nn.Module, ABC):
         allowed: Tensor | None = None,
         stop: Callable[[Tensor], bool] | None = None,
     ) -> Prompts:
-        """The prompt (B, P) or (P,) and n tokens after it, (B, P + n) or (P + n,); of a list of (P,), such a list.
+        """Continue prompts by n tokens: (B, P) -> (B, P + n), (P,) -> (P + n,), a list of (P,) -> a list of (P + n,).
 
         Prompts of a list may have different lengths. The model reads what all of them have at once, and then the
         rest of the longer ones in the steps in which the shorter ones go on, so that no text waits or is padded.
@@ -157,7 +157,7 @@ class CausalModel(nn.Module, ABC):
             top_p: draw from the most probable tokens that together have this probability
             state: what comes before a prompt that is no list; it moves on to the last token but one
             generator: where random numbers come from
-            graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None for where it can be
+            graphs: whether to replay steps as CUDA graphs, in which nothing waits for the CPU; None: where possible
             eos_idx: a symbol that ends a text and fills the rest of its row; generation ends with the longest text
             allowed: (V,), True for the symbols that may be drawn; all unless given
             stop: called with every column of tokens (B, 1) after the shortest prompt; True ends generation

@@ -31,9 +31,8 @@ class RetinaConfig(ModelConfig):
 
     Attributes:
         layers: how many
-        scales: finest first, each with its window in tokens and as many of the ``heads``, unless they name their own;
-            a scale may have several windows, and 1x alone is local attention. Tuples of them are taken in turns by the
-            layers
+        scales: windows in tokens, finest scale first; a scale may have several, and 1x alone is a sliding window. Heads
+            are shared evenly unless every window names its own. A tuple of such tuples: layers take them in turns
         downsampler: "avg", "max" or "conv"
     """
 

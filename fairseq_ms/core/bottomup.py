@@ -20,7 +20,7 @@ from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.pooling import normalised
-from fairseq_ms.core.scales import Scale, check_scales, share_heads
+from fairseq_ms.core.scales import Scale, check_layers, share_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,9 @@ class BottomUp(LanguageModel):
 
     def __init__(self, config: BottomUpConfig) -> None:
         super().__init__(config)
-        check_scales(config.scales)
+        check_layers(config.scales)
+        if config.dim % config.heads:
+            raise ValueError(f"heads must divide dim {config.dim}, which aggregation shares: got {config.heads}")
         if len(config.scales) < 2:
             raise ValueError(f"scales must have one beside 1x: got {config.scales[0]}")
         finest, *coarse = config.scales

@@ -78,7 +78,7 @@ class State(ABC):
     def truncate(self, length: int) -> None:
         """Go back to the state after ``length`` tokens; raises ``CannotTruncate`` if that is forgotten."""
         if length != self.length:
-            raise CannotTruncate(f"length must be {self.length}, since what is before is forgotten: got {length}")
+            raise CannotTruncate(f"length must be {self.length}, since no other is known: got {length}")
 
 
 class Unread(State):
@@ -100,6 +100,14 @@ class Unread(State):
     def reorder(self, order: Tensor) -> None:
         super().reorder(order)
         self.tokens_BT = self.tokens_BT.index_select(0, order)
+
+    def truncate(self, length: int) -> None:
+        if self.known is not None:
+            self.known.truncate(length)
+        elif 0 < length <= self.length:
+            self.tokens_BT = self.tokens_BT[:, :length]
+        else:
+            super().truncate(length)
 
 
 class Rows:
@@ -184,10 +192,10 @@ class KeyValueCache:
             self.before.reorder(order)
 
     def truncate(self, length: int) -> None:
-        """Forget all positions from ``length`` on; a short convolution raises ``CannotTruncate``."""
-        assert 0 <= length <= self.length
-        if self.before is not None and length < self.length:
-            raise CannotTruncate(f"length must be {self.length}, since what is before is forgotten: got {length}")
+        """Forget all positions from ``length`` on; raises ``CannotTruncate`` for others, and after a convolution."""
+        least = 0 if self.before is None else self.length
+        if not least <= length <= self.length:
+            raise CannotTruncate(f"length must be from {least} to {self.length}, which are known: got {length}")
         self.length = length
 
     def _grow(self, needed: int) -> None:

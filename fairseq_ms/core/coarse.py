@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.pooling import Coarser
-from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.scales import Scale, check_layers
 from fairseq_ms.core.topdown import TopDownScale, TopDownState
 
 
@@ -38,7 +38,7 @@ class CoarseLM(LanguageModel):
 
     def __init__(self, config: CoarseLMConfig) -> None:
         super().__init__(config)
-        check_scales([config.scale], finest=False)
+        check_layers([config.scale], finest=False)
         self.factor = config.scale.factor
         self.scale = TopDownScale(config.scale, None, config, config.downsampler)
         self.reset_parameters()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.adaptive import Bands
 from fairseq_ms.core.cache import LastInputs
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS, Norm, ShortConv
+from fairseq_ms.core.ops.recompute import check_probability
 from fairseq_ms.core.ops.rotary import beginnings, rotation
 
 POSITIONS = ("learned", "rotary", "none")
@@ -36,12 +37,6 @@ def check_sizes(config: Any) -> None:
             object.__setattr__(config, field.name, tuple(value))
         elif str(field.type).startswith("int") and value is not None and value < least:
             raise ValueError(f"{field.name} must be at least {least}: got {value}")
-
-
-def check_probability(name: str, value: float) -> None:
-    """Raise ValueError unless it is at least 0 and below 1."""
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be at least 0 and below 1: got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +175,7 @@ class ModelConfig(LayerConfig):
     Attributes:
         vocab_size: symbols V
         output_vocab_size: symbols that are predicted, if they are fewer
-        padding_idx: the symbol whose embedding stays zero
+        padding_idx: the symbol whose embedding starts at zero, and stays there unless it is tied to the output
         max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
         scale_embedding: multiply embedded words by sqrt(D)
         tie_embeddings: predict by the word embedding

@@ -43,6 +43,10 @@ class MainModel(nn.Module):
         self.drop = Dropout(config.dropout, config.recompute)
         dim = config.width_of_positions
         self.positions = nn.Embedding(config.max_chunks, dim) if dim else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the positions; encoders, stacks and LSTMs draw their own."""
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
 
@@ -239,7 +243,8 @@ class HAED(CausalModel):
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""
-        for part in list(self.modules())[1:]:
+        # Parts before what holds them, which may draw some of their weights in another way.
+        for part in reversed(list(self.modules())[1:]):
             if (own := getattr(part, "reset_parameters", None)) is not None:
                 own()
         initialise_chunks(self, self.config.init_std)

@@ -86,10 +86,14 @@ class CausalModel(nn.Module, ABC):
         if state is None:
             self.check_length(tokens_BT.size(1))
             return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT.clone())
+        with torch.no_grad():
+            return self.logits(self._continued(tokens_BT, state)), state
+
+    def _continued(self, tokens_BT: Tensor, state: State) -> Tensor:
+        """Features (B, T, D) of tokens that continue the texts of a state."""
         self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
-        with torch.no_grad():
-            return self.logits(self.features(tokens_BT, self._known(state))), state
+        return self.features(tokens_BT, self._known(state))
 
     def _known(self, state: State) -> State:
         """A state that remembers what it has read."""
@@ -107,15 +111,20 @@ class CausalModel(nn.Module, ABC):
         assert self.project is not None
         return self.project(x_BTD)
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
+    def loss(
+        self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: State | None = None
+    ) -> Tensor:
         """The mean of -log p(target) in nats, over targets (B, T) that are not ``ignore_index``.
 
-        Equals ``F.cross_entropy`` of the logits, of which only a few rows exist at a time. Raises ValueError for tokens
-        and targets of other shapes and a text longer than ``max_length``.
+        Equals ``F.cross_entropy`` of ``forward``'s logits, of which only a few rows exist at a time; a state moves on
+        without gradients, as there. Raises ValueError for what ``forward`` refuses and for targets of other shapes.
         """
         tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
-        self.check_length(tokens_BT.size(1))
-        return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
+        if state is None:
+            self.check_length(tokens_BT.size(1))
+            return self.loss_of(self.features(tokens_BT), targets_BT, ignore_index)
+        with torch.no_grad():
+            return self.loss_of(self._continued(tokens_BT, state), targets_BT, ignore_index)
 
     def loss_of(self, x_BTD: Tensor, targets_BT: Tensor, ignore_index: int = -100) -> Tensor:
         """``loss`` from features (B, T, D)."""

@@ -104,6 +104,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
         # torch's own look at the settings.
         self.of_muon = torch.optim.Muon(list(projections), lr=lr, **muon).defaults
         of_adamw = torch.optim.AdamW(others, lr=adam_lr, fused=has_fused_optimizers(others), **adamw).defaults
+        # Without an effect on Muon: schedulers that turn momentum want one in every group.
+        self.of_muon["betas"] = of_adamw["betas"]
         groups: list[dict[str, Any]] = [{"params": list(projections), "rows": list(projections.values())}]
         super().__init__([*groups, {"params": others}], of_adamw)
 

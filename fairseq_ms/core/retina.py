@@ -108,7 +108,7 @@ class RetinaAttention(nn.Module):
             whole = joined.size(1) - joined.size(1) % pool.factor
             if past is not None and not whole:
                 # No block is complete: no keys or values of this scale.
-                coarse.append(fine[:, :0, : 2 * self.heads[pool.factor] * self.head_dim])
+                coarse.append(fine.new_empty(fine.size(0), 0, 2 * self.heads[pool.factor] * self.head_dim))
             else:
                 coarse.append(project(pool(joined[:, :whole])))
         return fine, coarse

@@ -43,8 +43,8 @@ def draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, genera
         return logits_BV.argmax(-1, keepdim=True)
     probs_BV = (logits_BV.float() / temperature).softmax(-1)
     if top_k:
-        least_B1 = probs_BV.topk(min(top_k, probs_BV.size(-1))).values[:, -1:]
-        probs_BV = probs_BV.masked_fill(probs_BV < least_B1, 0.0)
+        most = probs_BV.topk(min(top_k, probs_BV.size(-1)))
+        probs_BV = torch.zeros_like(probs_BV).scatter_(1, most.indices, most.values)
     if top_p < 1.0:
         sorted_BV, order_BV = (probs_BV / probs_BV.sum(-1, keepdim=True)).sort(-1, descending=True)
         # A token counts if those before it do not yet have the probability.

@@ -98,6 +98,16 @@ def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any
     return (distance >= nearest) & (distance < end)
 
 
+def check_layers(scales: Sequence[Scale], finest: bool = True) -> None:
+    """``check_scales`` of a model that counts layers by scale and has no windows."""
+    check_scales(scales, finest)
+    for scale in scales:
+        if scale.layers < 1:
+            raise ValueError(f"Scale.layers must be at least 1 for each: got {scale.layers} for {scale}")
+        if scale.near or scale.far is not None:
+            raise ValueError(f"Scale.near and far must be left out, since no scale has a window: got {scale.window}")
+
+
 def check_scales(scales: Sequence[Scale], finest: bool = True) -> None:
     """Raise ValueError unless the scales ascend, each divides the next, and the first is 1x (if ``finest``)."""
     factors = [scale.factor for scale in scales]
@@ -148,6 +158,8 @@ def _windows(scales: list[Scale], heads: int) -> list[Scale]:
     check_scales([next(same) for _, same in groupby(scales, attrgetter("factor"))])
     for scale in scales:
         check_window(scale, "scales")
+        if scale.layers:
+            raise ValueError(f"Scale.layers must be left out, since all layers have all windows: got {scale.layers}")
     reached = 0
     for scale in sorted(scales, key=attrgetter("factor", "near")):
         if scale.near > reached:
@@ -160,7 +172,7 @@ def _windows(scales: list[Scale], heads: int) -> list[Scale]:
 def check_window(scale: Scale, name: str) -> None:
     """Raise ValueError for a window of no blocks, or with bounds within some; its sentence is on ``name``."""
     k, near, far = scale.factor, scale.near, scale.far
-    if near < 0 or (far is not None and near >= far):
+    if not all(isinstance(n, int) for n in (near, far or 0)) or near < 0 or (far is not None and near >= far):
         raise ValueError(f"{name} must be near:far with 0 <= near < far: got {scale.window}")
     if k > 1 and (near < k or near % k or (far is not None and far % k)):
         near = max(k, (near + k // 2) // k * k)

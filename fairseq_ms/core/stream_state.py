@@ -186,8 +186,8 @@ class StreamState(State):
     def truncate(self, length: int) -> None:
         if length == self.length:
             return
-        if length < self.first:
-            raise CannotTruncate(f"length must be at least {self.first}, before which all is forgotten: got {length}")
+        if not self.first <= length <= self.length:
+            raise CannotTruncate(f"length must be from {self.first} to {self.length}, which are known: got {length}")
         tokens_BT = torch.cat(self.read, dim=1)[:, : length - self.first]
         self.restart(self.start, self.first)
         # What is kept is run over again by the next call.

@@ -149,6 +149,8 @@ class StreamingModel(LanguageModel):
         # Shared by the attention of all layers.
         self.u = nn.Parameter(torch.empty(config.heads, config.width_of_head))
         self.v = nn.Parameter(torch.empty(config.heads, config.width_of_head))
+        # ``to_empty`` gives each layer its own, and so does loading with ``assign``.
+        self.register_load_state_dict_post_hook(_share)
 
     def make_layer(self, name: str, depth: int) -> TransformerXLLayer:
         """One of so many Transformer-XL layers, whose memory has this name."""
@@ -159,9 +161,7 @@ class StreamingModel(LanguageModel):
         super().reset_parameters()
         for shared in (self.u, self.v):
             nn.init.normal_(shared, std=self.config.init_std)
-        for layer in self.memory_layers():
-            # ``to_empty`` gives each its own.
-            layer.attention.u, layer.attention.v = self.u, self.v
+        _share(self)
         for module in (self.embed.words, self.adaptive_softmax):
             for part in module.modules() if isinstance(module, AdaptiveInput | AdaptiveSoftmax) else ():
                 if isinstance(part, nn.Embedding):
@@ -325,12 +325,10 @@ class StreamingModel(LanguageModel):
             return self.new_memory(batch_size)
         if not isinstance(memory, Memory):
             raise ValueError(f"memory: must be None or the memory that a call before has left, got {type(memory)}")
-        found = {name: state.size(1) for name, state in memory.states.items()}
-        if found != self.memory_lengths() or memory.batch_size != batch_size:
-            raise ValueError(
-                f"memory: must hold {self.memory_lengths()} states of {batch_size} streams, "
-                f"got {found} of {memory.batch_size}"
-            )
+        found = {name: tuple(state.shape) for name, state in memory.states.items()}
+        wanted = {name: (batch_size, length, self.config.dim) for name, length in self.memory_lengths().items()}
+        if found != wanted or memory.batch_size != batch_size:
+            raise ValueError(f"memory: must hold states (B, M, D) of {wanted}, got {found}")
         return memory.to(self.u)
 
     def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
@@ -343,3 +341,9 @@ class StreamingModel(LanguageModel):
         if state is not None:
             state.restart(memory, state.length + tokens_BT.size(1))
         return x_BTD, loss_B
+
+
+def _share(model: StreamingModel, *_: object) -> None:
+    """All layers attend by the u and v of the model."""
+    for layer in model.memory_layers():
+        layer.attention.u, layer.attention.v = model.u, model.v

@@ -19,7 +19,7 @@ from fairseq_ms.core.layers import Downsample, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.rotary import endings
 from fairseq_ms.core.pooling import Coarser, Join, first_block, normalised, right_aligned
-from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.scales import Scale, check_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class TopDown(LanguageModel):
 
     def __init__(self, config: TopDownConfig) -> None:
         super().__init__(config)
-        check_scales(config.scales)
+        check_layers(config.scales)
         self.scales: TypedList[TopDownScale] = TypedList()
         coarser: Scale | None = None
         for scale in reversed(config.scales):

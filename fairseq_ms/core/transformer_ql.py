@@ -12,10 +12,9 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.config import check_probability
 from fairseq_ms.core.layers import TypedList
-from fairseq_ms.core.ops.recompute import draw_uniform
-from fairseq_ms.core.scales import Scale, check_scales
+from fairseq_ms.core.ops.recompute import check_probability, draw_uniform
+from fairseq_ms.core.scales import Scale, check_layers
 from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
 from fairseq_ms.core.streaming import StreamingConfig, StreamingModel, TransformerXLLayer
 
@@ -44,7 +43,7 @@ class TransformerQL(StreamingModel):
 
     def __init__(self, config: TransformerQLConfig) -> None:
         super().__init__(config)
-        check_scales(config.scales)
+        check_layers(config.scales)
         factors = [scale.factor for scale in config.scales]
         if config.segment_len % factors[-1]:
             raise ValueError(

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from fairseq_ms import core
+from fairseq_ms.core.sampling import draw
 from fairseq_ms.core.streaming import StreamingModel
 from tests.helpers.cli import ROOT
 from tests.helpers.operations import Operations
@@ -20,6 +21,7 @@ from tests.helpers.operations import Operations
 WINDOWS: dict[str, Any] = {
     "Retina, groups": (core.Scale(1, far=8, heads=4), core.Scale(1, far=24, heads=8)),
     "Retina, open": (core.Scale(1, far=5, heads=3), core.Scale(1, heads=5), core.Scale(4, near=4, heads=4)),
+    "Retina, blocks": (core.Scale(1, far=8, heads=2), core.Scale(4, near=8, far=24, heads=10)),
     "Retina, turns": ((core.Scale(1, far=8), core.Scale(2, near=8, far=16)), (core.Scale(1),)),
 }
 NAMES = [name[:-6] for name in core.__all__ if name.endswith("Config") and name != "ModelConfig"] + [*WINDOWS]
@@ -57,6 +59,12 @@ def test_a_text_in_any_pieces_has_the_logits_of_the_whole(name: str) -> None:
         for pieces in ([1] * 41, [7, 1, 20, 13], [40, 1]):
             # float64: sums in another order.
             torch.testing.assert_close(in_pieces(model, tokens, pieces), whole, rtol=0.0, atol=1e-9)
+        _, state = model(tokens[:, :9])
+        loss = model.loss(tokens[:, 9:], tokens[:, 9:].clamp(max=9), ignore_index=9, state=state)
+    targets = tokens[:, 9:].clamp(max=9).flatten()
+    expected = F.cross_entropy(whole[:, 9:].flatten(0, 1), targets, ignore_index=9)
+    torch.testing.assert_close(loss, expected, rtol=0.0, atol=1e-9)
+    assert state.length == 41
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,6 +178,8 @@ def test_sampling_draws_from_the_most_probable_tokens_alone_and_repeats_with_its
     assert drawn[0].equal(drawn[1])
     assert bool((probs.topk(3).indices == drawn[0][:, None]).any(-1).all())
     assert len({*drawn[0].tolist()}) > 3
+    # Equally probable symbols are no more than were asked for.
+    assert len(draw(torch.zeros(400, 11), 1.0, 2, 1.0, None).unique()) == 2
     nucleus = model.generate(prompt, 1, top_p=0.3)[:, 1:]
     before = probs.masked_fill(probs <= probs.gather(1, nucleus), 0.0).sum(-1)
     assert bool((before < 0.3).all())
@@ -221,6 +231,25 @@ def test_the_state_of_a_text_read_without_one_moves_on_and_is_generated_from(nam
     assert state.length == 34
     state.reorder(torch.tensor([1]))
     assert model(text[:1, :1], state)[0].shape == (1, 1, 11)
+
+
+def test_a_state_goes_back_also_where_the_text_was_read_without_one() -> None:
+    model, text = build("Vanilla").double(), torch.randint(11, (2, 30))
+    with torch.no_grad():
+        whole = model(text)[0]
+        for continued in (False, True):
+            _, state = model(text[:, :12])
+            if continued:
+                model(text[:, 12:20], state)
+            state.truncate(9)
+            torch.testing.assert_close(model(text[:, 9:20], state)[0], whole[:, 9:20])
+        for length in (-1, 0, 21):
+            _, unread = model(text[:, :12])
+            with pytest.raises(core.cache.CannotTruncate, match=r"^length must be"):
+                unread.truncate(length)
+        for length in (-1, 21):
+            with pytest.raises(core.cache.CannotTruncate, match=r"^length must be"):
+                state.truncate(length)
 
 
 @pytest.mark.parametrize("name", NAMES)

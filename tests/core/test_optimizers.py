@@ -197,6 +197,10 @@ def test_added_groups_are_adamws_unless_they_have_rows() -> None:
             MuonAndAdamW(dict(first), others, 0.02, 0.005, {}, {}).add_param_group(wrong)
     rates = [group["initial_lr"] for group in optimizer.param_groups]
     assert rates == [0.02, 0.005, 0.005, 0.02]
+    # Schedulers that turn momentum, too, look for one in every group.
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.005, 0.005, 0.02], total_steps=5)
+    updates(model, optimizer, 1)
+    cycle.step()
 
 
 def test_without_torchs_muon_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BottomUp", {"scales": (Scale(1, 1),)}, "scales"),
     ("BottomUp", {"scales": (Scale(1, 1), Scale(4, 1, heads=7))}, "Scale.heads"),
     ("BottomUp", {"heads": 3}, "heads .*4x=2,16x=1: got 3"),
+    ("BottomUp", {"heads": 10, "head_dim": 4}, "heads must divide dim 24"),
+    *((name, {"scales": (Scale(1, 1), Scale(4))}, "Scale.layers") for name in ("TopDown", "BottomUp", "TransformerQL")),
+    *((name, {"scales": (Scale(1, -2), Scale(4, 1))}, "Scale.layers") for name in ("TopDown", "TransformerQL")),
+    ("CoarseLM", {"scale": Scale(4)}, "Scale.layers"),
+    ("TopDown", {"scales": (Scale(1, 1, far=4), Scale(4, 1))}, "Scale.near"),
+    ("Retina", {"scales": (Scale(1, layers=9, far=4),)}, "Scale.layers"),
     ("BottomUp", {"aggregation_gate": True, "init_residual": "zero"}, "init_residual"),
     ("Retina", {"heads": 4}, "heads .*1x=2,4x=1,16x=1: got 4"),
     ("Retina", {"heads": 2}, "heads must be at least 3"),
@@ -238,10 +244,25 @@ def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
     fresh = build(name, **changes)
     torch.manual_seed(1)
     fresh.reset_parameters()
+    built = dict(build(name, **changes).named_parameters())
     for (name, parameter), expected in zip(model.named_parameters(), fresh.parameters(), strict=True):
         assert parameter.equal(expected), name
+        # Of so many numbers, two samples of one distribution do not differ by more; the others a test sets.
+        if parameter.numel() >= 200 and ".short_conv." not in name:
+            torch.testing.assert_close(built[name].std(), parameter.std(), rtol=0.3, atol=0.0)
     # Nothing else was on the device without memory.
     assert model(TEXT)[0].equal(fresh(TEXT)[0])
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("name", [name for name in NAMES if "," not in name])
+def test_a_model_filled_from_another_ones_weights_shares_what_that_shares(name: str, assign: bool) -> None:
+    model = build(name)
+    with torch.device("meta"):
+        filled = build(name)
+    filled.to_empty(device="cpu").load_state_dict(model.state_dict(), assign=assign)
+    assert [n for n, _ in filled.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert filled(TEXT)[0].equal(model(TEXT)[0])
 
 
 def test_a_main_model_without_positions_reads_texts_of_any_length() -> None:

@@ -243,10 +243,10 @@ class _NormLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor, grad_elsewhere: Tensor | None):
+    def backward(ctx, grad: Tensor | None, grad_elsewhere: Tensor | None):
         weight_OD, *inputs = ctx.saved_tensors
-        grad_normed = grad @ weight_OD.to(grad.dtype)
-        if grad_elsewhere is not None:
+        grad_normed = grad_elsewhere if grad is None else grad @ weight_OD.to(grad.dtype)
+        if grad is not None and grad_elsewhere is not None:
             grad_normed = grad_normed + grad_elsewhere
         with torch.enable_grad():
             x, *own = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
@@ -254,7 +254,8 @@ class _NormLinear(torch.autograd.Function):
             wide = torch.promote_types(ctx.dtype, own[0].dtype)
             normed = _prepared(ctx.norm, ctx.mixed, x.to(ctx.dtype), *(parameter.to(wide) for parameter in own))
         grad_x, *grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
-        return None, None, grad_x, *weight_gradients(grad, normed.detach(), ctx.has_bias), *grads
+        of_linear = (None, None) if grad is None else weight_gradients(grad, normed.detach(), ctx.has_bias)
+        return None, None, grad_x, *of_linear, *grads
 
 
 class _ActivationLinear(torch.autograd.Function):

@@ -144,7 +144,8 @@ class CappedLSTM(nn.LSTM):
             hidden_WU, cell_WU = _cell(gates_WG, cell_1WU[0], capped=True)
             return hidden_WU.unsqueeze(1), (hidden_WU.unsqueeze(0), cell_WU.unsqueeze(0))
         gates_QG, sizes_S = F.linear(x.data, weight_GI, biases[0] + biases[1]), x.batch_sizes.to(x.data.device)
-        row_Q, sequence_W = torch.arange(len(gates_QG), device=sizes_S.device), torch.arange(len(x.data[: sizes_S[0]]))
+        row_Q = torch.arange(len(gates_QG), device=sizes_S.device)
+        sequence_W = row_Q[: x.batch_sizes[0]]
         hidden_QU, cell_QU = _Recurrence.apply(gates_QG, None, weight_GU, row_Q, tuple(x.batch_sizes.tolist()), True)
         last_W = (sizes_S.cumsum(0) - sizes_S)[(sizes_S[:, None] > sequence_W).sum(0) - 1] + sequence_W
         return PackedSequence(hidden_QU, x.batch_sizes), (hidden_QU[last_W].unsqueeze(0), cell_QU[last_W].unsqueeze(0))

@@ -97,6 +97,12 @@ def keep_mask(seed: int, p: float, like: Tensor) -> Tensor:
     return torch.lt(lanes, round(keep_prob(p) * _LEVELS) - _LEVELS // 2, out=mask)
 
 
+def check_probability(name: str, value: float) -> None:
+    """Raise ValueError unless it is at least 0 and below 1."""
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be at least 0 and below 1: got {value}")
+
+
 class DropoutMasks:
     """The masks of one dropout, drawn from one seed: the same ones in forward and backward.
 

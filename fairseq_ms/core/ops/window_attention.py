@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.ops.attention import Attended, zeros_like
 from fairseq_ms.core.ops.flash_windows import precision
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import DropoutMasks
+from fairseq_ms.core.ops.recompute import DropoutMasks, check_probability
 from fairseq_ms.core.ops.window_blocks import Heads, Window
 from fairseq_ms.core.scales import Scale, check_window
 
@@ -132,8 +132,11 @@ def window_attention(
         far: in tokens, a multiple of ``factor``; None sees everything
         dropout: probability of dropping an attention weight
 
-    Raises ValueError for other bounds and other shapes.
+    Raises ValueError for other numbers and other shapes.
     """
+    if not isinstance(factor, int) or factor < 1:
+        raise ValueError(f"factor must be a whole number of at least 1: got {factor}")
+    check_probability("dropout", dropout)
     check_window(Scale(factor, near=near, far=far), "near and far")
     wanted = (*q.shape[:2], q.size(2) // factor, q.size(3)) if q.dim() == 4 else None
     if wanted is None or k.shape != wanted or v.shape != wanted:

@@ -72,6 +72,12 @@ def test_a_norm_and_a_convolution_before_a_projection_equal_autograd(bias: bool,
         assert_same_with_gradients(projected, expected(False), inputs)
         projected, normed = norm_linear(x, norm, linear, recompute, conv)
         assert_same_with_gradients(torch.cat([projected, normed.sin()], dim=-1), expected(True), inputs)
+    # What the projection reads may be all that is used.
+    own = inputs[: len(inputs) - len(list(linear.parameters()))]
+    for recompute in (True, False):
+        _, normed = norm_linear(x, norm, linear, recompute, conv)
+        if normed is not x:
+            assert_same_with_gradients(normed.sin(), expected(True)[..., 4:], own)
 
 
 @pytest.mark.parametrize("taps", [0, 3])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
+from fairseq_ms.core.ops.lstm import LSTM, CappedLSTM, RaggedSteps
 
 
 def reading_order(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,3 +92,12 @@ def test_the_capped_gate_keeps_the_cell_between_minus_one_and_one() -> None:
         largest[capped] = float(state.cell_BU.abs().max())
     assert largest[False] > 5.0
     assert largest[True] <= 1.0
+
+
+def test_what_a_capped_lstm_makes_lies_where_its_input_does() -> None:
+    lstm, x = CappedLSTM(3, 4), pack_padded_sequence(torch.randn(5, 2, 3), torch.tensor([5, 3]))
+    expected, (hidden, _) = lstm(x)
+    with torch.device("meta"):
+        found, (its_hidden, _) = lstm(x)
+    assert found.data.equal(expected.data)
+    assert its_hidden.equal(hidden)

@@ -164,6 +164,9 @@ def test_a_hidden_key_that_is_not_finite_has_no_gradient() -> None:
         ({"v": torch.zeros(2, 3, 20, 5)}, "q must be"),
         ({"q": torch.zeros(20, 3, 4)}, "q must be"),
         ({"factor": 2, "near": 2}, "q must be"),
+        *(({"factor": factor}, "factor must be") for factor in (0, -2, 1.0)),
+        *(({"far": far, "near": near}, "near and far must") for near, far in ((0, 4.0), (1.5, 4))),
+        *(({"dropout": dropout}, "dropout must be") for dropout in (-0.1, 1.0, 2.0)),
     ],
 )
 def test_other_bounds_and_shapes_are_refused(change: dict[str, Any], named: str) -> None:

@@ -180,7 +180,7 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     dictionary_path = ready / "bin" / "dict.txt"
 
     with progress.stage("read", job.source_bytes) as bar:
-        found = write_shards(job.lines(bar.update), raw, dataset.shard_bytes, dataset.documents)
+        found = write_shards(job.lines(bar.update), raw, dataset)
     shards = {split: found[split]["shards"] for split in SPLITS}
     names = [name for split in SPLITS for name in shards[split]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fairseq_ms_pipeline.dataset import SPLITS
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
 from fairseq_ms_pipeline.files import complete_text, read_json, write_json
 
@@ -42,28 +42,34 @@ class _SplitWriter:
         self._lines, self._bytes = [], 0
 
 
-def write_shards(lines: Iterable[Line], raw: Path, shard_bytes: int, documents: str = "file") -> dict[str, dict]:
+def write_shards(lines: Iterable[Line], raw: Path, dataset: Dataset) -> dict[str, dict]:
     """Cut all lines into shards under `raw`, except those that are there already from an interrupted run.
 
-    Returns for each split its shard names and its number of documents; ValueError when a split is empty,
-    which names larger fractions, and smaller `documents`.
+    Returns for each split its shard names and its number of documents; ValueError when a split is empty.
     """
     index = raw / INDEX
     if index.exists():
         return read_json(index)
-    writers = {split: _SplitWriter(split, raw, shard_bytes) for split in SPLITS}
+    writers = {split: _SplitWriter(split, raw, dataset.shard_bytes) for split in SPLITS}
     for line in lines:
         writers[line.split].add(line)
     for writer in writers.values():
         writer.flush()
-    empty = [split for split, writer in writers.items() if not writer.shards]
-    if empty:
-        lines_each = int(documents.partition(":")[2] or 100) // 10 or 1
-        ways = [f"--documents lines:{lines_each}"] if documents not in ("line", "lines:1") else []
-        # Where nothing is left to train on, larger fractions leave less.
-        ways += [f"a larger --{split}-fraction" for split in empty if "train" not in empty]
-        advice = f"name its files {', '.join(SPLITS)}, or give {' or '.join(ways)}" if ways else "give more text"
-        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: {advice}.")
+    if empty := [split for split, writer in writers.items() if not writer.shards]:
+        raise ValueError(f"--input has no text for the split {' or '.join(empty)}: {_advice(dataset, empty)}.")
     found = {split: {"shards": w.shards, "documents": w.documents} for split, w in writers.items()}
     write_json(index, found)
     return found
+
+
+def _advice(dataset: Dataset, empty: list[str]) -> str:
+    """How text comes into empty splits, by what the data set goes by: names or, of your own text, flags."""
+    if dataset.split_names:
+        return f"name its files {', '.join(SPLITS)}"
+    if dataset.name != "text":
+        return "give it more text"
+    lines_each = int(dataset.documents.partition(":")[2] or 100) // 10 or 1
+    ways = [f"--documents lines:{lines_each}"] if dataset.documents not in ("line", "lines:1") else []
+    # Where nothing is left to train on, larger fractions leave less.
+    ways += [f"a larger --{split}-fraction" for split in empty if "train" not in empty]
+    return f"name its files {', '.join(SPLITS)}, or give {' or '.join(ways)}" if ways else "give it more text"

@@ -117,19 +117,34 @@ def split_by_module(texts: dict[str, list[str]], seed: int, fraction: float) -> 
     )
 
 
-def split_by_size(sizes: dict[str, int], seed: int, fraction: float) -> dict[str, str]:
-    """A split for each name: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes."""
+def split_by_size(sizes: dict[str, int], seed: int, fraction: float, few: bool = False) -> dict[str, str]:
+    """A split for each name: in an order drawn by `seed`, valid and test are filled up to `fraction` of all bytes.
+
+    With `few` they take turns, and one that stays empty takes the smallest name of train, as does one less than half
+    full where that name is not four times too large: three names do for three splits.
+    """
 
     def drawn(name: str) -> bytes:
         return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
 
     wanted = fraction * sum(sizes.values())
     filled = {"valid": 0, "test": 0}
+
+    def emptier_first() -> list[str]:
+        return sorted(filled, key=lambda split: filled[split])
+
     splits = {}
     for name in sorted(sizes, key=drawn):
         # What is too large for what is left to fill belongs to the training text.
-        split = next((s for s, size in filled.items() if size + sizes[name] <= 1.05 * wanted), "train")
+        order = emptier_first() if few else filled
+        split = next((s for s in order if filled[s] + sizes[name] <= 1.05 * wanted), "train")
         if split != "train":
             filled[split] += sizes[name]
         splits[name] = split
+    for split in emptier_first() if few else ():
+        train = [name for name in splits if splits[name] == "train"]
+        smallest = min(train, key=lambda name: sizes[name])
+        too_little = wanted / 2 if sizes[smallest] <= 4 * wanted else 1
+        if filled[split] < too_little and len(train) > 1:
+            splits[smallest] = split
     return splits

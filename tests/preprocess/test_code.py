@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms_pipeline.datasets.code import NAMES, code, sources_of
-from fairseq_ms_pipeline.stdlib_docs import library_folder
+from fairseq_ms_pipeline.datasets.code import NAMES, code, placed_files, sources_of
+from fairseq_ms_pipeline.stdlib_docs import library_folder, split_by_size
 from tests.preprocess import sample
 
 
@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_folder_s_files_follow_one_another_in_one_split_and_of_equal_files_one_counts(tree: Path) -> None:
-    lines = list(code(sources_of(tree, NAMES), 1, 0.1, lambda count: None))
+    lines = list(code(placed_files(sources_of(tree, NAMES), 1, 0.1), lambda count: None))
     assert len([line for line in lines if line.starts_document]) == 40
     by_number: dict[str, set[str]] = {}
     for line in lines:
@@ -111,7 +111,57 @@ def test_a_run_over_equal_sources_elsewhere_goes_on(begun: tuple[Path, Path], tm
     assert (out / "manifest.json").is_file()
 
 
-def test_without_an_input_it_is_the_library_of_this_python() -> None:
+def test_without_an_input_it_is_the_library_of_this_python_split_by_folder() -> None:
     sources = sources_of(library_folder(), NAMES)
     assert {"argparse.py", "dataclasses.py"} <= {source.path.name for source in sources}
     assert not any("site-packages" in source.folder for source in sources)
+    sizes: dict[str, int] = {}
+    for source in sources:
+        sizes[source.folder] = sizes.get(source.folder, 0) + source.path.stat().st_size
+    splits = split_by_size(sizes, 1, 0.05)
+    placed = placed_files(sources, 1, 0.05)
+    assert all(document == source.folder and split == splits[document] for document, split, source in placed)
+    assert {split for _, split, _ in placed} == {"train", "valid", "test"}
+
+
+def test_what_a_seed_draws_for_folders_stays_as_it_is() -> None:
+    """Corpora that were prepared before are to be made again as they were."""
+    splits = split_by_size({f"f{number}": 100 + number for number in range(60)}, 1, 0.05)
+    held_out = {split: [name for name in splits if splits[name] == split] for split in ("valid", "test")}
+    assert held_out == {"valid": ["f30", "f41", "f5"], "test": ["f38", "f43", "f18"]}
+
+
+PROJECTS = {
+    "three folders": {"src/a": 900, "src/b": 800, "tests/a": 700, "docs/conf": 90},
+    "one flat folder": {f"m{number}": 300 + number for number in range(8)},
+    "three files, two of them small": {"a": 1, "b": 2, "c": 900},
+    "a file of little": {"p/__init__": 1, **{f"p/m{number}": 300 + number for number in range(8)}},
+    "a large folder": {"big/a": 900, "big/b": 900, "big/c": 70, **{f"f{number}/a": 2 for number in range(9)}},
+    "a folder to hold out without text": {"src/a": 900, "src/b": 900, "src/c": 900, "e/__init__": 0, "f/__init__": 0},
+}
+
+
+def project(folder: Path, files: dict[str, int]) -> Path:
+    """A folder of files of so many lines, of which no two are equal."""
+    for name, count in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text("".join(f"{name} = {line}\n" for line in range(count)))
+    return folder
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_project_of_few_folders_is_split_by_file(tmp_path: Path, name: str) -> None:
+    tree = project(tmp_path / "proj", PROJECTS[name])
+    sample.prepare("code", "--input", tree, "--bpe-merges", "20", "--out", tmp_path / "out")
+    texts = {split: (tmp_path / "out" / "text" / f"{split}.txt").read_text() for split in ("train", "valid", "test")}
+    assert all(texts.values())
+    assert len(texts["train"]) == max(map(len, texts.values()))
+    assert name != "a file of little" or min(map(len, texts.values())) > 0.02 * len(texts["train"])
+    files = [file.read_text() for file in tree.rglob("*.py")]
+    assert all(sum(text in held for held in texts.values()) == 1 for text in files if text)
+    assert sum(map(len, texts.values())) == sum(map(len, files))
+
+
+def test_inputs_of_the_same_names_are_split_by_file_too(tmp_path: Path) -> None:
+    trees = [project(tmp_path / number / "src", {"a": 30 * int(number)}) for number in ("1", "2", "3")]
+    sample.prepare("code", "--input", *trees, "--bpe-merges", "20", "--out", tmp_path / "out")

@@ -224,6 +224,32 @@ def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("dataset", "files"),
+    [
+        ("text", ["a.txt", "b.txt"]),
+        ("code", ["a.py", "b.py"]),
+        ("code", ["one.py"]),
+        ("chars", ["train.txt"]),
+        ("wikitext103", ["wiki.train.tokens"]),
+        ("simplebooks", ["simplebooks-2/train.txt"]),
+        ("bookcorpus", ["books_large_p1.txt", "books_large_p2.txt"]),
+        ("cc_news", ["a.txt"]),
+    ],
+)
+def test_what_is_too_little_for_three_splits_is_told_only_of_flags_that_the_data_set_has(tmp_path, dataset, files):
+    for name in files:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(f"{name} of one line\n")
+    refused = prepare(dataset, "--input", tmp_path / "in", "--out", tmp_path / "out", check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    flags = set(re.findall(r"--[\w-]+", refused.stderr.replace(str(tmp_path), "")))
+    assert flags <= set(re.findall(r"--[\w-]+", prepare(dataset, "--help", check=False).stdout))
+    assert ("--documents" in refused.stderr) == (dataset == "text")
+    assert ("name its files" in refused.stderr) == (dataset in ("text", "chars", "wikitext103", "simplebooks"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("missing", "package", "flags"),
     [
         ("sacremoses", "sacremoses", ["--documents", "lines:10"]),

@@ -159,7 +159,7 @@ def test_a_vocabulary_that_is_not_of_its_manifest_is_refused(prepared, tmp_path)
 def test_an_empty_split_leaves_nothing_and_the_advice_names_documents_that_are_smaller(tmp_path, documents, advice):
     source = tmp_path / "sample.txt"
     source.write_text("one line only\n")
-    dataset = replace(DATASET, documents=documents, valid_fraction=0.01, test_fraction=0.01)
+    dataset = replace(DATASET, name="text", documents=documents, valid_fraction=0.01, test_fraction=0.01)
     with pytest.raises(ValueError, match="--input has no text for the split ") as refused:
         run(job_of(source, tmp_path / "out", dataset))
     assert advice in str(refused.value)

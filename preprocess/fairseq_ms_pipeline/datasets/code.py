@@ -1,6 +1,7 @@
 """Prepare source code as byte-level subwords: any folders, by default the library of the Python that runs this.
 
-The files of a folder follow one another, since they share names, and lie in one split; of equal files the first counts.
+The files of a folder follow one another, since they share names, and lie in one split; where folders are too few for
+three splits, files are split. Of equal files the first counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, job_of, run_job, seed_of, with_flags
-from fairseq_ms_pipeline.dataset import Dataset
+from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
 from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.run import Job
@@ -70,22 +71,39 @@ def identity_of(path: Path, sources: list[Source]) -> Json:
     return {"name": path.name, "bytes": sum(source.size for source in sources), "blake2b": digest}
 
 
-def code(sources: list[Source], seed: int, fraction: float, advance: Callable[[int], object]) -> Iterator[Line]:
-    """The lines of the files that are UTF-8, a document a folder, each with the split of its folder."""
-    sizes: Counter[str] = Counter()
-    for source in sources:
-        sizes[source.folder] += source.size
-    splits = split_by_size(sizes, seed, fraction)
-    seen: set[str] = set()
-    before = None
+def placed_files(sources: list[Source], seed: int, fraction: float) -> list[tuple[str, str, Source]]:
+    """The document, the split and the file, of files that are UTF-8 with text; of equal ones the first.
+
+    A document is a folder, or a file where folders would leave a split empty; ValueError where files would, too.
+    """
+    folders: Counter[str] = Counter()
+    different: dict[str, Source] = {}
     for source in sorted(sources, key=lambda source: source.folder):
+        folders[source.folder] += source.size
+        if source.has_text:
+            different.setdefault(source.digest, source)
+    found = list(different.values())
+    documents = [source.folder for source in found]
+    splits = split_by_size(folders, seed, fraction)
+    if {splits[document] for document in documents} != set(SPLITS):
+        documents = [f"{source.folder} {number}" for number, source in enumerate(found)]
+        sizes = dict(zip(documents, (source.size for source in found), strict=True))
+        splits = split_by_size(sizes, seed, fraction, few=True)
+    if len(found) < len(SPLITS):
+        raise ValueError(
+            f"--input has {len(found)} different files with text, and {', '.join(SPLITS)} need one each: give it more."
+        )
+    return [(document, splits[document], source) for document, source in zip(documents, found, strict=True)]
+
+
+def code(placed: list[tuple[str, str, Source]], advance: Callable[[int], object]) -> Iterator[Line]:
+    """The lines of the files, each with the split of its document."""
+    before = None
+    for document, split, source in placed:
         advance(source.size)
-        if source.digest in seen or not source.has_text:
-            continue
-        seen.add(source.digest)
         for line in source.path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n"):
-            yield Line(splits[source.folder], source.folder != before, line.removesuffix("\r"))
-            before = source.folder
+            yield Line(split, document != before, line.removesuffix("\r"))
+            before = document
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -95,10 +113,9 @@ def make_job(args: argparse.Namespace) -> Job:
     inputs = list(args.input) or [library_folder()]
     check_inputs(inputs)
     found = [sources_of(path, dataset.text_names) for path in inputs]
-    sources = list(chain.from_iterable(found))
-    lines = partial(code, sources, seed_of(args), dataset.valid_fraction)
-    total = sum(source.size for source in sources)
-    return job_of(args, dataset, lines, total, inputs=list(map(identity_of, inputs, found)))
+    placed = placed_files(list(chain.from_iterable(found)), seed_of(args), dataset.valid_fraction)
+    total = sum(source.size for _, _, source in placed)
+    return job_of(args, dataset, partial(code, placed), total, inputs=list(map(identity_of, inputs, found)))
 
 
 def main() -> int:

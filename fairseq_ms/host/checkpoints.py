@@ -37,6 +37,8 @@ _BEFORE_ARCHIVES = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ARCHIVE = b"PK\x03\x04"
 # What a checkpoint holds, beside fairseq's own state: that of the epoch within which it was written.
 MULTIPLE = "required_batch_size_multiple"
+# And the checksum of the dictionary.
+DICTIONARY = "dictionary"
 
 # The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
 torch.serialization.add_safe_globals([argparse.Namespace])
@@ -169,6 +171,9 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
     multiple = OmegaConf.select(state["cfg"], f"dataset.{MULTIPLE}") if state.get("cfg") else None
     if multiple is not None and state.get("extra_state"):
         state["extra_state"].setdefault(MULTIPLE, multiple)
+    if (dictionary := (state.get("extra_state") or {}).get(DICTIONARY)) is not None:
+        # fairseq shows a task its state, wherever a model is loaded to be evaluated.
+        state["task_state"] = {**state.get("task_state", {}), DICTIONARY: dictionary}
     return state
 
 

@@ -148,9 +148,30 @@ def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
         if expected.get(name, checksum) != checksum:
             raise UsageError(
                 f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx is not (another "
-                "--save-dir, checkpoint.save_dir, begins a new run, and --reset-dataloader, checkpoint.reset_dataloader=true, an "
-                "epoch of these data)"
+                "--save-dir, checkpoint.save_dir, begins a new run, and --reset-dataloader, "
+                "checkpoint.reset_dataloader=true, an epoch of these data)"
             )
+
+
+def dictionary_checksum(task: Any) -> int | None:
+    """The CRC-32 of a task's symbols in their order; None where it has no dictionary, or several."""
+    symbols = getattr(getattr(task, "dictionary", None), "symbols", None)
+    return None if symbols is None else zlib.crc32("\n".join(symbols).encode())
+
+
+def other_dictionary(task: Any, expected: int | None) -> str | None:
+    """What is wrong where a task's dictionary is another than a checkpoint, which may be older, says; or None."""
+    if expected in (None, found := dictionary_checksum(task)) or found is None:
+        return None
+    return f"{utils.split_paths(task.args.data)[0]}/dict.txt has other symbols, or another order of them"
+
+
+def refuse_other_dictionary(original: Callable[..., None], task: Any, state_dict: dict[str, Any]) -> None:
+    """``FairseqTask.load_state_dict``; raises UsageError where the model was trained with another dictionary."""
+    state = dict(state_dict)
+    if wrong := other_dictionary(task, state.pop(checkpoints.DICTIONARY, None)):
+        raise UsageError(f"DATA must have the dictionary that the checkpoint was trained with: {wrong}")
+    original(task, state)
 
 
 def batch_rows(

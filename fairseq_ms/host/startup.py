@@ -82,6 +82,7 @@ def targets() -> list[tuple[Any, str, Callable[..., Any]]]:
         (indexed_dataset, "_warmup_mmap_file", data.read_no_more),
         (data_utils, "batch_by_size", data.batch_rows),
         (FairseqTask, "valid_step", data.validate_any),
+        (FairseqTask, "load_state_dict", data.refuse_other_dictionary),
         (LanguageModelingTask, "eval_lm_dataloader", context_window.with_contexts),
         (LegacyFairseqTask, "build_model", trainer.build_for),
         (BaseFairseqModel, "prepare_for_inference_", prompts.as_prepared),

@@ -114,6 +114,9 @@ class Trainer(fairseq_trainer.Trainer):
         self.expected, self.began, self.finished = {}, {}, None
         if state is None:
             return None
+        if wrong := data.other_dictionary(self.task, state.get(checkpoints.DICTIONARY)):
+            flag = _flag_of(self.cfg.checkpoint, filename)
+            raise UsageError(f"{flag} must hold a model of the same dictionary, or none: got {filename} ({wrong})")
         # fairseq keeps the state for as long as it trains.
         kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
         lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)
@@ -246,6 +249,8 @@ class Trainer(fairseq_trainer.Trainer):
             return None
         found = {name: checksum for name, _, checksum in data.training_data(self.cfg)}
         extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}, checkpoints.MULTIPLE: self.multiple}
+        if (dictionary := data.dictionary_checksum(self.task)) is not None:
+            extra_state[checkpoints.DICTIONARY] = dictionary
         if hasattr(counts := _counts_patience(), "best"):
             extra_state[_PATIENCE] = counts.best, counts.num_runs
         if not self.should_save_checkpoint_on_current_rank or not PathManager.supports_rename(filename):
@@ -270,10 +275,16 @@ class Trainer(fairseq_trainer.Trainer):
         raise SystemExit(code)
 
 
+def _flag_of(cfg: Any, filename: str) -> str:
+    """The flag that chose a checkpoint."""
+    if filename == cfg.finetune_from_model:
+        return "--finetune-from-model"
+    return "--save-dir" if cfg.restore_file == "checkpoint_last.pt" else "--restore-file"
+
+
 def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
     """The sentence for a checkpoint that does not fit, with the flag that chose it; None for other errors."""
-    flag = "--save-dir" if cfg.restore_file == "checkpoint_last.pt" else "--restore-file"
-    flag = "--finetune-from-model" if filename == cfg.finetune_from_model else flag
+    flag = _flag_of(cfg, filename)
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         why = error.__context__ if isinstance(error.__context__, UsageError) else error
         return f"{flag} must hold a model of the same --arch, sizes and dictionary: got {filename} ({why})"

@@ -149,9 +149,9 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides, state=state)
     except (RuntimeError, ValueError) as error:
-        if data is None or "size mismatch" not in str(error):
+        if "size mismatch" not in str(error):
             raise
-        raise UsageError(f"--data {data} has another dictionary than the one {path} was trained with") from None
+        raise UsageError(f"--data {folder} has another dictionary than the one {path} was trained with") from None
     if not hasattr(model, "decoder"):
         raise UsageError(
             f"CHECKPOINT must hold a model that predicts the next token: {path} holds {type(model).__name__}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import shutil
 import signal
 import zlib
@@ -12,15 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import make_builder
 
 from fairseq_ms.errors import UsageError, sentence_of
+from fairseq_ms.tools import checkpoints
 from tests.faults.injections import strike
-from tests.helpers.cli import run_cli
+from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import large_data
 from tests.helpers.forked import rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
+from tests.helpers.trained import random_lines, write_corpus
 from tests.host.test_resuming import Run
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "2")
@@ -138,6 +142,33 @@ def test_data_of_fairseqs_older_format_are_read_as_those_of_the_new_one(data: Pa
         dataset = data_utils.load_indexed_dataset(str(older / "train"), dataset_impl=impl)
         assert [line.tolist() for line in dataset] == expected
         assert dataset.data_file is None
+
+
+def test_a_model_has_no_other_dictionary_than_its_own(tmp_path: Path) -> None:
+    """Of one size, as byte-level BPE gives to every text: in evaluation, fine-tuning and a run that goes on."""
+    lines = random_lines(1, 9)
+    data = write_corpus(tmp_path / "data", {"train": lines, "valid": lines})
+    other = write_corpus(tmp_path / "other", {"train": [*lines, "w22 " * 200], "valid": lines})
+    flags, log, last = (*FLAGS, "--max-update", "1"), tmp_path / "log", tmp_path / "run" / "checkpoint_last.pt"
+    assert run(tiny_training([data], last.parent, *flags), log) == [0]
+    assert checkpoints.load(str(last), str(data), cpu=True)
+    with pytest.raises(UsageError, match=f"DATA .* dictionary .*{other}"):
+        checkpoints.load(str(last), str(other), cpu=True)
+    tuning = (*flags, "--finetune-from-model", str(last))
+    for command, flag in (
+        (tiny_training([other], last.parent, *flags, "--reset-dataloader"), "--save-dir"),
+        (tiny_training([other], tmp_path / "tuned", *tuning), "--finetune-from-model"),
+        (["fairseq-eval-lm", other, "--path", last, "--gen-subset", "valid", "--cpu", "--user-dir", USER_DIR], "DATA"),
+    ):
+        assert run(command, log) == [1]
+        assert re.search(f"error: {flag} .*dictionary", log.read_text().splitlines()[-1]), log.read_text()
+    state = torch.load(last, weights_only=True)
+    del state["extra_state"]["dictionary"]
+    torch.save(state, last)
+    assert checkpoints.load(str(last), str(other), cpu=True), "written before it was kept"
+    (data / "dict.txt").write_text("w0 3\n")
+    with pytest.raises(UsageError, match="dictionary"):
+        checkpoints.load(str(last), cpu=True)
 
 
 def test_one_process_reads_the_training_data_and_all_refuse_what_has_changed(data: Path, tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, print the table and write the JSON file."""
+    from fairseq_ms.export import tokenizer
+
     if args.manifest is not None and not args.manifest.is_file():
         raise UsageError(f"--manifest must be a file: got {args.manifest}")
     checkpoint = load(args.checkpoint, args.data, args.cpu, args.tokens_per_sample, args.sample_break_mode)
@@ -58,9 +60,9 @@ def run(args: argparse.Namespace) -> None:
         checkpoint, args.gen_subset, args.tokens_per_sample, args.context_window, args.max_tokens, args.batch_size
     )
     data = Path(checkpoint.data)
-    above = (data, data.parent) if data.is_dir() else ()
-    beside = (folder / "manifest.json" for folder in above if (folder / "manifest.json").is_file())
-    manifest = args.manifest or next(beside, None)
+    # Of the training data, a manifest counts both halves.
+    uncounted = not data.is_dir() or (data.parent.name, args.gen_subset) == ("halves", "train")
+    manifest = args.manifest or (None if uncounted else tokenizer.manifest_of(data))
     counts = split_counts(manifest, args.gen_subset, scored.targets) if manifest else checkpoint.counts
     settings = {
         "checkpoint": args.checkpoint,
@@ -185,7 +187,8 @@ def renormalised(scored: Scored, counts: Mapping[str, int]) -> dict[str, float]:
         "perplexity": perplexity(scored.targets),
     }
     words = scored.targets - scored.unfinished
-    if "images" not in counts:
+    # Symbols that no `@@` marks may be bytes or characters.
+    if "images" not in counts and ("words_with_eol" in counts or scored.unfinished):
         found["words_with_eol"] = counts.get("words_with_eol", words)
         found["word_perplexity"] = perplexity(counts.get("words_with_eol", words))
     if scored.unfinished and scored.cut is not None:

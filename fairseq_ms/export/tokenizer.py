@@ -47,10 +47,15 @@ class Pipeline:
         return ["sacremoses"] * (self.tokenise == "moses") + of_level.get(self.level, [])
 
 
+def manifest_of(data: Path) -> Path | None:
+    """The ``manifest.json`` in or above a data folder, which may be a half; None where there is none."""
+    above = (data, data.parent, data.parent.parent) if data.parent.name == "halves" else (data, data.parent)
+    return next((folder / "manifest.json" for folder in above if (folder / "manifest.json").is_file()), None)
+
+
 def settings_of(data: Path) -> tuple[Path | None, dict[str, Any]]:
     """The ``manifest.json`` in or above a data folder, and the settings in it; UsageError for a damaged one."""
-    above = (data, data.parent, data.parent.parent) if data.parent.name == "halves" else (data, data.parent)
-    manifest = next((folder / "manifest.json" for folder in above if (folder / "manifest.json").is_file()), None)
+    manifest = manifest_of(data)
     try:
         known = json.loads(manifest.read_text(encoding="utf-8"))["settings"] if manifest is not None else {}
     except (ValueError, LookupError, TypeError) as error:

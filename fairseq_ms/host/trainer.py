@@ -103,6 +103,8 @@ class Trainer(fairseq_trainer.Trainer):
 
         It comes before the training data are opened, and remembers what they have to be.
         """
+        if self.cfg.checkpoint.restore_file != "checkpoint_last.pt" and not PathManager.isfile(filename):
+            raise UsageError(f"--restore-file must be a checkpoint: {os.path.abspath(filename)} does not exist")
         intact = checkpoints.newest_intact(self, filename)
         try:
             resets = reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters

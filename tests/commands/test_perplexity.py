@@ -145,6 +145,7 @@ def test_hundreds_of_batches_of_any_size_add_up_without_rounding(tmp_path):
         found = ours(tmp_path, tmp_path, "--context-window", "0", "--batch-size", size, model="uniform")
         # The logarithm itself is one of float32.
         assert math.isclose(found["bits_per_target"], math.log2(symbols), rel_tol=2e-7)
+    assert "word_perplexity" not in found, "symbols that may be parts of words"
 
 
 def test_without_a_manifest_words_are_counted_in_the_data_and_bytes_are_left_out(place, tmp_path, capsys):
@@ -153,6 +154,12 @@ def test_without_a_manifest_words_are_counted_in_the_data_and_bytes_are_left_out
     assert results["words_with_eol"] == counts_of(place, "test")["words_with_eol"]
     assert "bits_per_byte" not in results
     assert "needs the manifest.json" in capsys.readouterr().out
+
+
+def test_a_half_has_the_counts_of_its_folder_where_they_are_of_the_data_scored(place, tmp_path):
+    half = place / "data/halves/second"
+    assert ours(place, tmp_path, "--data", half)["bits_per_byte"] == ours(place, tmp_path)["bits_per_byte"]
+    assert "bits_per_byte" not in ours(place, tmp_path, "--data", half, "--gen-subset", "train")
 
 
 def test_images_have_bits_per_byte_and_no_words():

@@ -23,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from fairseq_ms import cli
 from fairseq_ms.commands import config, train
 from fairseq_ms.errors import UsageError
+from fairseq_ms.papers.plot import curves
 from fairseq_ms.presets.registry import CONFIGS
 from tests.helpers.cli import environment, run_cli
 from tests.helpers.trained import random_lines, write_corpus
@@ -133,6 +134,7 @@ def test_a_run_shows_its_losses_logs_everything_and_is_repeated_without_a_change
     assert len(first.stdout) < 2500
     folder = place / "checkpoints" / "mine"
     assert "'scale_windows'" in (folder / "train.log").read_text(), "the whole configuration"
+    assert curves.load(str(folder / "train.log"), "valid", "loss").updates == [4]
     before = {file: file.read_bytes() for file in folder.glob("*.pt")}
     assert {file.name for file in before} == {"checkpoint_best.pt", "checkpoint_last.pt"}
     assert "nothing to train" in run_cli(*command, cwd=place).stdout

@@ -85,6 +85,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--decoder-layers 2 --restore-file {last}", "--restore-file must .*--arch"),
         ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must .*--arch"),
         ("--output-dictionary-size 8 --restore-file {last}", "--restore-file must .* --output-dictionary-size is 14"),
+        ("--restore-file {new}/none.pt", "--restore-file must .*none.pt"),
         ("--criterion linear_cross_entropy", "--restore-file must .* --criterion"),
         ("--lr-scheduler inverse_sqrt", "--save-dir must .*--lr-scheduler"),
         ("--save-dir {new} --finetune-from-model none.pt", "--finetune-from-model must .*exists"),

@@ -7,7 +7,7 @@ import pytest
 from fairseq_ms.cli import main
 from tests.helpers.asked import answer
 
-# Both of fairseq's formats, through fairseq-train and through hydra. The first run was killed and went on later, when
+# Both of fairseq's formats, through fairseq-train, also with fairseq-ms train's milliseconds, and through hydra. The first run was killed and went on later, when
 # fairseq's own "wall" stays 0.
 JSON_LOG = """\
 2026-01-01 09:59:25 | INFO | fairseq_cli.train | {'_name': None, 'common': {'_name': None, 'log_format': 'json'}}
@@ -18,14 +18,14 @@ JSON_LOG = """\
 2026-01-01 10:00:01 | INFO | valid | {"epoch": 1, "valid_loss": "8", "valid_ppl": "256", "valid_num_updates": "10"}
 2026-01-01 10:00:30 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "8.5", "num_updates": "18", "wall": "65"}
 2026-01-01 10:00:37 | INFO | train_inner | {"epoch": 1, "update": 0.9, "lo
-2026-01-01 11:00:00 | INFO | fairseq_cli.train | {'_name': None, 'common': {'_name': None, 'log_format': 'json'}}
+2026-01-01 11:00:00,001 | INFO | fairseq_cli.train | {'_name': None, 'common': {'_name': None, 'log_format': 'json'}}
 2026-01-01 11:00:00 | INFO | fairseq_ms.tasks.streaming_language_modeling | dictionary: 8000 types
 2026-01-01 11:00:00 | INFO | fairseq_cli.train | num. shared model params: 4,096 (num. trained: 4,096)
 2026-01-01 11:00:35 | INFO | train_inner | {"epoch": 1, "update": 0.9, "loss": "7", "num_updates": "18", "wall": "0"}
-2026-01-01 11:00:36 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_ppl": "64", "valid_num_updates": "20"}
+2026-01-01 11:00:36,933 | INFO | valid | {"epoch": 1, "valid_loss": "6", "valid_ppl": "64", "valid_num_updates": "20"}
 2026-01-01 11:00:45 | INFO | train | {"epoch": 1, "train_loss": "7.5", "train_num_updates": "20", "train_wall": "0", \
 "train_train_wall": "30"}
-2026-01-01 11:00:45 | INFO | valid | {"epoch": 2, "valid_loss": "6.5", "valid_ppl": "91", "valid_num_updates": "30"}
+2026-01-01 11:00:45,007 | INFO | valid | {"epoch": 2, "valid_loss": "6.5", "valid_ppl": "91", "valid_num_updates": "30"}
 """
 SIMPLE_LOG = """\
 [2026-01-01 10:00:00,000][fairseq_cli.train][INFO] - num. shared model params: 4,096 (num. trained: 4,096)

@@ -19,10 +19,10 @@ from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import add_choice, add_flag, add_outputs, split_label
 
 NEEDS_FAIRSEQ = False
-# `DATE TIME | INFO | SUBSET | STATISTICS`, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
+# `DATE TIME | INFO | SUBSET | STATISTICS`, with `,MS` in the train.log of fairseq-ms train, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
 _TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"
 LINE = re.compile(
-    rf"^(?:(?P<fairseq_time>{_TIME}) \| INFO \| (?P<fairseq>[\w.]+) \| |"
+    rf"^(?:(?P<fairseq_time>{_TIME})(?:,\d+)? \| INFO \| (?P<fairseq>[\w.]+) \| |"
     rf"\[(?P<hydra_time>{_TIME})[^]]*\]\[(?P<hydra>[\w.]+)\]\[INFO\] - )(?P<rest>.*)$"
 )
 # Every start of a run prints its configuration before anything else.
@@ -62,7 +62,7 @@ class Curve(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help = "what fairseq-train printed; logs after a comma are later phases of the same training"
+    help = "what fairseq-train printed, or train.log of fairseq-ms train; logs after a comma are later phases of the same training"
     parser.add_argument("logs", nargs="+", metavar="[LABEL=]LOG[,LOG ...]", help=help)
     what = "label: the best of each run against its label, a number such as units of a layer"
     add_choice(parser, "--over", ("updates", "hours", "label"), what)
@@ -112,7 +112,9 @@ def read(path: Path, subset: str) -> list[Point]:
             hours = (earlier + (now - start).total_seconds()) / 3600
             points[values["num_updates"]] = Point(values["num_updates"], hours, values)
     if not points:
-        raise UsageError(f"{path} has no line about {subset!r}: it must be what fairseq-train printed")
+        raise UsageError(
+            f"{path} has no line about {subset!r}: it must be what fairseq-train printed, or train.log of fairseq-ms train"
+        )
     return [points[key] for key in sorted(points)]
 
 

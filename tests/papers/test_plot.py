@@ -7,8 +7,8 @@ import pytest
 from fairseq_ms.cli import main
 from tests.helpers.asked import answer
 
-# Both of fairseq's formats, through fairseq-train, also with fairseq-ms train's milliseconds, and through hydra. The first run was killed and went on later, when
-# fairseq's own "wall" stays 0.
+# Both of fairseq's formats, through fairseq-train and through hydra; fairseq-ms train adds milliseconds. The first run
+# was killed and went on later, when fairseq's own "wall" stays 0.
 JSON_LOG = """\
 2026-01-01 09:59:25 | INFO | fairseq_cli.train | {'_name': None, 'common': {'_name': None, 'log_format': 'json'}}
 2026-01-01 09:59:25 | INFO | fairseq_cli.train | num. shared model params: 4,096 (num. trained: 4,096)

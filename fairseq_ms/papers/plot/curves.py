@@ -19,7 +19,8 @@ from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import add_choice, add_flag, add_outputs, split_label
 
 NEEDS_FAIRSEQ = False
-# `DATE TIME | INFO | SUBSET | STATISTICS`, with `,MS` in the train.log of fairseq-ms train, and hydra's `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
+# `DATE TIME | INFO | SUBSET | STATISTICS`, where fairseq-ms train has `TIME,MS`, and hydra's
+# `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
 _TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"
 LINE = re.compile(
     rf"^(?:(?P<fairseq_time>{_TIME})(?:,\d+)? \| INFO \| (?P<fairseq>[\w.]+) \| |"
@@ -62,7 +63,7 @@ class Curve(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help = "what fairseq-train printed, or train.log of fairseq-ms train; logs after a comma are later phases of the same training"
+    help = "what fairseq-train printed, or a train.log; logs after a comma are later phases of the same training"
     parser.add_argument("logs", nargs="+", metavar="[LABEL=]LOG[,LOG ...]", help=help)
     what = "label: the best of each run against its label, a number such as units of a layer"
     add_choice(parser, "--over", ("updates", "hours", "label"), what)
@@ -112,9 +113,7 @@ def read(path: Path, subset: str) -> list[Point]:
             hours = (earlier + (now - start).total_seconds()) / 3600
             points[values["num_updates"]] = Point(values["num_updates"], hours, values)
     if not points:
-        raise UsageError(
-            f"{path} has no line about {subset!r}: it must be what fairseq-train printed, or train.log of fairseq-ms train"
-        )
+        raise UsageError(f"{path} has no line about {subset!r}: it must be what fairseq-train printed, or a train.log")
     return [points[key] for key in sorted(points)]
 
 

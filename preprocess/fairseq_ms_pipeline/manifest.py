@@ -15,6 +15,14 @@ NAME = "manifest.json"
 PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "tokenizers", "torch")
 
 
+def read(folder: Path, flag: str) -> Json:
+    """The manifest of a folder that `flag` names; ValueError where another program wrote it."""
+    found = read_json(folder / NAME)
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), dict) for key in ("settings", "files")):
+        raise ValueError(f"{flag} {folder}: its {NAME} is not of fairseq-ms prepare: name another folder.")
+    return found
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide the result, as far as they are installed."""
     found = {"python": platform.python_version()}

@@ -82,35 +82,32 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
         if dataset.level != "hf_byte_bpe":
             raise ValueError(f"--vocab-from {folder} is a tokenizer.json, which needs --bpe hf_byte_bpe.")
         return {"tokenizer": folder}
-    manifest_path = folder / manifests.NAME
-    if not manifest_path.is_file():
+    if not (folder / manifests.NAME).is_file():
         raise ValueError(f"--vocab-from {folder} is not a prepared folder: it has no {manifests.NAME}.")
-    manifest = read_json(manifest_path)
-    if manifest["settings"]["level"] != dataset.level:
-        theirs = manifest["settings"]["level"]
+    manifest = manifests.read(folder, "--vocab-from")
+    if (theirs := manifest["settings"].get("level")) != dataset.level:
         raise ValueError(f"--vocab-from {folder} is of level {theirs}, but this run is of level {dataset.level}.")
     names = {"dictionary": "bin/dict.txt"} | dict(zip(GIVEN, CODES.get(dataset.level, ()), strict=False))
     for name in names.values():
         path = folder / name
-        if not path.is_file() or sha256_of(path) != manifest["files"][name]["sha256"]:
+        if not path.is_file() or sha256_of(path) != manifest["files"].get(name, {}).get("sha256"):
             raise ValueError(f"--vocab-from {folder}: {name} is missing or not the one its manifest was made with.")
     return {key: folder / name for key, name in names.items()}
 
 
 def check_out(out: Path, settings: Json) -> bool:
     """Whether the folder is finished already; ValueError when it belongs to another run."""
-    path = out / manifests.NAME
     started = out / WORK / "plan.json"
-    for known in (path, started):
-        if known.exists():
-            theirs = read_json(known)["settings"]
-            for key in sorted(settings.keys() | theirs.keys()):
-                there, now = theirs.get(key), settings.get(key)
-                if there != now:
-                    difference = f"{key} is {there!r} there and {now!r} now"
-                    raise ValueError(f"--out {out} is of a run with other settings ({difference}): name another.")
-    if path.exists():
-        for name, facts in read_json(path)["files"].items():
+    finished = manifests.read(out, "--out") if (out / manifests.NAME).exists() else None
+    runs = [run for run in (finished, read_json(started) if started.exists() else None) if run is not None]
+    for theirs in (run["settings"] for run in runs):
+        for key in sorted(settings.keys() | theirs.keys()):
+            there, now = theirs.get(key), settings.get(key)
+            if there != now:
+                difference = f"{key} is {there!r} there and {now!r} now"
+                raise ValueError(f"--out {out} is of a run with other settings ({difference}): name another.")
+    if finished:
+        for name, facts in finished["files"].items():
             file = out / name
             if not file.is_file() or file.stat().st_size != facts["bytes"]:
                 raise ValueError(f"--out {out}: {name} is missing or was changed since: name another.")

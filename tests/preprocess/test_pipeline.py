@@ -147,6 +147,18 @@ def test_a_vocabulary_that_is_not_of_its_manifest_is_refused(prepared, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("content", [{"name": "x"}, {"settings": {}}, {"settings": [], "files": {}}, [], "x"])
+def test_another_program_s_manifest_is_refused_by_the_flag_that_names_its_folder(tmp_path, content):
+    source, folder = write_sample(tmp_path / "sample.txt", lines=3), tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"--out .*manifest\.json"):
+        run(job_of(source, folder))
+    with pytest.raises(ValueError, match=r"--vocab-from .*manifest\.json"):
+        run(job_of(source, tmp_path / "out", vocabulary_from=folder))
+    assert (list(folder.iterdir()), (tmp_path / "out").exists()) == ([folder / "manifest.json"], False)
+
+
 @pytest.mark.parametrize(
     ("documents", "advice"),
     [

@@ -24,6 +24,8 @@ VENV ?= $(if $(PACKED),$(PACK)-env,.venv)
 PYTHON ?=
 JOBS ?= 2
 RUN := $(VENV)/bin/python
+# What is installed is installed two at a time: downloading waits, compiling does not.
+MAKEFLAGS += --jobs=2
 
 # Commands such as fairseq-train come from the environment, and nothing of the caller's Python leaks in, nor where
 # the caller's pip installs; PIP_USER also stands above pip's own files.

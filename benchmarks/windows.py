@@ -84,9 +84,7 @@ ARMS = [
     Arm("tokens and gated blocks, not turned", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True, "turned": False}),
 ]
 
-
-# Of all models: tokens of training, rows of an update and of validation. The first two have 1 and 16 million parameters
-# outside embeddings; the last shows that everything runs.
+# The first two have 1 and 16 million parameters outside embeddings; the last shows that everything runs.
 Size = namedtuple("Size", "dim heads layers length rows tokens held_out")
 SIZES = {
     "cpu": Size(144, 8, 4, 1024, 4, 15e6, 256),
@@ -232,8 +230,7 @@ class Trainer:
             optimizer.zero_grad()
             wait_for(self.device)
             seconds += self.clock() - began
-        began = self.clock()
-        numbers = evaluate(model, corpus, size, self.device)
+        began, numbers = self.clock(), evaluate(model, corpus, size, self.device)
         file.unlink(missing_ok=True)
         line = {"key": job.key, "seconds": round(seconds + self.clock() - began), "commit": commit()}
         if not math.isfinite(numbers["all"]):
@@ -289,17 +286,19 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
     size = Size(*machine["size"])
     hours = sum(line["seconds"] for line in records.values()) / 3600.0
     about = (
-        f"{size.layers} layers of {size.heads} heads, {size.dim} wide, trained on {size.tokens / 1e6:g} million tokens "
-        f"in rows of {size.length:,}, {size.rows} an update; rotary positions; QK norm with a learned temperature for "
-        "every head, and a causal convolution over three tokens before attention, where an arm does not say otherwise; "
-        f"Muon at the best of the rates {', '.join(f'{rate:g}' for rate in RATES)}, searched with a tenth of the "
-        f"tokens, AdamW at {OF_ADAMW:g} of it. Costs of windows that the core does not have are those of a prototype "
-        "with dense masks, and in brackets. Losses are in nats, late ones over the second half of a row, seeds side by "
-        "side; a tenth is the loss at the end of the best search, to see which orders training turns round; keys are "
-        "what a head remembers, heads and layers averaged; seconds are of a processor that others used, too. "
-        f"{hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
+        f"Models that differ in their windows and are trained alike. All have {size.layers} layers of {size.heads} "
+        f"heads, {size.dim} wide, and read {size.tokens / 1e6:g} million tokens in rows of {size.length:,}, "
+        f"{size.rows} an update. Where a row says nothing else, they have rotary positions, QK norm with a learned "
+        "temperature a head, and before attention a convolution that adds the three tokens before each (`--short-conv "
+        f"3`). Muon has the best of the rates {', '.join(map(str, RATES))}, searched on a tenth of the tokens, and "
+        f"AdamW {OF_ADAMW:g} of it. Losses are in nats a token, over {size.held_out} rows of the validation text, "
+        "seeds side by side: *all* over whole rows, *late* over their second halves, *a tenth* at the end of the best "
+        "search. *Keys* are what a head remembers, on average; parameters leave out embeddings. Windows that only a "
+        "prototype with dense masks has show its costs, in brackets. Seconds are of a processor that others used, "
+        f"too, and compare roughly. {hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
     )
-    lines = ["# Windows at equal cache", "", *wrapped(about)]
+    command = f"    python -m benchmarks.windows CORPUS... --out FOLDER --tokens {size.tokens:g} --report PAGE.md"
+    lines = ["# Windows at equal cache", "", *wrapped(about), "", command]
     lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
     windows = {arm.name: arm.windows for arm in ARMS}
     for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):

@@ -10,11 +10,11 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fairseq_ms.errors import TRACEBACK, parser_sentence, sentence_of, traceback_wanted
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import register
+from fairseq_ms.tools.arguments import place, register
 
 PROG = "fairseq-ms"
 
@@ -126,6 +126,10 @@ def help_of(name: str) -> str:
 
 class Parser(argparse.ArgumentParser):
     """Says of a mistake one sentence, without its usage."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.register("type", Path, lambda text: Path(place(text)))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{PROG}: {parser_sentence(message, self)}\n")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_ms.tools.arguments import add_flag
+from fairseq_ms.tools.arguments import add_data, add_flag, place
 
 # What fairseq trained brings it along.
 NEEDS_FAIRSEQ = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="file of fairseq-train, or of plain_pytorch/train.py")
+    help = "file of fairseq-train, or of plain_pytorch/train.py"
+    parser.add_argument("checkpoint", type=place, metavar="CHECKPOINT", help=help)
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write")
-    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
+    add_data(parser)
     known = "(default: what manifest.json in or above --data says)"
     add_flag(parser, "--level", "--symbols", metavar="KIND", help=f"word, bpe, hf_byte_bpe, char or byte {known}")
     before = f"what comes before the symbols {known}"

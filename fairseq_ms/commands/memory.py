@@ -36,7 +36,8 @@ Layers = Mapping[int, int]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--data", help="of --path: folder with its dictionary (default: the one trained on)")
+    of_path = "of --path: folder with its dictionary (default: the one trained on)"
+    parser.add_argument("--data", type=arguments.place, help=of_path)
     add_counts(
         parser,
         ("--batch-size", None, "samples (default: 1)"),

@@ -18,7 +18,7 @@ import numpy as np
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import add_counts, add_cpu, add_data, add_outputs, add_window
+from fairseq_ms.tools.arguments import add_counts, add_cpu, add_data, add_outputs, add_window, place
 
 if TYPE_CHECKING:
     from fairseq_ms.tools.trained import Trained
@@ -31,7 +31,7 @@ _UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_pe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="file of fairseq-train, or of plain_pytorch/train.py")
+    parser.add_argument("checkpoint", type=place, help="file of fairseq-train, or of plain_pytorch/train.py")
     add_data(parser, "test")
     add_window(parser)
     add_counts(

@@ -26,7 +26,7 @@ _UNSETTLED = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "file of fairseq-train, or of plain_pytorch/train.py, or folder that fairseq-ms export wrote"
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=help)
+    parser.add_argument("checkpoint", type=arguments.place, metavar="CHECKPOINT", help=help)
     help = "the text to go on with, which may have several lines (default: standard input)"
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help=help)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import arguments, report
-from fairseq_ms.tools.arguments import add_counts, add_flag, add_seed
+from fairseq_ms.tools.arguments import add_counts, add_flag, add_seed, place
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -22,8 +22,8 @@ TOKENS = 3 * SIDE * SIDE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", help="fairseq's data folder, as fairseq-ms prepare images writes it")
-    parser.add_argument("--path", required=True, help="checkpoint of a model of pixels")
+    parser.add_argument("data", type=place, help="fairseq's data folder, as fairseq-ms prepare images writes it")
+    parser.add_argument("--path", type=place, required=True, help="checkpoint of a model of pixels")
     parser.add_argument("--png", dest="grid", required=True, type=Path, help="where the grid goes; its folder is made")
     parser.add_argument("--count", type=int, default=16, help="images to draw from nothing (default: 16)")
     help = "images of the split to complete, beside the originals (default: none)"

@@ -16,7 +16,7 @@ import numpy as np
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import _judges as judging
 from fairseq_ms.tools import comparison, report
-from fairseq_ms.tools.arguments import add_counts, add_outputs, add_remove_bpe, add_scored, add_seed
+from fairseq_ms.tools.arguments import add_counts, add_outputs, add_remove_bpe, add_scored, add_seed, place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "estimate a 4-gram of the training split with kenlm's lmplz"
     parser.add_argument("--estimate-ngram-lm", action="store_true", help=help)
     help = "local folder of GPT-2 or another causal model, which judges the text with Moses' tokenisation undone"
-    parser.add_argument("--hf-lm", metavar="FOLDER", help=help)
+    parser.add_argument("--hf-lm", type=place, metavar="FOLDER", help=help)
     add_remove_bpe(parser)
     add_seed(parser, "the samples")
     add_outputs(parser, figure=False)

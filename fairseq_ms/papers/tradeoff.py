@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import comparison, report
-from fairseq_ms.tools.arguments import add_choice, add_counts, add_cpu, add_data, add_outputs
+from fairseq_ms.tools.arguments import add_choice, add_counts, add_cpu, add_data, add_outputs, place
 
 if TYPE_CHECKING:
     from fairseq.dataclass import FairseqDataclass
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folder below which the runs' save directories lie")
-    parser.add_argument("--checkpoint", default="checkpoint_best.pt", help="its file (default: checkpoint_best.pt)")
+    parser.add_argument(
+        "runs", nargs="+", type=place, metavar="RUNS", help="folder below which runs' save directories lie"
+    )
+    parser.add_argument(
+        "--checkpoint", type=place, default="checkpoint_best.pt", help="its file (default: checkpoint_best.pt)"
+    )
     add_data(parser, "test")
     add_counts(
         parser,

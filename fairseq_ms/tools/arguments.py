@@ -41,7 +41,7 @@ def add_choice(parser: argparse.ArgumentParser, name: str, choices: tuple[str, .
 def add_checkpoints(parser: argparse.ArgumentParser, origin: str = "fairseq-train wrote") -> None:
     """Which checkpoints to ask."""
     help = f"file that {origin}; the label names it in table and figure (default: its folder's name)"
-    parser.add_argument("checkpoints", nargs="+", metavar="[LABEL=]CHECKPOINT", help=help)
+    parser.add_argument("checkpoints", nargs="+", type=place, metavar="[LABEL=]CHECKPOINT", help=help)
 
 
 def add_scored(parser: argparse.ArgumentParser, split: str = "test") -> None:
@@ -54,7 +54,7 @@ def add_scored(parser: argparse.ArgumentParser, split: str = "test") -> None:
 
 def add_data(parser: argparse.ArgumentParser, split: str = "") -> None:
     """Which data, and which split of it if one is asked about."""
-    parser.add_argument("--data", help="folder that fairseq-preprocess wrote (default: the one trained on)")
+    parser.add_argument("--data", type=place, help="folder that fairseq-preprocess wrote (default: the one trained on)")
     if split:
         parser.add_argument("--gen-subset", default=split, help=f"split of the data (default: {split})")
 
@@ -86,7 +86,7 @@ def add_model(parser: argparse.ArgumentParser, others: str = "") -> None:
     """One model, as a checkpoint or by fairseq's flags, or what else the command has, such as " | --paper"."""
     parser.usage = f"{parser.prog} (--arch ARCH [FLAGS OF FAIRSEQ-TRAIN ...] | --path CHECKPOINT{others}) [OPTIONS]"
     parser.set_defaults(fairseq_flags=[])
-    parser.add_argument("--path", metavar="CHECKPOINT", help="take the model of a checkpoint")
+    parser.add_argument("--path", type=place, metavar="CHECKPOINT", help="take the model of a checkpoint")
 
 
 def check_model(args: argparse.Namespace) -> None:
@@ -101,6 +101,13 @@ def add_window(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, ("--tokens-per-sample", None, help))
     help = "context in each window; the rest is the stride (default: half the window, 0 for models with a memory)"
     parser.add_argument("--context-window", type=int, metavar="N", help=help)
+
+
+def place(text: str) -> str:
+    """argparse type of paths, which an empty text is not: it would be the folder one is in, or no path at all."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; . is the folder that you are in")
+    return text
 
 
 def positive(text: str) -> int:

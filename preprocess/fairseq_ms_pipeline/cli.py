@@ -33,7 +33,17 @@ def add_flag(parser: argparse.ArgumentParser, name: str, *hidden: str, **setting
 
 
 class Parser(argparse.ArgumentParser):
-    """Says of a mistake one sentence, without its usage."""
+    """Says of a mistake one sentence, without its usage; takes no empty path, which would be the folder one is in."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.register("type", Path, self._place)
+
+    @staticmethod
+    def _place(text: str) -> Path:
+        if not text:
+            raise argparse.ArgumentTypeError("must not be empty; . is the folder that you are in")
+        return Path(text)
 
     def error(self, message: str) -> NoReturn:
         flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]

@@ -6,6 +6,7 @@ import argparse
 import importlib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,17 @@ def shown() -> dict[str, dict[str, str]]:
 def test_a_name_takes_one_kind_of_value_in_all_commands(shown: dict[str, dict[str, str]]) -> None:
     several = {flag: kinds for flag, kinds in shown.items() if len(set(kinds.values())) > 1}
     assert not several
+
+
+def test_an_empty_path_which_would_be_the_folder_one_is_in_is_refused() -> None:
+    refused = set()
+    for name, parser in parsers():
+        for action in parser._actions:
+            if action.type is Path or action.dest in ("data", "path", "checkpoint", "checkpoints", "runs", "hf_lm"):
+                with pytest.raises(argparse.ArgumentError, match="must not be empty"):
+                    parser._get_value(action, "")
+                refused.add((name.split()[0], action.dest))
+    assert refused >= {("prepare", "input"), ("prepare", "out"), ("export", "out"), ("perplexity", "data")}
 
 
 def test_an_old_name_is_another_of_a_flag_and_no_help_shows_it() -> None:

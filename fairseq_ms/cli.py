@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fairseq_ms.errors import TRACEBACK, parser_sentence, sentence_of, traceback_wanted
+from fairseq_ms.errors import TRACEBACK, own_flags, parser_sentence, sentence_of, traceback_wanted
 from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import place, register
 
@@ -153,6 +153,7 @@ def _run(name: str, arguments: list[str]) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if hasattr(args, "fairseq_flags"):
         args.fairseq_flags = unknown
+        own_flags[:] = parser._option_string_actions
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     report.check_outputs(args)

@@ -72,6 +72,9 @@ _QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.
 _CHOICE = re.compile(r"argument (?P<flag>--[\w-]+)\S*: invalid choice: (?P<value>.+?) \(choose from", re.DOTALL)
 _UNKNOWN = re.compile(r"unrecognized arguments: .*?(?P<flag>--[^\s=]+)")
 
+# Of a command of fairseq-ms that hands flags which it does not know to fairseq's parser.
+own_flags: list[str] = []
+
 
 class UsageError(ValueError):
     """Bad input: one sentence that names the flag (or the file), the rule and the value.
@@ -103,7 +106,14 @@ def sentence_of(error: BaseException) -> str | None:
     missing = re.search(r"No such file or directory: '(.+)'|^--finetune-from-model (.+) does not exist", text)
     if missing and Path(missing[1] or missing[2]).exists():
         rule += ", given by an absolute path, since hydra runs in a folder of its own"
+    rule += bin_hint(Path(missing[1]).parent) if missing and missing[1] else ""
     return f"{rule} ({text.partition(': {')[0].rstrip('.')})"
+
+
+def bin_hint(folder: str | Path) -> str:
+    """What to add about a folder without data: that they are in its ``bin``, where fairseq-ms prepare writes them."""
+    inside = Path(folder, "bin")
+    return f"; did you mean {inside}?" if (inside / "dict.txt").is_file() else ""
 
 
 def parser_sentence(message: str, parser: ArgumentParser) -> str:
@@ -123,7 +133,9 @@ def parser_sentence(message: str, parser: ArgumentParser) -> str:
     if flag == "--decoder-layers" and "--scale-layers" in known:
         return f"{flag} is no flag of this model: --scale-layers says how many layers it has at each scale"
     fairseqs = "--task" in known
-    near = difflib.get_close_matches(flag, known, 1)
+    every = [*own_flags, *known]
+    begun = sorted((name for name in every if name.startswith(flag)), key=len)
+    near = begun or difflib.get_close_matches(flag, every, 1)
     hint = f": did you mean {near[0]}?" if near else " (--help lists those it has)"
     whose = "this command, task and model" if fairseqs else parser.prog
     return f"{flag} is no flag of {whose}{(fairseqs and _owners(flag, known)) or hint}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import fairseq_ms
-from fairseq_ms.errors import UsageError
+from fairseq_ms.errors import UsageError, bin_hint
 from fairseq_ms.presets.recipes import LONG
 from fairseq_ms.presets.recipes import SOURCE as OWN
 from fairseq_ms.presets.registry import CONFIGS, Preset
@@ -191,13 +191,12 @@ def settings(
 
 
 def half_of(data: Path, half: str) -> Path:
-    """The folder of a half of the training data, "first" or "second", or with "" that of all of it."""
-    folder = data.parent / "halves" / half if half else data
+    """The folder of a half of the training data, "first" or "second", or with "" of all of it; or a half itself."""
+    folder = data.parent / "halves" / half if half and data.parent.name != "halves" else data
     if not (folder / "train.idx").is_file():
         beside = f"have halves/{half} beside it, as fairseq-ms prepare writes it"
         wanted = beside if half else "be a data folder of fairseq's"
-        hint = f"; did you mean {data}/bin?" if (data / "bin" / "train.idx").is_file() else ""
-        raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing{hint}")
+        raise UsageError(f"--data must {wanted}: {folder}/train.idx is missing{bin_hint(data)}")
     return folder
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_flag(parser, "--sampling-topk", "--top-k", type=int, default=40, metavar="N", help=help)
     help = "draw from the most probable tokens that together have this probability (default: 1)"
     arguments.add_flag(parser, "--sampling-topp", "--top-p", type=float, default=1.0, metavar="P", help=help)
-    parser.add_argument("--seed", type=int, help="of what is drawn (default: another one every time)")
+    parser.add_argument("--seed", type=arguments.seed, help="of what is drawn (default: another one every time)")
     arguments.add_data(parser)
     arguments.add_cpu(parser)
 

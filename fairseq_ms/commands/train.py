@@ -6,6 +6,7 @@ import argparse
 import difflib
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,23 @@ def run(args: argparse.Namespace) -> None:
         (file for name in ("best", "last") if (file := Path(save_dir, f"checkpoint_{name}.pt")).is_file()), None
     )
     if best is not None and int(os.environ.get("RANK", 0)) == 0:
-        print(f"the model is {best}; fairseq-ms sample {best} writes with it")
+        print(said_of(best, cfg))
+
+
+def said_of(model: Path, cfg: DictConfig) -> str:
+    """Where a trained model is, and what writes with it, if it is a model of text that gives the next token."""
+    from fairseq import utils
+
+    from fairseq_ms.export import tokenizer
+
+    said = f"the model is {model}"
+    if cfg.criterion._name == "in_batch_sampled_softmax" or cfg.model._name == "coarse_lm":
+        return said
+    try:
+        tokenizer.pipeline_of(Path(utils.split_paths(cfg.task.data)[0]), None, None, None, None)
+    except UsageError:
+        return said
+    return f"{said}; fairseq-ms sample {shlex.quote(str(model))} writes with it"
 
 
 def _settings_of(flag: str) -> list[str]:
@@ -114,8 +131,10 @@ def _written(args: argparse.Namespace) -> dict[str, Any]:
             "(fairseq-hydra-train composes other files)"
         )
     if args.data is not None:
-        folder = config.half_of(args.data.absolute(), "")
-        written.setdefault("task", {})["data"] = str(folder)
+        task = written.setdefault("task", {})
+        before = Path(str(task.get("data")))
+        half = before.name if before.parent.name == "halves" else ""
+        task["data"] = str(config.half_of(args.data.absolute(), half))
     if args.max_update is not None:
         written.setdefault("optimization", {})["max_update"] = args.max_update
     return written

@@ -46,6 +46,8 @@ def refuse(cfg: Any) -> None:
     for flag, (value, lowest) in numbers.items():
         if not value >= lowest:
             raise UsageError(f"{flag} must be at least {lowest}: got {value}")
+    if cfg.common.seed >= 2**32:
+        raise UsageError(f"--seed must be at most {2**32 - 1}: got {cfg.common.seed}")
     # fairseq-validate and other tasks have none.
     tokens, context = getattr(cfg.task, "tokens_per_sample", None), cfg.eval_lm.context_window
     if tokens is not None and tokens <= context:

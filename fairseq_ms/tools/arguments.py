@@ -66,7 +66,7 @@ def add_cpu(parser: argparse.ArgumentParser) -> None:
 
 def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
     """The seed of what is drawn at random."""
-    parser.add_argument("--seed", type=int, default=1, help=f"of {what} (default: 1)")
+    parser.add_argument("--seed", type=seed, default=1, help=f"of {what} (default: 1)")
 
 
 def add_remove_bpe(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +114,13 @@ def positive(text: str) -> int:
     """argparse type of whole numbers from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: got {text!r}")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """argparse type of the seeds that both numpy and torch take."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {2**32 - 1}: got {text!r}")
     return int(text)
 
 

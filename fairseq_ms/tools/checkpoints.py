@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_ms import register
 from fairseq_ms.core import CausalModel
 from fairseq_ms.core.streaming import StreamingModel
-from fairseq_ms.errors import UsageError
+from fairseq_ms.errors import UsageError, bin_hint
 from fairseq_ms.tools.arguments import check_checkpoint, split_label
 from fairseq_ms.tools.trained import Trained, on_device
 
@@ -145,7 +145,8 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     task_cfg = getattr(state.get("cfg"), "task", stored)
     folder = utils.split_paths(str(getattr(task_cfg, "data", None)))[0]
     if not (Path(folder) / "dict.txt").is_file():
-        raise UsageError(f"--data must be a folder that fairseq-preprocess wrote: {folder} holds no dict.txt")
+        wanted = "a folder that fairseq-preprocess wrote, or the bin/ of fairseq-ms prepare"
+        raise UsageError(f"--data must be {wanted}: {folder} holds no dict.txt{bin_hint(folder)}")
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides, state=state)
     except (RuntimeError, ValueError) as error:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
-from fairseq_ms.errors import UsageError
+from fairseq_ms.errors import UsageError, bin_hint
 from fairseq_ms.export import tokenizer
 from fairseq_ms.tools.trained import Trained, lines_of, on_device
 from fairseq_ms_pipeline import indexed
@@ -126,7 +126,8 @@ class Plain(Trained):
                 raise UsageError(f"--gen-subset is of prepared folders, and {place} is a text: got {split!r}")
             return lines_of(self._tokens_of(place), indexed.EOS)
         if not (place / "dict.txt").is_file():
-            raise UsageError(f"--data must be the folder bin/ that fairseq-ms prepare wrote, or a text: got {place}")
+            wanted = "the folder bin/ that fairseq-ms prepare wrote, or a text"
+            raise UsageError(f"--data must be {wanted}: got {place}{bin_hint(place)}")
         if not (place / f"{split}.idx").is_file():
             raise UsageError(f"--gen-subset must name a split of {place}: there is no {split!r}")
         try:

@@ -49,6 +49,10 @@ def test_a_closed_pipe_ends_every_command_in_silence(arguments):
         ("perplexity a.pt --zzzzzz", "fairseq-ms perplexity (--help"),
         ("perplexity a.pt --gen-subst valid", "did you mean --gen-subset?"),
         ("memory --arch vanilla_lm --sweep 64,x", "must be a whole number of at least 1"),
+        ("memory --arch retina_lm --batch 3", "did you mean --batch-size?"),
+        ("memory --arch retina_lm --vocab 30", "did you mean --vocabulary?"),
+        ("sample a.pt --seed 99999999999999999999999", "--seed: must be a whole number from 0 to"),
+        ("recall a.pt --seed -1", "--seed: must be a whole number from 0 to"),
         ("memory --arch vanilla_lm --batch-size 0", "must be a whole number of at least 1"),
     ],
 )

@@ -174,6 +174,7 @@ def test_the_most_probable_tokens_are_always_the_same_and_seeds_are_not(
         ("bpe/model.pt --prompt-file nowhere.txt", "nowhere.txt"),
         ("bpe/model.pt --prompt-file bpe/model.pt", "UTF-8"),
         ("bpe --prompt a", "bpe/model.pt"),
+        ("bpe/model.pt --prompt a --data bpe", "did you mean bpe/bin?"),
         ("texts --prompt a", "CHECKPOINT"),
         ("gone.pt --prompt a", "--data"),
         ("learned.pt --prompt a --max-len-b 31", "--max-len-b"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -124,6 +125,40 @@ def test_what_cannot_be_trained_is_one_sentence_and_leaves_nothing_behind(
     assert (said.count("\n"), said[:12], out) == (1, "fairseq-ms: ", "")
     assert named in said
     assert sorted(place.rglob("*")) == before
+
+
+def test_other_data_of_a_file_of_a_half_are_its_half(written: dict[str, Any], tmp_path: Path) -> None:
+    for folder in ("bin", "halves/second"):
+        write_corpus(tmp_path / "new" / folder, {"train": random_lines(1, 4)})
+    found = {}
+    for before in ("old/bin", "old/halves/second"):
+        written["task"]["data"] = before
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(written))
+        args = argparse.Namespace(config=str(tmp_path / "mine.yaml"), data=tmp_path / "new" / "bin", max_update=None)
+        found[before] = train._written(args)["task"]["data"]
+    assert found == {before: str(tmp_path / "new" / before[4:]) for before in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "writes"),
+    [
+        ("retina_lm_tiny", "char", True),
+        ("retina_lm_tiny", None, False),
+        ("pixels_haed", "image", False),
+        ("characters_iem", "char", False),
+        ("coarse_lm_wt103_2x", "char", False),
+    ],
+)
+def test_it_is_said_of_a_model_that_sample_writes_with_it_where_that_is_so(
+    name: str, level: str | None, writes: bool, tmp_path: Path
+) -> None:
+    sections: dict[str, Any] = config.settings(CONFIGS[name], None, 7)
+    sections["task"]["data"] = str(tmp_path / "bin")
+    if level is not None:
+        (tmp_path / "manifest.json").write_text(f'{{"settings": {{"level": "{level}"}}}}')
+    said = train.said_of(Path("a b/last.pt"), train.composed(sections, []))
+    assert ("fairseq-ms sample 'a b/last.pt'" in said) == writes
+    assert "a b/last.pt" in said
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ def test_a_refused_training_prints_one_sentence_and_writes_nothing(flags: str, d
         ("--max-tokens 4", "--max-tokens must be at least --tokens-per-sample 5"),
         ("--max-tokens-valid 4", "--max-tokens-valid must be at least --tokens-per-sample 5"),
         ("--seed -1", "--seed must be at least 0"),
+        ("--seed 4294967296", "--seed must be"),
         ("--update-freq 0", "--update-freq must be at least 1"),
         ("--update-freq 2,0", "--update-freq must be at least 1"),
         ("--optimizer adam --adam-betas 3", "--adam-betas must"),
@@ -178,6 +179,13 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f(
 
 def spawned(text: str) -> ProcessRaisedException:
     return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{TRACE}{text}", 1, 2)
+
+
+def test_a_prepared_folder_is_told_that_its_data_are_in_bin(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dict.txt").touch()
+    error = FileNotFoundError(2, "No such file or directory", str(tmp_path / "dict.txt"))
+    assert f"did you mean {tmp_path}/bin?" in str(sentence_of(error))
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,14 @@ def test_what_cannot_be_trained_is_one_sentence(
 
 def test_the_folder_above_the_data_is_told_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "train.idx").touch()
+    for name in ("train.idx", "dict.txt"):
+        (tmp_path / "bin" / name).touch()
     with pytest.raises(UsageError, match=r"did you mean .*/bin"):
         half_of(tmp_path, "")
     assert half_of(tmp_path / "bin", "") == tmp_path / "bin"
+
+
+def test_a_half_that_is_named_itself_is_taken(tmp_path: Path) -> None:
+    (half := tmp_path / "halves" / "second").mkdir(parents=True)
+    (half / "train.idx").touch()
+    assert {half_of(tmp_path / "bin", "second"), half_of(half, "second"), half_of(half, "")} == {half}

@@ -218,7 +218,8 @@ def main() -> None:
     if ranks > 1:
         dist.destroy_process_group()
         return
-    print(f"{file} is what fairseq-ms sample, perplexity and export take")
+    takes = "the model" if args.model == "CoarseLM" else "what fairseq-ms sample, perplexity and export take"
+    print(f"{file} is {takes}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,11 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--name must consist of letters, digits and underscores: got {args.name!r}")
     if not args.text.is_file():
         raise UsageError(f"TEXT must be a file: got {args.text}")
-    if not args.text.read_bytes().endswith(b"\n"):
+    try:
+        text = args.text.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"TEXT must be UTF-8: {args.text} is not (byte {error.start})") from None
+    if not text.endswith("\n"):
         raise UsageError(f"TEXT must end in a line end, as its prepared data does: {args.text} does not")
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{args.name}.yaml"

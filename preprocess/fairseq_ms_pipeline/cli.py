@@ -203,9 +203,17 @@ def plan(job: Job) -> str:
 
 
 def one_sentence(action: Callable[[], None]) -> int:
-    """Run `action` and return the exit code; for what the user must mend, one sentence on stderr and code 2."""
+    """Run `action` and return the exit code; for what the user must mend, one sentence on stderr and code 2.
+
+    Where nobody reads on, as in `... | head`, it ends in silence with 141.
+    """
     try:
         action()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What Python flushes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
         return 130

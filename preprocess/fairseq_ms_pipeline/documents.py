@@ -155,14 +155,22 @@ class Draw:
         self.seed = seed
         self.documents = 0
         self.shared: dict[str, str] = {}
+        self.begun: Counter[str] = Counter()
 
     def _uniform(self, key: str) -> float:
         digest = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64
 
+    @staticmethod
+    def _key(name: str, seen: Counter[str]) -> str:
+        """A file's name; of several inputs' files of one name, the later ones' with a number."""
+        seen[name] += 1
+        return name if seen[name] == 1 else f"{name}\0{seen[name]}"
+
     def share_out(self, names: Iterable[str]) -> None:
         """Give whole files exact shares of the splits, at least one file each, so that few files do for all three."""
-        order = sorted(names, key=self._uniform)
+        seen: Counter[str] = Counter()
+        order = sorted((self._key(name, seen) for name in names), key=self._uniform)
         total = len(order)
         for split, fraction in self.fractions.items():
             count = max(1, round(fraction * total))
@@ -173,8 +181,8 @@ class Draw:
     def split_of(self, file_name: str) -> str:
         """The split of the document that begins here."""
         self.documents += 1
-        if file_name in self.shared:
-            return self.shared[file_name]
+        if (key := self._key(file_name, self.begun)) in self.shared:
+            return self.shared[key]
         draw = self._uniform(f"document {self.documents}")
         for split, fraction in self.fractions.items():
             if draw < fraction:

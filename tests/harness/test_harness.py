@@ -103,13 +103,14 @@ def test_a_task_names_its_text_by_an_absolute_path(tmp_path: Path, monkeypatch) 
     ("text", "name", "sentence"),
     [
         ("no end", "mine", "TEXT must end in a line end"),
+        ("caf\udce9\n", "mine", "TEXT must be UTF-8"),
         (None, "mine", "TEXT must be a file"),
         ("a line\n", "my task", "--name must consist of letters, digits and underscores: got 'my task'"),
     ],
 )
 def test_a_task_that_cannot_be_is_one_sentence(text, name, sentence, tmp_path: Path, capsys) -> None:
     if text is not None:
-        (tmp_path / "mine.txt").write_text(text)
+        (tmp_path / "mine.txt").write_text(text, errors="surrogateescape")
     assert cli.main(["lm-eval-task", str(tmp_path / "mine.txt"), str(tmp_path / "tasks"), "--name", name]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "tasks").exists()

@@ -223,6 +223,18 @@ def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -
     assert all(counts["lines"] > 0 for counts in counts_of(out).values())
 
 
+@pytest.mark.parametrize("kind", ["t", "t.zip"])
+def test_files_of_the_same_name_in_several_inputs_are_shared_out_like_others(tmp_path, kind):
+    for number in range(3):
+        (tmp_path / f"y{number}" / "t").mkdir(parents=True)
+        (tmp_path / f"y{number}" / "t" / "book.txt").write_text(f"of {number}\n")
+        archived(tmp_path / f"y{number}" / "t.zip", {"book.txt": f"of {number}\n"})
+    inputs = [tmp_path / f"y{number}" / kind for number in range(3)]
+    prepare("text", "--input", *inputs, "--out", tmp_path / "out", "--level", "word")
+    texts = [text_of(tmp_path / "out", split) for split in ("train", "valid", "test")]
+    assert sorted(texts) == [f"of {number}\n" for number in range(3)]
+
+
 @pytest.mark.parametrize(
     ("dataset", "files"),
     [

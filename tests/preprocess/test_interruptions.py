@@ -142,6 +142,24 @@ def test_a_command_with_workers_killed_at_work_can_be_started_again_at_once(tmp_
     assert tree(out) == tree(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("command", [["-m", "fairseq_ms", "prepare", "chars"], ["preprocess/chars/prepare.py"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_where_nobody_reads_what_it_prints_a_run_ends_in_silence(tmp_path, command, unbuffered) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("some words\n")
+    more = ["--input", str(tmp_path), "--out", str(tmp_path / "out"), "--workers", "1", "--quiet"]
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": {**environment(), "PYTHONUNBUFFERED": unbuffered},
+    }
+    with subprocess.Popen([sys.executable, *command, *more], cwd=ROOT, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+    assert (tmp_path / "out" / "manifest.json").is_file()
+
+
 def test_workers_end_by_ctrl_c_without_a_word() -> None:
     program = """
 import time

@@ -56,6 +56,20 @@ def test_files_are_shared_out_in_the_fractions_of_all_at_least_one_a_split(count
         assert [drawn.count("valid"), drawn.count("test")] == wanted
 
 
+def test_what_a_seed_draws_for_files_stays_as_it_is() -> None:
+    """Corpora that were prepared before are to be made again as they were."""
+    draw = Draw(replace(DATASET, valid_fraction=0.05, test_fraction=0.05), 1)
+    names = [f"{number}.txt" for number in range(40)]
+    draw.share_out(names)
+    drawn = {name: draw.split_of(name) for name in names}
+    assert {name: split for name, split in drawn.items() if split != "train"} == {
+        "13.txt": "valid",
+        "14.txt": "valid",
+        "17.txt": "test",
+        "35.txt": "test",
+    }
+
+
 @pytest.mark.parametrize("kept", ["keep", "drop"])
 def test_a_document_begins_with_its_first_line_that_is_kept(kept: str, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):

@@ -33,9 +33,7 @@ class SampledSoftmax:
     negatives_X: Tensor
 
 
-def sampled_softmax(
-    query_XE: Tensor, positive_X: Tensor, encoding_YE: Tensor, counts_Y: Tensor, log_q_Y: Tensor | None = None
-) -> SampledSoftmax:
+def sampled_softmax(query_XE: Tensor, positive_X: Tensor, encoding_YE: Tensor, counts_Y: Tensor) -> SampledSoftmax:
     """-log of each positive's share against all candidates (HAED, Section 3.2, equations 4, 5).
 
     The candidates are Y *different* chunks and how often each occurs: one that occurs n times contributes n exp(score).
@@ -46,14 +44,10 @@ def sampled_softmax(
         positive_X: (X,) which of the different chunks comes next.
         encoding_YE: (Y, E) encodings of the different chunks.
         counts_Y: (Y,) how often each occurs among the candidates; one that never does is ignored.
-        log_q_Y: (Y,) log probability of drawing each as a candidate, subtracted from all scores; None for no
-            correction.
     """
     score_XY = query_XE @ encoding_YE.t()
     # The sum over thousands of candidates is taken in float32 under half precision, too.
     score_XY = score_XY.to(torch.promote_types(score_XY.dtype, torch.float32))
-    if log_q_Y is not None:
-        score_XY = score_XY - log_q_Y
     positive_X1 = positive_X.unsqueeze(1)
     own_X1 = score_XY.gather(1, positive_X1)
     with torch.no_grad():
@@ -80,16 +74,13 @@ class ImplicitEmbedding(nn.Module):
         self.query = projection(config.dim, self.encoder.out_dim) if projected else None
         initialise_chunks(self, config.init_std)
 
-    def forward(
-        self, tokens_BT: Tensor, candidates_AL: Tensor, counts_A: Tensor, log_q_A: Tensor | None = None
-    ) -> SampledSoftmax:
+    def forward(self, tokens_BT: Tensor, candidates_AL: Tensor, counts_A: Tensor) -> SampledSoftmax:
         """Score each chunk that is predicted against the candidates.
 
         Args:
             tokens_BT: tokens, padded on the right, the last target included.
             candidates_AL: the different candidates, padded on the right, those of this batch among them.
             counts_A: how often each of them occurs.
-            log_q_A: log probability of drawing each; None for no correction.
         """
         chunks = self.segmentation(tokens_BT)
         # A chunk is encoded once, whether it is read or a candidate or, as most are, both.
@@ -102,7 +93,4 @@ class ImplicitEmbedding(nn.Module):
         main_XD = main_WD.index_select(0, predicted_X - 1)
         query_XE = main_XD[:, : self.encoder.out_dim] if self.query is None else self.query(main_XD)
         counts_Y = counts_A.new_zeros(e_YE.shape[0]).index_copy_(0, candidate_A, counts_A)
-        log_q_Y = None
-        if log_q_A is not None:
-            log_q_Y = log_q_A.new_zeros(e_YE.shape[0]).index_copy_(0, candidate_A, log_q_A)
-        return sampled_softmax(query_XE, read_W[predicted_X], e_YE, counts_Y, log_q_Y)
+        return sampled_softmax(query_XE, read_W[predicted_X], e_YE, counts_Y)

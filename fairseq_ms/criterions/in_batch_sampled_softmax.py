@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import MonolingualDataset
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
@@ -16,17 +16,15 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_ms.core.hierarchical.chunks import Segmentation, unique_chunks
-from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
+from fairseq_ms.data.chunk_sampling import extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import option
 
 Sample = dict[str, Any]
 """A batch as fairseq collates it, or what is logged of one."""
 
-# Rows of tokens in which chunks are counted at a time.
-_COUNTED_AT_ONCE = 64
-# The first entry of a key, so that no two uses of the seed draw the same blocks.
-_NEGATIVES, _COUNTING = 1, 2
+# The first entry of a key: any other use of the seed draws other blocks.
+_NEGATIVES = 1
 
 
 @dataclass
@@ -34,10 +32,6 @@ class InBatchSampledSoftmaxFlags(FairseqDataclass):
     """Flags of ``--criterion in_batch_sampled_softmax``."""
 
     negative_batches: int = option(3, "random batches whose chunks are candidates too; they are only encoded")
-    log_q_correction: ChoiceEnum(["none", "unigram"]) = option(  # type: ignore[valid-type]
-        "none", "subtract from every score the log of its chunk's frequency among candidates (unigram)"
-    )
-    log_q_blocks: int = option(1000, "random blocks of training data in which --log-q-correction counts chunks")
     gather_negatives: bool = option(False, "let every process score against the candidates of all processes")
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
@@ -60,8 +54,6 @@ class InBatchSampledSoftmax(FairseqCriterion):
         self,
         task: FairseqTask,
         negative_batches: int,
-        log_q_correction: str,
-        log_q_blocks: int,
         gather_negatives: bool,
         seed: int,
         train_subset: str = "train",
@@ -69,19 +61,10 @@ class InBatchSampledSoftmax(FairseqCriterion):
         super().__init__(task)
         if negative_batches < 0:
             raise UsageError(f"--negative-batches must be at least 0: got {negative_batches}")
-        if log_q_blocks < 1:
-            raise UsageError(f"--log-q-blocks must be at least 1: got {log_q_blocks}")
-        # A checkpoint that was trained so may still be evaluated.
-        idle = str(log_q_correction) == "none" and not getattr(task, "from_checkpoint", False)
-        if idle and log_q_blocks != InBatchSampledSoftmaxFlags.log_q_blocks:
-            raise UsageError(f"--log-q-blocks has no effect with --log-q-correction none: got {log_q_blocks}")
         self.negative_batches = negative_batches
-        self.corrected = str(log_q_correction) == "unigram"
-        self.log_q_blocks = log_q_blocks
         self.gather_negatives = gather_negatives
         self.seed = seed
         self.train_subset = train_subset
-        self._counted: tuple[MonolingualDataset, ChunkFrequencies] | None = None
 
     def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> tuple[Tensor, int, Sample]:
         """The summed loss, the number of chunks predicted and what is logged."""
@@ -95,10 +78,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
         own_XL = predicted_chunks(segmentation, tokens_BT)
         local_AL = torch.cat([own_XL, self._drawn(model, sample)])
         candidates_AL, _, counts_A = unique_chunks(self._of_all_processes(local_AL))
-        log_q_A = None
-        if self.corrected:
-            log_q_A = self._frequencies(segmentation, tokens_BT.device).log_q(candidates_AL)
-        found = model(tokens_BT, candidates_AL, counts_A, log_q_A)
+        found = model(tokens_BT, candidates_AL, counts_A)
         predicted = found.rank_X.numel()
         logging_output = {
             "loss": found.loss.data,
@@ -127,23 +107,6 @@ class InBatchSampledSoftmax(FairseqCriterion):
         """The training data; where it is not loaded, as under ``fairseq-validate``, what is."""
         datasets = self.task.datasets
         return datasets[self.train_subset] if self.train_subset in datasets else next(iter(datasets.values()))
-
-    def _frequencies(self, segmentation: Segmentation, device: torch.device) -> ChunkFrequencies:
-        """Counted once for every dataset: fairseq loads another one where the data come in shards."""
-        dataset = self._dataset()
-        if self._counted is None or self._counted[0] is not dataset:
-            starts = range(0, self.log_q_blocks, _COUNTED_AT_ONCE)
-            batches = (
-                random_blocks(
-                    dataset,
-                    min(_COUNTED_AT_ONCE, self.log_q_blocks - start),
-                    [[self.seed, _COUNTING, start]],
-                    self.padding_idx,
-                ).to(device)
-                for start in starts
-            )
-            self._counted = (dataset, ChunkFrequencies(segmentation, batches))
-        return self._counted[1]
 
     def _of_all_processes(self, candidates_AL: Tensor) -> Tensor:
         """The candidates of this process and, if asked for, those of all others.

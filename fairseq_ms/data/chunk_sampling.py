@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -35,32 +35,3 @@ def predicted_chunks(segmentation: Segmentation, tokens_BT: Tensor) -> Tensor:
     """The finished chunks of a batch but the first of each row, which nothing predicts: (X, L) padded tokens."""
     chunks = segmentation(tokens_BT)
     return chunks.tokens_WL[chunks.index_W > 0]
-
-
-class ChunkFrequencies:
-    """How often each chunk occurs in a sample of a dataset.
-
-    Args:
-        segmentation: knows where chunks end.
-        batches: (B, T) batches of tokens to count in.
-    """
-
-    def __init__(self, segmentation: Segmentation, batches: Iterable[Tensor]) -> None:
-        self.counts: dict[bytes, int] = {}
-        self.total = 0
-        for tokens_BT in batches:
-            distinct_YL, counts_Y = torch.unique(predicted_chunks(segmentation, tokens_BT), dim=0, return_counts=True)
-            for key, count in zip(_keys(distinct_YL), counts_Y.tolist(), strict=True):
-                self.counts[key] = self.counts.get(key, 0) + count
-                self.total += count
-
-    def log_q(self, tokens_YL: Tensor) -> Tensor:
-        """Log of the share (Y,) of each chunk, all counts raised by one for the sake of chunks never seen."""
-        found = [self.counts.get(key, 0) + 1.0 for key in _keys(tokens_YL)]
-        shares_Y = torch.tensor(found, device=tokens_YL.device) / (self.total + len(self.counts) + 1)
-        return shares_Y.log()
-
-
-def _keys(tokens_YL: Tensor) -> list[bytes]:
-    rows = np.ascontiguousarray(tokens_YL.cpu().numpy())
-    return [row.tobytes() for row in rows]

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from torch import distributed
 
 from fairseq_ms.errors import UsageError
@@ -39,6 +39,8 @@ _ARCHIVE = b"PK\x03\x04"
 MULTIPLE = "required_batch_size_multiple"
 # And the checksum of the dictionary.
 DICTIONARY = "dictionary"
+# Settings of criterions that are no more; of a task's and a model's, fairseq itself drops those.
+_GONE = ("log_q_correction", "log_q_blocks")
 
 # The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
 torch.serialization.add_safe_globals([argparse.Namespace])
@@ -171,6 +173,10 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
     multiple = OmegaConf.select(state["cfg"], f"dataset.{MULTIPLE}") if state.get("cfg") else None
     if multiple is not None and state.get("extra_state"):
         state["extra_state"].setdefault(MULTIPLE, multiple)
+    if (criterion := OmegaConf.select(state["cfg"], "criterion") if state.get("cfg") else None) is not None:
+        with open_dict(criterion):
+            for name in _GONE:
+                criterion.pop(name, None)
     if (dictionary := (state.get("extra_state") or {}).get(DICTIONARY)) is not None:
         # fairseq shows a task its state, wherever a model is loaded to be evaluated.
         state["task_state"] = {**state.get("task_state", {}), DICTIONARY: dictionary}

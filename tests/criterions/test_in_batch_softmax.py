@@ -1,26 +1,9 @@
-"""The first phase's criterion: its defaults, the correction by frequencies, and what it logs of several batches."""
+"""The first phase's criterion: where negatives come from, and what it logs of several batches."""
 
-import torch
 from fairseq.logging import metrics
 
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
-from fairseq_ms.data.chunk_sampling import ChunkFrequencies, random_blocks
-from tests.models.test_iem import batch, criterion, first_phase, small_task
-
-
-def test_frequencies_are_counted_once_for_a_dataset_and_subtracted_from_the_scores() -> None:
-    task, model = small_task(blocks=90), first_phase(2)
-    corrected = criterion(task, log_q_correction="unigram", log_q_blocks=70)
-    sample = batch(task, [1, 2, 3])
-    assert not torch.isclose(corrected(model, sample)[0], criterion(task)(model, sample)[0])
-    counted = corrected._frequencies(model.segmentation, torch.device("cpu"))
-    # Seventy blocks, at most 64 of them at a time; 2 is the second use of the seed, which is 5.
-    blocks = [random_blocks(task.datasets["train"], count, [[5, 2, start]], 1) for start, count in ((0, 64), (64, 6))]
-    expected = ChunkFrequencies(model.segmentation, blocks)
-    assert (counted.counts, counted.total) == (expected.counts, expected.total)
-    assert corrected._frequencies(model.segmentation, torch.device("cpu")) is counted
-    task.datasets["train"] = small_task(blocks=5).datasets["train"]
-    assert corrected._frequencies(model.segmentation, torch.device("cpu")).counts != counted.counts
+from tests.models.test_iem import criterion, small_task
 
 
 def test_bits_shares_and_negatives_are_those_of_a_chunk_whatever_the_batches() -> None:

@@ -1,7 +1,6 @@
 """Flags that could change nothing, or break a rule, are refused where training begins; old checkpoints still load."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.errors import UsageError
 from tests.helpers.corpus import train_command
 from tests.helpers.operations import Operations
@@ -100,15 +98,6 @@ def test_a_flag_is_refused_until_what_it_is_about_is_given(arch: str, flags: dic
     with pytest.raises(ValueError, match=f"^{sentence}"):
         build(arch, {**NARROW, **flags}, dictionary(9), positions=8)
     build(arch, {**NARROW, **flags, **helps}, dictionary(9), positions=8)
-
-
-def test_blocks_in_which_nothing_is_counted_are_refused() -> None:
-    task = SimpleNamespace(target_dictionary=dictionary(5))
-    with pytest.raises(ValueError, match=r"^--log-q-blocks has no effect with --log-q-correction none: got 7"):
-        InBatchSampledSoftmax(task, 3, "none", 7, False, 1)
-    InBatchSampledSoftmax(task, 3, "unigram", 7, False, 1)
-    # That of a checkpoint, which only evaluates.
-    InBatchSampledSoftmax(SimpleNamespace(**vars(task), from_checkpoint=True), 3, "none", 7, False, 1)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -11,7 +11,7 @@ from fairseq.data import MonolingualDataset
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
 from fairseq_ms.core.iem import sampled_softmax
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
-from fairseq_ms.data.chunk_sampling import ChunkFrequencies, extended, predicted_chunks, random_blocks
+from fairseq_ms.data.chunk_sampling import extended, predicted_chunks, random_blocks
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.base import NO_LIMIT
 from fairseq_ms.models.haed import IEM_CRITERION, ImplicitEmbeddingModel
@@ -72,26 +72,20 @@ def test_both_phases_have_one_longest_text(width: int) -> None:
     assert {phase.max_positions() for phase in phases} == {64 if width else NO_LIMIT}
 
 
-@pytest.mark.parametrize("corrected", [False, True], ids=["plain", "log-q"])
 @pytest.mark.parametrize("seed", range(6))
-def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int, corrected: bool) -> None:
+def test_loss_and_gradients_equal_a_double_loop_with_duplicates(seed: int) -> None:
     query = ("none", "linear")[seed % 2]
     model = first_phase(seed, query=query)
     tokens = tokens_with_repetitions(3, 11)
     tokens[1, 7:] = 1
     further, own = chunks_of(tokens_with_repetitions(4, 9)), chunks_of(tokens)
     assert len({*own, *further}) < len(own + further), "there are duplicates to be masked"
-    log_q = {chunk: float(torch.rand(()).log()) for chunk in own + further} if corrected else None
 
     assert torch.equal(predicted_chunks(model.segmentation, tokens), padded(own, 2)), "they come in reading order"
     distinct, _, counts = unique_chunks(padded(own + further, 2))
-    of_distinct = None
-    if log_q is not None:
-        keys = [tuple(t for t in chunk if t != 1) for chunk in distinct.tolist()]
-        of_distinct = torch.tensor([log_q[key] for key in keys], dtype=torch.double)
-    found = model(tokens, distinct, counts, of_distinct)
+    found = model(tokens, distinct, counts)
     loss, ranks, negatives = references.first_phase_loss(
-        weights_of(model), {**random_flags(seed), "query": query}, {2}, without_padding(tokens), further, log_q
+        weights_of(model), {**random_flags(seed), "query": query}, {2}, without_padding(tokens), further
     )
     torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=1e-12)
     assert found.rank_X.tolist() == ranks
@@ -143,8 +137,6 @@ def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleN
 def criterion(task: SimpleNamespace, **flags: Any) -> InBatchSampledSoftmax:
     known: dict[str, Any] = {
         "negative_batches": 0,
-        "log_q_correction": "none",
-        "log_q_blocks": 1000 if flags.get("log_q_correction", "none") == "none" else 9,
         "gather_negatives": False,
         "seed": 5,
     }
@@ -226,27 +218,9 @@ def test_a_row_of_words_of_one_token_has_room() -> None:
     assert found.rank_X.numel() == 12
 
 
-def test_log_q_is_the_share_among_counted_chunks() -> None:
-    model = first_phase(1, segmentation="fixed", max_segment_len=2)
-    frequencies = ChunkFrequencies(
-        model.segmentation, [torch.tensor([[2, 4, 5, 4, 5]]), torch.tensor([[2, 4, 5, 6, 6, 4]])]
-    )
-    found = frequencies.log_q(torch.tensor([[4, 5], [6, 6], [6, 4]])).exp()
-    # 3 times [4 5] and once [6 6]; the last token is an unfinished chunk. Every count is raised by one, for 2 seen
-    # chunks and one never seen.
-    torch.testing.assert_close(found, torch.tensor([4 / 7, 2 / 7, 1 / 7]))
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ({"negative_batches": -1}, "--negative-batches must be at least 0: got -1"),
-        ({"log_q_blocks": 0}, "--log-q-blocks must be at least 1: got 0"),
-    ],
-)
-def test_flags_out_of_range_are_refused(flags: dict, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        criterion(small_task(), **flags)
+def test_flags_out_of_range_are_refused() -> None:
+    with pytest.raises(UsageError, match="--negative-batches must be at least 0: got -1"):
+        criterion(small_task(), negative_batches=-1)
 
 
 def test_a_model_without_this_phase_is_refused() -> None:

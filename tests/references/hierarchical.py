@@ -5,7 +5,7 @@ A sequence of tokens x_0 .. x_T is one chunk of x_0 alone, which is given, and c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -132,12 +132,10 @@ def first_phase_loss(
     separators: Collection[int],
     rows: Sequence[Sequence[int]],
     further: Sequence[Chunk] = (),
-    log_q: Mapping[Chunk, float] | None = None,
 ) -> tuple[Vector, list[int], list[int]]:
     """Equations 4 and 5 in nats, summed over all chunks to predict; ranks, and numbers of negatives, of each of them.
 
-    Candidates are the targets of the batch and the further chunks; one spelt like the positive is no negative. Of every
-    score the logarithm of the chunk's frequency is subtracted, if given.
+    Candidates are the targets of the batch and the further chunks; one spelt like the positive is no negative.
     """
     pairs = targets_and_outputs(weights, flags, separators, rows)
     candidates = [*(chunk for chunk, _ in pairs), *further]
@@ -145,7 +143,7 @@ def first_phase_loss(
     loss, ranks, negatives = zeros(1)[0], [], []
     for chunk, output in pairs:
         query = linear(within(weights, "query"), output) if flags.get("query", "none") == "linear" else output
-        scores = {other: code @ query[: len(code)] - (log_q or {}).get(other, 0.0) for other, code in codes.items()}
+        scores = {other: code @ query[: len(code)] for other, code in codes.items()}
         others = [other for other in candidates if other != chunk]
         loss = loss - scores[chunk] + torch.stack([scores[other] for other in (chunk, *others)]).exp().sum().log()
         ranks.append(len({other for other in others if scores[other] >= scores[chunk]}))

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils, tasks
 from fairseq.data import Dictionary
 
 from fairseq_ms.commands import perplexity
@@ -76,6 +77,9 @@ def test_a_checkpoint_with_a_flag_that_is_gone_loads(tmp_path: Path) -> None:
     path = trained.write_checkpoint(tmp_path / "old" / "model.pt", data, "vanilla_lm", *trained.TINY)
     state = torch.load(path)
     state["cfg"]["model"]["compile_layers"] = True
+    state["cfg"]["criterion"]["log_q_blocks"] = 1000
     torch.save(state, path)
+    # As fairseq-validate builds it.
+    tasks.FairseqTask(None).build_criterion(checkpoint_utils.load_checkpoint_to_cpu(str(path))["cfg"].criterion)
     weights = trained.load(tmp_path, "old").model.state_dict()
     assert all(torch.equal(weights[name], state["model"][name]) for name in state["model"])

@@ -118,10 +118,11 @@ test test-all: env $(TESTS) $(NGRAM) $(PEER)/.installed $(HUB)
 	@$(RUN) -m pytest -n $(JOBS) --dist worksteal $(if $(filter test,$@),-m "not slow" --ignore tests/papers)
 
 # Kernels for any x86 processor add sums up in another order than a new processor's: what a test knows of the one that
-# it was written on shows here.
+# it was written on shows here. What traces, compiles and wraps models has no numbers of its own.
 test-portable: env $(TESTS)
 	@MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default $(RUN) -m pytest -n $(JOBS) --dist worksteal \
-	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py
+	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py \
+	$(foreach file,graphs compiled wrapped,--ignore tests/core/test_$(file).py)
 
 # GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own. A minute
 # of the tests that concern a GPU comes first, to be seen; all tests come last, and where rows have failed, too: what they

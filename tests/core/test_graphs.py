@@ -34,7 +34,7 @@ QL = (core.Scale(1, 2), core.Scale(2, 1), core.Scale(4, 1))
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vanilla": ("Vanilla", {"normalize_before": False}, 1),
     "vanilla, rotary": ("Vanilla", ROTARY, 1),
-    "retina": ("Retina", {"downsampler": "max"}, 1),
+    "retina, blocks": ("Retina, blocks", {"downsampler": "max"}, 1),
     "retina, rotary": ("Retina", {**ROTARY, "downsampler": "conv", "normalize_before": False}, 1),
     "retina, groups": ("Retina, groups", ROTARY, 1),
     "retina, open": ("Retina, open", ROTARY, 1),

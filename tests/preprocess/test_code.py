@@ -1,6 +1,7 @@
 """Source code: whole folders in one split, equal files once, nothing of a line lost."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,11 @@ def test_without_an_input_it_is_the_library_of_this_python_split_by_folder() -> 
     splits = split_by_size(sizes, 1, 0.05)
     placed = placed_files(sources, 1, 0.05)
     assert all(document == source.folder and split == splits[document] for document, split, source in placed)
-    assert {split for _, split, _ in placed} == {"train", "valid", "test"}
+    folders = Counter(splits[document] for document in {document for document, _, _ in placed})
+    assert folders.keys() == {"train", "valid", "test"}
+    # The library that the recorded experiments read, whose counts its README has.
+    if sum(source.size for source in sources if source.path.suffix == ".py") == 31_525_224:
+        assert folders == {"train": 49, "valid": 51, "test": 12}
 
 
 def test_what_a_seed_draws_for_folders_stays_as_it_is() -> None:

@@ -148,12 +148,11 @@ def test_where_nobody_reads_what_it_prints_a_run_ends_in_silence(tmp_path, comma
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("some words\n")
     more = ["--input", str(tmp_path), "--out", str(tmp_path / "out"), "--workers", "1", "--quiet"]
-    pipes = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "env": {**environment(), "PYTHONUNBUFFERED": unbuffered},
-    }
-    with subprocess.Popen([sys.executable, *command, *more], cwd=ROOT, **pipes) as process:
+    env = {**environment(), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, *command, *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141

@@ -19,8 +19,6 @@ _FLAGS = {
     "tokens": "the data",
     "segment": "--tokens-per-sample",
     "streams": "--batch-size times ranks",
-    "segments": "--reset-memory, which sets the number of segments,",
-    "documents": "--reset-memory, which sets the number of documents,",
 }
 
 
@@ -66,8 +64,6 @@ class CarriedMemory:
         memory = self._before(stream["step"], rebuild_with)
         if self.between_updates:
             self.begun, self.between_updates = (stream["step"], memory), False
-        if memory is not None and stream["restart"] is not None:
-            memory = memory.forget(stream["restart"].to(memory.pending_BT.device))
         sample["net_input"]["memory"] = memory
         try:
             with extra_of(model) as extra:
@@ -98,9 +94,6 @@ class CarriedMemory:
         with torch.no_grad():
             for earlier in range(max(0, step - self.reach), step):
                 sample = self.batches[earlier * self.batches.shards + self.shard]
-                restart = sample["stream"]["restart"]
-                if memory is not None and restart is not None:
-                    memory = memory.forget(restart.to(device))
                 memory = model(sample["net_input"]["src_tokens"].to(device), memory=memory)[1]["memory"]
         model.train(training)
         if memory is None:
@@ -157,7 +150,7 @@ class CarriedMemory:
             return
         layout = self._layout()
         for name, then in saved["layout"].items():
-            if layout[name] != then:
+            if layout.get(name, then) != then:
                 raise cannot_continue(_FLAGS.get(name, name), then, layout[name])
         others = saved.get("others", {})
         mine = saved["memory"] if saved["shard"] == self.shard else others.get(self.shard)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,25 +12,18 @@ from torch import Tensor
 
 
 class Corpus(FairseqDataset):
-    """The tokens of a split, one after the other, cut into documents.
+    """The tokens of a split, one after the other.
 
     Args:
         sentences: fairseq's dataset of lines, each a tensor of tokens
         sizes: their lengths
-        eos: the symbol that stands before the first token of a document
-        by_document: whether an empty line, of an end-of-sentence symbol alone, ends a document, as in
-            fairseq's break mode "complete_doc"; without, the corpus is a single document
+        eos: the symbol that stands before the first token
     """
 
-    def __init__(self, sentences: Sequence[Tensor], sizes: Any, eos: int, by_document: bool) -> None:
+    def __init__(self, sentences: Sequence[Tensor], sizes: Any, eos: int) -> None:
         self.sentences = sentences
         self.eos = eos
-        lengths = np.asarray(sizes, dtype=np.int64)
-        self.offsets = np.concatenate([[0], lengths.cumsum()])
-        ends = self.offsets[1:][lengths == 1] if by_document else self.offsets[:0]
-        bounds = np.concatenate([[0], ends, self.offsets[-1:]])
-        # Documents begin at these tokens; the last bound is the end of the corpus.
-        self.documents = np.unique(bounds)
+        self.offsets = np.concatenate([[0], np.asarray(sizes, dtype=np.int64).cumsum()])
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -49,54 +41,20 @@ class Corpus(FairseqDataset):
         return torch.cat(pieces).long() if pieces else torch.zeros(0, dtype=torch.long)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Targets start .. end - 1 of a corpus; ``first`` if they begin a document."""
-
-    start: int
-    end: int
-    first: bool
-
-
-class Segments:
-    """All segments of a corpus: every document in pieces of ``length`` tokens, its last one as short as it is."""
-
-    def __init__(self, corpus: Corpus, length: int) -> None:
-        self.corpus = corpus
-        self.length = length
-        self.starts = corpus.documents[:-1]
-        self.ends = corpus.documents[1:]
-        counts = -(-(self.ends - self.starts) // length)
-        self.firsts = np.concatenate([[0], counts.cumsum()]).astype(np.int64)
-
-    def __len__(self) -> int:
-        return int(self.firsts[-1])
-
-    def __getitem__(self, index: int) -> Segment:
-        document = int(np.searchsorted(self.firsts, index, side="right")) - 1
-        within = index - int(self.firsts[document])
-        start = int(self.starts[document]) + within * self.length
-        return Segment(start, min(start + self.length, int(self.ends[document])), within == 0)
-
-    def document_start(self, index: int) -> int:
-        """The number of the first segment of the document that segment ``index`` lies in."""
-        return int(self.firsts[int(np.searchsorted(self.firsts, index, side="right")) - 1])
-
-
 class StreamBatches(FairseqDataset):
     """Batches of consecutive segments: row r of one batch is continued by row r of the next.
 
-    The segments of the corpus are dealt out in order, a run of them to every stream, and every one to exactly
-    one stream. Item ``step * shards + shard`` is the batch of a shard, fairseq's order of sharded batches.
+    The segments of the corpus, of which the last may be shorter, are dealt out in order, a run of them to every stream,
+    and every one to exactly one stream. Item ``step * shards + shard`` is the batch of a shard, fairseq's order of
+    sharded batches.
 
     Args:
         corpus: the tokens
         segment: segment length n_s
         streams: streams of a shard, the batch size
         shards: how many shards, the data parallel world size
-        warm_up: segments before a stream's own that it reads first, without scoring them, as far back as its
-            first document reaches. With as many as the model's memory reaches back, a score depends on the
-            corpus alone and not on how it was dealt out.
+        warm_up: segments before a stream's own that it reads first, without scoring them. With as many as the model's
+            memory reaches back, a score depends on the corpus alone and not on how it was dealt out.
         together: segments of a row in one batch
         pad: the padding symbol
     """
@@ -117,14 +75,10 @@ class StreamBatches(FairseqDataset):
         self.shards = shards
         self.together = together
         self.pad = pad
-        self.segments = Segments(corpus, segment)
-        everything, rows = len(self.segments), streams * shards
+        everything, rows = -(-len(corpus) // segment), streams * shards
         share, extra = divmod(everything, rows)
         self.bounds = [row * share + min(row, extra) for row in range(rows + 1)]
-        self.begins = [
-            max(bound - warm_up, self.segments.document_start(bound)) if bound < everything else bound
-            for bound in self.bounds[:-1]
-        ]
+        self.begins = [max(bound - warm_up, 0) if bound < everything else bound for bound in self.bounds[:-1]]
         longest = max(end - begin for begin, end in zip(self.begins, self.bounds[1:]))
         self.steps = -(-longest // together)
 
@@ -134,21 +88,19 @@ class StreamBatches(FairseqDataset):
     def layout(self) -> dict[str, int]:
         """The sizes that determine which place of the corpus a step reads."""
         rows = self.streams * self.shards
-        # Another number of documents can by chance make as many segments, at other places.
-        counts = {"segments": len(self.segments), "documents": len(self.corpus.documents) - 1}
-        return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows, **counts}
+        # Corpora of checkpoints could once consist of documents, at whose beginnings memories were emptied.
+        return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows, "documents": 1}
 
     def batches(self) -> list[list[int]]:
         """The items in the order of time, as fairseq's iterators want them."""
         return [[item] for item in range(len(self))]
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        """The batch of one step of one shard, a fairseq sample; "stream" says which step, and who starts anew."""
+        """The batch of one step of one shard, a fairseq sample; "stream" says which step."""
         step, shard = divmod(int(item), self.shards)
         length = self.together * self.segment
         source = torch.full((self.streams, length), self.pad)
         target = torch.full((self.streams, length), self.pad)
-        restart = torch.zeros(self.streams, dtype=torch.bool)
         lengths = torch.zeros(self.streams, dtype=torch.long)
         # Where the scored tokens of a row begin, which is what fairseq's scorer wants to know.
         unscored = torch.zeros(self.streams, dtype=torch.long)
@@ -159,15 +111,11 @@ class StreamBatches(FairseqDataset):
                 index = self.begins[stream] + step * self.together + place
                 if index >= self.bounds[stream + 1]:
                     break
-                segment = self.segments[index]
-                at, count = place * self.segment, segment.end - segment.start
-                tokens = self.corpus.tokens(segment.start - 1, segment.end)
+                start = index * self.segment
+                at, count = place * self.segment, min(self.segment, len(self.corpus) - start)
+                tokens = self.corpus.tokens(start - 1, start + count)
                 source[row, at : at + count] = tokens[:-1]
                 lengths[row] = at + count
-                if segment.first:
-                    # What a document begins with, even where another document's last token came before it.
-                    source[row, at] = self.corpus.eos
-                    restart[row] = step > 0
                 if index >= self.bounds[stream]:
                     target[row, at : at + count] = tokens[1:]
                     scored += count
@@ -180,7 +128,7 @@ class StreamBatches(FairseqDataset):
             "net_input": {"src_tokens": source, "src_lengths": lengths},
             "target": target,
             "start_indices": unscored,
-            "stream": {"step": step, "restart": restart if bool(restart.any()) else None},
+            "stream": {"step": step},
         }
 
     @staticmethod

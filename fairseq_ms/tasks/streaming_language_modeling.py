@@ -42,9 +42,6 @@ class StreamingLanguageModelingFlags(FairseqDataclass):
         "none reads the corpus as streams that carry a memory; eos makes every line a sample of "
         "its own that begins without one",
     )
-    reset_memory: ChoiceEnum(["corpus", "document"]) = option(  # type: ignore[valid-type]
-        "corpus", "where memories are emptied: at the beginning of the corpus, or also after every empty line"
-    )
     add_bos_token: bool = option(False, "refused by this task: a stream begins with the end-of-sentence symbol")
     max_target_positions: Optional[int] = option(None, "refused by this task: a stream has no last position")
     # What a validation in between will be given, to refuse it before training starts.
@@ -125,8 +122,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 targets=["future"],
             )
             return
-        by_document = str(self.args.reset_memory) == "document"
-        self.datasets[split] = Corpus(lines, lines.sizes, self.dictionary.eos(), by_document)
+        self.datasets[split] = Corpus(lines, lines.sizes, self.dictionary.eos())
 
     def get_batch_iterator(self, dataset: Any, **settings: Any) -> iterators.EpochBatchIterator:
         """Batches of a corpus in the order of time, never shuffled; other datasets go fairseq's way."""
@@ -202,7 +198,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         assert self.model is not None
         segment = self.model.decoder.core.segment_len
         row = segment
-        if warm_up and max_tokens is not None and str(self.args.reset_memory) == "corpus":
+        if warm_up and max_tokens is not None:
             row = segment * max(1, min(_ROW_TOKENS, max_tokens // (streams or 1)) // segment)
         by_tokens = max_tokens // row if max_tokens is not None else None
         streams = min(count for count in (streams, by_tokens, len(corpus)) if count is not None)

@@ -157,7 +157,7 @@ def test_smoothing_accuracy_and_prefixes_are_those_of_label_smoothed_cross_entro
 
 @pytest.mark.parametrize("arch", ["transformer_xl", "compressive_transformer", "transformer_ql"])
 def test_streams_keep_their_memory_and_its_loss(arch: str) -> None:
-    args = SimpleNamespace(sample_break_mode="eos", reset_memory="corpus", tokens_per_sample=None, data="")
+    args = SimpleNamespace(sample_break_mode="eos", tokens_per_sample=None, data="")
     task = StreamingLanguageModelingTask(args, WORDS)
     model: Any = small(arch, True)
     task.model = model

@@ -2,23 +2,22 @@
 
 import random
 
-import numpy as np
 import pytest
 import torch
 
-from fairseq_ms.data.streams import Corpus, Segments, StreamBatches
+from fairseq_ms.data.streams import Corpus, StreamBatches
 
 PAD, EOS = 1, 2
 
 
-def random_corpus(rng: random.Random, by_document: bool = False) -> Corpus:
+def random_corpus(rng: random.Random) -> Corpus:
     """Lines that end in EOS, some of them empty; every other token is its own position."""
     lines, count = [], 0
     for _ in range(rng.randint(1, 30)):
         length = rng.choice([1, 1, 2, 5, 9])
         lines.append(torch.tensor([*range(count + 10, count + 9 + length), EOS], dtype=torch.int32))
         count += length
-    return Corpus(lines, [len(line) for line in lines], EOS, by_document)
+    return Corpus(lines, [len(line) for line in lines], EOS)
 
 
 def random_batches(rng: random.Random, corpus: Corpus, **settings: int) -> StreamBatches:
@@ -50,13 +49,11 @@ def test_any_range_of_a_corpus_is_what_its_lines_say(seed: int) -> None:
     assert corpus.tokens(start, end).tolist() == everything[start + 1 : end + 1].tolist()
 
 
-@pytest.mark.parametrize("by_document", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_token_is_a_target_exactly_once_and_in_order_after_the_one_before(seed: int, by_document: bool) -> None:
+def test_every_token_is_a_target_exactly_once_and_in_order_after_the_one_before(seed: int) -> None:
     rng = random.Random(seed)
-    corpus = random_corpus(rng, by_document)
-    together = 1 if by_document else rng.randint(1, 3)
-    batches = random_batches(rng, corpus, together=together)
+    corpus = random_corpus(rng)
+    batches = random_batches(rng, corpus, together=rng.randint(1, 3))
     rows = rows_of(batches, "target")
     targets = torch.cat([torch.cat(rows[stream]) for stream in sorted(rows)])
     assert targets[targets != PAD].tolist() == all_tokens(corpus).tolist()
@@ -78,7 +75,7 @@ def test_a_warmed_up_stream_first_reads_what_comes_before_it_on_the_same_grid(se
     alone = torch.cat(rows_of(single, "src_tokens")[0])
     for stream, pieces in rows_of(batches, "src_tokens").items():
         first, last = batches.bounds[stream], batches.bounds[stream + 1]
-        begin = max(0, first - warm_up) if first < len(single.segments) else first
+        begin = max(0, first - warm_up) if first < single.bounds[-1] else first
         read = torch.cat(pieces)[: (last - begin) * batches.segment]
         assert read.tolist() == alone[begin * batches.segment : last * batches.segment].tolist()
 
@@ -92,32 +89,3 @@ def test_scored_tokens_of_a_row_begin_where_the_sample_says(seed: int) -> None:
         for target, start in zip(sample["target"], sample["start_indices"].tolist()):
             scored = (target != PAD).nonzero().flatten().tolist()
             assert not scored or scored == list(range(start, start + len(scored)))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_document_begins_with_an_empty_memory_and_the_symbol_before_all_text(seed: int) -> None:
-    rng = random.Random(seed)
-    corpus = random_corpus(rng, by_document=True)
-    batches = random_batches(rng, corpus)
-    checked = 0
-    for item in range(len(batches)):
-        sample = batches[item]
-        step, restart = sample["stream"]["step"], sample["stream"]["restart"]
-        for row, stream in enumerate(sample["id"].tolist()):
-            index = batches.begins[stream] + step
-            if index >= batches.bounds[stream + 1]:
-                continue
-            segment = batches.segments[index]
-            assert segment.first == (segment.start in corpus.documents)
-            assert (restart is not None and bool(restart[row])) == (segment.first and step > 0)
-            first = sample["net_input"]["src_tokens"][row, 0].item()
-            assert first == (EOS if segment.first else corpus.tokens(segment.start - 1, segment.start).item())
-            checked += 1
-    assert checked >= len(batches.segments)
-
-
-def test_documents_end_at_empty_lines() -> None:
-    lines = [torch.tensor(line) for line in ([5, 6, 2], [2], [7, 2], [8, 2], [2], [2], [9, 2])]
-    corpus = Corpus(lines, [len(line) for line in lines], EOS, by_document=True)
-    assert corpus.documents.tolist() == [0, 4, 9, 10, 12]
-    assert np.diff(Segments(corpus, 3).firsts).tolist() == [2, 2, 1, 1]

@@ -231,7 +231,6 @@ def test_data_without_rows_are_refused_in_one_sentence() -> None:
             "--arch retina_lm --task translation --tokens-per-sample 8",
             "--tokens-per-sample .* --task language_modeling",
         ),
-        ("--arch vanilla_lm --reset-memory corpus", "--reset-memory is no flag .* --task streaming_language_modeling"),
         ("--arch vanilla_lm --mem-len 8", "--mem-len is no flag .* --arch compressive_transformer or"),
         ("--arch vanilla_lm --warmup-init-lr 1", "--warmup-init-lr is no flag .* --lr-scheduler cosine or"),
         ("--tokens-per-sample 8", "--arch must be given"),

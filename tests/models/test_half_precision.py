@@ -33,7 +33,7 @@ class Scaled:
 def gradients(model: StreamingLanguageModel, words: Any, sample: dict[str, Any]) -> dict[str, Tensor]:
     """Those of a training step of the streaming task, (by parameter), without the scale."""
     task = StreamingLanguageModelingTask(
-        SimpleNamespace(sample_break_mode="eos", reset_memory="corpus", tokens_per_sample=None, data=""), words
+        SimpleNamespace(sample_break_mode="eos", tokens_per_sample=None, data=""), words
     )
     task.model = model
     task.train_step(sample, model, CrossEntropyCriterion(task, False), Scaled(), 0)

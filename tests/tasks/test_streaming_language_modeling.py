@@ -22,16 +22,14 @@ EXACT = 1e-9
 
 
 def arguments(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"sample_break_mode": "none", "reset_memory": "corpus", "tokens_per_sample": None, "data": "", **changes}
-    )
+    return SimpleNamespace(**{"sample_break_mode": "none", "tokens_per_sample": None, "data": "", **changes})
 
 
-def make(arch: str, seed: int, tokens: int = 157, reset: str = "corpus") -> tuple[StreamingLanguageModelingTask, Case]:
+def make(arch: str, seed: int, tokens: int = 157) -> tuple[StreamingLanguageModelingTask, Case]:
     """A task with a random model in float64 and a corpus of random lines."""
     case = random_case(arch, seed)
     case.model.double()
-    task = StreamingLanguageModelingTask(arguments(reset_memory=reset), case.dictionary)
+    task = StreamingLanguageModelingTask(arguments(), case.dictionary)
     task.model = case.model
     lines, left = [], tokens
     while left:
@@ -39,7 +37,7 @@ def make(arch: str, seed: int, tokens: int = 157, reset: str = "corpus") -> tupl
         lines.append(torch.cat([case.tokens(1, length - 1)[0], torch.tensor([case.dictionary.eos()])]))
         left -= length
     for split in ("train", "valid"):
-        task.datasets[split] = Corpus(lines, [len(line) for line in lines], case.dictionary.eos(), reset == "document")
+        task.datasets[split] = Corpus(lines, [len(line) for line in lines], case.dictionary.eos())
     return task, case
 
 
@@ -66,18 +64,15 @@ def evaluate(task: StreamingLanguageModelingTask, streams: int, **more: Any) -> 
     return total
 
 
-@pytest.mark.parametrize("reset", ["corpus", "document"])
 @pytest.mark.parametrize("seed", seeds(3, 8))
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_score_of_a_corpus_is_that_of_reading_it_in_one_go(arch: str, seed: int, reset: str) -> None:
-    task, case = make(arch, seed, reset=reset)
+def test_the_score_of_a_corpus_is_that_of_reading_it_in_one_go(arch: str, seed: int) -> None:
+    task, case = make(arch, seed)
     corpus = task.dataset("valid")
-    expected = 0.0
+    text = corpus.tokens(0, len(corpus))
+    source = torch.cat([torch.tensor([case.dictionary.eos()]), text[:-1]])[None]
     with torch.no_grad():
-        for start, end in zip(corpus.documents, corpus.documents[1:]):
-            text = corpus.tokens(int(start), int(end))
-            source = torch.cat([torch.tensor([case.dictionary.eos()]), text[:-1]])[None]
-            expected -= float(F.cross_entropy(case.model(source)[0][0], text, reduction="sum"))
+        expected = -float(F.cross_entropy(case.model(source)[0][0], text, reduction="sum"))
     for settings in ({"streams": 1}, {"streams": 3, "max_tokens": 60}, {"streams": 40}):
         assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)
 
@@ -136,11 +131,11 @@ def test_training_carries_its_memory_and_validation_in_between_does_not_touch_it
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("seed", seeds(2, 4))
-@pytest.mark.parametrize(("reset", "shards"), [("corpus", {}), ("document", {"num_shards": 2, "shard_id": 1})])
+@pytest.mark.parametrize("shards", [{}, {"num_shards": 2, "shard_id": 1}])
 def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(
-    reset: str, shards: dict[str, int], arch: str, seed: int
+    shards: dict[str, int], arch: str, seed: int
 ) -> None:
-    task, case = make(arch, seed, reset=reset)
+    task, case = make(arch, seed)
     without_dropout(case)
     samples = list(batches_of(task, "train", 2, **shards))
     scores = [train(task, sample) for sample in samples]
@@ -328,14 +323,10 @@ def test_another_break_mode_within_an_epoch_is_refused(before: str, after: str, 
     resumed(after, iterator.state_dict(), {**state, "finished": True})
 
 
-def test_documents_that_begin_anew_within_an_epoch_are_refused() -> None:
-    task, _ = make("transformer_xl", 1, reset="corpus")
+def test_a_checkpoint_of_a_corpus_with_documents_is_refused_within_its_epoch_and_others_go_on() -> None:
+    task, _ = make("transformer_xl", 1)
     list(batches_of(task, "train", 2))
     saved = task.get_checkpoint_dict()["StreamingLanguageModelingTask"]
-    other, _ = make("transformer_xl", 1, reset="document")
-    list(batches_of(other, "train", 2))
-    with pytest.raises(ValueError, match=r"^--reset-memory, .* must be as in the checkpoint"):
-        other.set_checkpoint_dict(saved)
-    # A checkpoint of before has no such number.
-    older = {**saved, "layout": {name: saved["layout"][name] for name in ("tokens", "segment", "streams")}}
-    other.set_checkpoint_dict(older)
+    task.set_checkpoint_dict({**saved, "layout": {**saved["layout"], "segments": 40}})
+    with pytest.raises(ValueError, match=r"^documents must be as in the checkpoint"):
+        task.set_checkpoint_dict({**saved, "layout": {**saved["layout"], "documents": 7}})

@@ -77,6 +77,7 @@ def test_a_checkpoint_with_a_flag_that_is_gone_loads(tmp_path: Path) -> None:
     path = trained.write_checkpoint(tmp_path / "old" / "model.pt", data, "vanilla_lm", *trained.TINY)
     state = torch.load(path)
     state["cfg"]["model"]["compile_layers"] = True
+    state["cfg"]["task"]["reset_memory"] = "corpus"
     state["cfg"]["criterion"]["log_q_blocks"] = 1000
     torch.save(state, path)
     # As fairseq-validate builds it.

@@ -52,23 +52,20 @@ def test_prepared_code_is_the_text_as_it_is(tree: Path, tmp_path: Path) -> None:
     assert "*.java" in refused.stderr
 
 
-def forty_first(tree: Path) -> None:
-    (tree / "f40").mkdir()
-    (tree / "f40" / "a.py").write_text("more = 1\n")
-
-
-def rewritten(tree: Path) -> None:
-    """A file of another content and the same size."""
-    file = tree / "f01" / "a.py"
-    file.write_bytes(file.read_bytes().replace(b"return  1", b"return  2"))
+def project(folder: Path, files: dict[str, int]) -> Path:
+    """A folder of files of so many lines, of which no two are equal."""
+    for name, count in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text("".join(f"{name} = {line}\n" for line in range(count)))
+    return folder
 
 
 CHANGES = {
-    "added": (forty_first, ()),
-    "removed": (lambda tree: (tree / "f01" / "b.c").unlink(), ()),
-    "rewritten": (rewritten, ()),
+    "added": (lambda tree: project(tree, {"f40/a": 1}), ()),
+    "removed": (lambda tree: (tree / "f01" / "b.py").unlink(), ()),
+    "rewritten": (lambda tree: (tree / "f00" / "a.py").write_text("f00/a = 9\n"), ()),
     "moved": (lambda tree: (tree / "f01").rename(tree / "g01"), ()),
-    "other names": (lambda tree: None, ("--names", "*.py")),
+    "other names": (lambda tree: None, ("--names", "*.p?")),
 }
 
 
@@ -76,10 +73,7 @@ CHANGES = {
 def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Sources, and the folder of a run over them that ended or was cut off after reading them."""
     folder = tmp_path_factory.mktemp(request.param)
-    for number in range(40):
-        (folder / "tree" / f"f{number:02}").mkdir(parents=True)
-        for name in ("a.py", "b.c"):
-            (folder / "tree" / f"f{number:02}" / name).write_text(f"# {name}\nreturn  {number}\n")
+    tree = project(folder / "tree", {f"f{number:02}/{name}": 1 + number for number in range(40) for name in "ab"})
 
     def cut_off(*args: object) -> int:
         raise ValueError("cut off")
@@ -87,9 +81,9 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "interrupted":
             patch.setattr("fairseq_ms_pipeline.run.tokenise_shard", cut_off)
-        flags = ("--input", folder / "tree", "--bpe-merges", "20", "--out", folder / "out")
+        flags = ("--input", tree, "--bpe-merges", "20", "--out", folder / "out")
         sample.prepare("code", *flags, check=request.param == "finished")
-    return folder / "tree", folder / "out"
+    return tree, folder / "out"
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -144,14 +138,6 @@ PROJECTS = {
     "a large folder": {"big/a": 900, "big/b": 900, "big/c": 70, **{f"f{number}/a": 2 for number in range(9)}},
     "a folder to hold out without text": {"src/a": 900, "src/b": 900, "src/c": 900, "e/__init__": 0, "f/__init__": 0},
 }
-
-
-def project(folder: Path, files: dict[str, int]) -> Path:
-    """A folder of files of so many lines, of which no two are equal."""
-    for name, count in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.py").write_text("".join(f"{name} = {line}\n" for line in range(count)))
-    return folder
 
 
 @pytest.mark.parametrize("name", PROJECTS)

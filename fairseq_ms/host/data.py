@@ -41,6 +41,9 @@ _PATIENCE = 30.0
 # In a batch that is repeated, since criterions may wait for the other processes in every batch.
 _REPEATED = "repeated"
 
+# What to do about a checkpoint of other data or sizes.
+NEW_RUN = "another --save-dir, checkpoint.save_dir, begins a new run"
+
 # Of all data sets that this process has opened: the path without an ending, and the checksum.
 checksums: dict[str, int] = {}
 
@@ -147,9 +150,8 @@ def refuse_changed(cfg: Any, expected: dict[str, int]) -> None:
     for name, path, checksum in training_data(cfg):
         if expected.get(name, checksum) != checksum:
             raise UsageError(
-                f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx is not (another "
-                "--save-dir, checkpoint.save_dir, begins a new run, and --reset-dataloader, "
-                "checkpoint.reset_dataloader=true, an epoch of these data)"
+                f"DATA must be what the checkpoint was trained on: {path}.bin or {path}.idx is not "
+                f"({NEW_RUN}, and --reset-dataloader, checkpoint.reset_dataloader=true, an epoch of these data)"
             )
 
 

@@ -118,7 +118,9 @@ class Trainer(fairseq_trainer.Trainer):
             return None
         if wrong := data.other_dictionary(self.task, state.get(checkpoints.DICTIONARY)):
             flag = _flag_of(self.cfg.checkpoint, filename)
-            raise UsageError(f"{flag} must hold a model of the same dictionary, or none: got {filename} ({wrong})")
+            raise UsageError(
+                f"{flag} must hold a model of the same dictionary: got {filename} ({wrong}; {data.NEW_RUN})"
+            )
         # fairseq keeps the state for as long as it trains.
         kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
         lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)
@@ -289,7 +291,8 @@ def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
     flag = _flag_of(cfg, filename)
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         why = error.__context__ if isinstance(error.__context__, UsageError) else error
-        return f"{flag} must hold a model of the same --arch, sizes and dictionary: got {filename} ({why})"
+        rule = "must hold a model of the same --arch, sizes and dictionary"
+        return f"{flag} {rule}: got {filename} ({why}; {data.NEW_RUN})"
     if str(error) == "'best'":  # what every schedule but the default keeps
         return f"{flag} must hold the state of the same --lr-scheduler: --reset-lr-scheduler begins a new one"
     return None

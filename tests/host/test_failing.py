@@ -81,7 +81,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ("--decoder-layers 2", "--save-dir must .*--arch"),
+        ("--decoder-layers 2", "--save-dir must .*--arch.*checkpoint.save_dir"),
         ("--decoder-layers 2 --restore-file {last}", "--restore-file must .*--arch"),
         ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must .*--arch"),
         ("--output-dictionary-size 8 --restore-file {last}", "--restore-file must .* --output-dictionary-size is 14"),

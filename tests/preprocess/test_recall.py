@@ -99,3 +99,10 @@ def test_the_script_writes_binarised_exercises_and_what_an_analysis_has_to_know(
     assert manifest["settings"]["recall"]["longest"] == 30
     assert all(counts["unknown"] == 0 for counts in manifest["splits"].values())
     assert "prepared already" in prepare(*command).stdout
+
+
+def test_filler_of_documentation_is_of_one_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = ("--filler", "docs", "--longest", "30", "--tokens", "3000", "--test-tokens", "900")
+    prepare("recall", "--out", tmp_path / "out", *sizes)
+    monkeypatch.setattr("platform.python_version", lambda: "4.0.0")
+    assert "(python is " in prepare("recall", "--out", tmp_path / "out", *sizes, check=False).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 from dataclasses import asdict, replace
 
 from fairseq_ms_pipeline.cli import add_flag, common_parser, job_of, one_sentence, run_or_plan, seed_of, with_flags
@@ -44,7 +45,8 @@ def make_job(args: argparse.Namespace, recall: Recall) -> Job:
     """The run of this data set as the flags ask for it."""
     size = WORDS_OF_DOCS if recall.filler == "docs" else 0
     dataset = replace(with_flags(DATASET, args), dictionary_size=size)
-    return job_of(args, dataset, Exercises(recall, seed_of(args)).lines, recall=asdict(recall))
+    lines, python = Exercises(recall, seed_of(args)).lines, platform.python_version() if size else None
+    return job_of(args, dataset, lines, recall=asdict(recall), python=python)
 
 
 def prepare(args: argparse.Namespace) -> None:

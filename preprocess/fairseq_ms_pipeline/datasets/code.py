@@ -92,9 +92,8 @@ def placed_files(sources: list[Source], seed: int, fraction: float) -> list[tupl
         sizes = dict(zip(documents, (source.size for source in found), strict=True))
         splits = split_by_size(sizes, seed, fraction, few=True)
     if len(found) < len(SPLITS):
-        raise ValueError(
-            f"--input has {len(found)} different files with text, and {', '.join(SPLITS)} need one each: give it more."
-        )
+        least = f"{len(SPLITS)} different files with text, one each for {', '.join(SPLITS)}"
+        raise ValueError(f"--input must have at least {least}: it has {len(found)}.")
     return [(document, splits[document], source) for document, source in zip(documents, found, strict=True)]
 
 

@@ -63,7 +63,8 @@ def kind_of(action: argparse.Action) -> str:
     if action.nargs == 0:
         return "nothing"
     name = getattr(action.type, "__name__", "str")
-    return {"int": "number", "float": "number", "positive": "number", "positive_list": "numbers"}.get(name, "text")
+    numbers = dict.fromkeys(("int", "float", "positive", "seed"), "number")
+    return {**numbers, "positive_list": "numbers"}.get(name, "text")
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ class StreamingModel(LanguageModel):
     def features(self, tokens_BT: Tensor, state: StreamState | None = None) -> Tensor:  # type: ignore[override]
         return self._read(tokens_BT, state)[0]
 
-    def loss(
+    def loss(  # type: ignore[override]
         self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
     ) -> Tensor:
         """As ``CausalModel.loss``; in training, what the memory itself is trained on is added.

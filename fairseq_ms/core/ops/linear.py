@@ -245,9 +245,9 @@ class _NormLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor | None, grad_elsewhere: Tensor | None):
         weight_OD, *inputs = ctx.saved_tensors
-        grad_normed = grad_elsewhere if grad is None else grad @ weight_OD.to(grad.dtype)
-        if grad is not None and grad_elsewhere is not None:
-            grad_normed = grad_normed + grad_elsewhere
+        used = [] if grad is None else [grad @ weight_OD.to(grad.dtype)]
+        grad_normed, *more = used + ([] if grad_elsewhere is None else [grad_elsewhere])
+        grad_normed = grad_normed + more[0] if more else grad_normed
         with torch.enable_grad():
             x, *own = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
             # In the types of the forward pass, where autocast may have chosen a wider one than x has.

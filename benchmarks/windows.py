@@ -47,10 +47,8 @@ TUNING, WARMUP, BEST, SAVE_SECONDS = 0.1, 0.05, 4, 180.0
 # Distances back to the last occurrence of a pair of tokens, and positions, up to which losses are told apart.
 DISTANCES, POSITIONS = (8, 64, 256, 512, 1024), tuple(2**power for power in range(4, 13))
 COLUMNS = [*(f"to {d}" for d in DISTANCES), "beyond", "never"]
-# Between windows of one softmax, which only the prototype has.
-JOINED = "+"
-PARTS = {"short_conv": 3, "qk_norm": "scaled"}
-BARE = {"short_conv": 0, "qk_norm": False}
+JOINED = "+"  # between windows of one softmax, which only the prototype has
+PARTS, BARE = {"short_conv": 3, "qk_norm": "scaled"}, {"short_conv": 0, "qk_norm": False}
 
 
 class Arm(NamedTuple):
@@ -79,6 +77,8 @@ ARMS = [
     ),
     Arm("far heads", "1x=0:8*2,1x=0:224*4,16x=224:*2"),
     Arm("four small heads", "1x=0:8*4,1x=0:248*4"),
+    Arm("six small heads", "1x=0:8*6,1x=0:488*2"),
+    Arm("four small heads, full ones", "1x=0:8*4,1x=0:*4"),
     Arm("window 256", "1x=0:256"),
     Arm("tokens and blocks", "1x=0:8*2,1x=0:112+16x=112:*6"),
     Arm("tokens and gated blocks, not turned", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True, "turned": False}),

@@ -297,8 +297,8 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
         "prototype with dense masks has show its costs, in brackets. Seconds are of a processor that others used, "
         f"too, and compare roughly. {hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
     )
-    command = f"    python -m benchmarks.windows CORPUS... --out FOLDER --tokens {size.tokens:g} --report PAGE.md"
-    lines = ["# Windows at equal cache", "", *wrapped(about), "", command]
+    again = f"    python -m benchmarks.windows CORPUS... --out FOLDER --tokens {size.tokens / 1e6:g}e6 --report PAGE.md"
+    lines = ["# Windows at equal cache", "", *wrapped(about), "", again]
     lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
     windows = {arm.name: arm.windows for arm in ARMS}
     for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):

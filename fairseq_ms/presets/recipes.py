@@ -48,8 +48,8 @@ _SIZES = {
 # all heads have, is as large. benchmarks/windows.py measures which windows pay.
 LONG = "long texts"
 _LONG = {
-    "2048": (_Size(LONG, 144, 8, 4, "1x=0:8*2,1x=0:256*6", 2, 50, False, length=2048), "1x=0:192"),
-    "8192": (_Size(LONG, 512, 8, 8, "1x=0:8*2,1x=0:1024*6", 4, 500, True, length=8192), "1x=0:768"),
+    "2048": (_Size(LONG, 144, 8, 4, "1x=0:8*4,1x=0:376*4", 2, 50, False, length=2048), "1x=0:192"),
+    "8192": (_Size(LONG, 512, 8, 8, "1x=0:8*4,1x=0:1528*4", 4, 500, True, length=8192), "1x=0:768"),
 }
 # The width of the models that were measured, their rate of AdamW and the deviation of their embeddings.
 _MEASURED = (128, 0.006, 0.1)

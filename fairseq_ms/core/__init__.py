@@ -30,7 +30,6 @@ from fairseq_ms.core.ops.window_attention import window_attention
 from fairseq_ms.core.optimizers import MuonAndAdamW, matrices_and_others, muon_and_adamw
 from fairseq_ms.core.retina import Retina, RetinaConfig
 from fairseq_ms.core.scales import Scale
-from fairseq_ms.core.steps import Reader as Reader  # by which models generate
 from fairseq_ms.core.stream_state import Memory
 from fairseq_ms.core.topdown import TopDown, TopDownConfig
 from fairseq_ms.core.transformer_ql import TransformerQL, TransformerQLConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,9 @@ class CausalModel(nn.Module, ABC):
         project: from features to logits
         adaptive_softmax: used in its place, if there is one
         steps: what generation with graphs keeps for its next text; None frees it
-        reader: what reads tokens in generation, made of the model, a state, whether by graphs, and the texts' length
     """
 
     steps: Any = None
-    # Whoever knows the models and replays them sets it, so that no model knows of that.
-    reader: ClassVar[Callable[..., Any]]
-
     config: Any
     project: nn.Module | None
     adaptive_softmax: AdaptiveSoftmax | None
@@ -175,6 +171,9 @@ class CausalModel(nn.Module, ABC):
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
         be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
         """
+        # What replays steps knows the models; nothing but generating needs it.
+        from fairseq_ms.core.steps import Reader
+
         check_sampling(prompt, n, temperature, top_k, top_p)
         if state is not None and isinstance(prompt, list):
             raise ValueError("state must be left out with a list of prompts, which begin texts: got both")
@@ -193,7 +192,7 @@ class CausalModel(nn.Module, ABC):
             self.check_state(state, texts[0])
         with evaluating(self):
             state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
-            read = self.reader(self, state, graphs, state.length + length - 1)
+            read = Reader(self, state, graphs, state.length + length - 1)
             for place in range(shortest, length):
                 logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
                 finite = logits_BV.isfinite().all() & finite

@@ -8,7 +8,6 @@
 #   make gpu     test what concerns a GPU, measure everything there, write docs/results_gpu.md, and run all tests of numerics
 #   make gpu-pack    put what `make gpu` needs on a machine without a network into the folder gpu-pack
 #   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
-#   make mutants plant small bugs into the files that hold masks, windows and memories, and print which the tests notice
 #   make curves  record the loss curves that tests/curves compares with anew
 #   make sizes   count the presets anew for fairseq-ms config --list
 #   make lint    check style and types
@@ -33,7 +32,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack faults mutants curves sizes lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack faults curves sizes lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -92,12 +91,10 @@ $(PEER)/.installed: $(PINS) requirements/transfo-xl.txt
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(PEER) -r requirements/transfo-xl.txt
 	@touch $@
 
-# Exported models are tested with two versions of transformers, checkpoints with lm-evaluation-harness; `make mutants`
-# plants what cosmic-ray finds.
+# Exported models are tested with two versions of transformers, checkpoints with lm-evaluation-harness.
 HUB := $(VENV)/transformers-4/.installed $(VENV)/transformers-5/.installed $(VENV)/lm-eval/.installed
-MUTANTS := $(VENV)/cosmic-ray/.installed
 
-$(HUB) $(MUTANTS): $(VENV)/%/.installed: $(PINS) requirements/%.txt
+$(HUB): $(VENV)/%/.installed: $(PINS) requirements/%.txt
 	@rm -rf $(VENV)/$*
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --target $(VENV)/$* -r requirements/$*.txt
 	@touch $@
@@ -174,9 +171,6 @@ sizes: env $(TESTS)
 
 faults: env $(TESTS)
 	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign
-
-mutants: env $(TESTS) $(MUTANTS)
-	@OMP_NUM_THREADS=1 PYTHONPATH=$(VENV)/cosmic-ray $(RUN) -m tests.mutants.campaign
 
 lint: env $(TESTS)
 	@$(RUN) -m ruff check .

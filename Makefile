@@ -7,7 +7,6 @@
 #   make test-portable   run the numeric tests once more with the kernels of old processors
 #   make gpu     test what concerns a GPU, measure everything there, write docs/results_gpu.md, and run all tests of numerics
 #   make gpu-pack    put what `make gpu` needs on a machine without a network into the folder gpu-pack
-#   make faults  run hundreds of tiny trainings into faults of disk, process and files, and print what they survive
 #   make curves  record the loss curves that tests/curves compares with anew
 #   make sizes   count the presets anew for fairseq-ms config --list
 #   make lint    check style and types
@@ -32,7 +31,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack faults curves sizes lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack curves sizes lint docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -168,9 +167,6 @@ curves: env $(TESTS)
 
 sizes: env $(TESTS)
 	@$(RUN) -m tests.presets.record
-
-faults: env $(TESTS)
-	@OMP_NUM_THREADS=1 $(RUN) -m tests.faults.campaign
 
 lint: env $(TESTS)
 	@$(RUN) -m ruff check .

@@ -1,14 +1,12 @@
-"""fairseq's commands in processes forked from one that has imported everything, and killed at chosen updates."""
+"""fairseq's commands in processes forked from one that has imported everything."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import multiprocessing
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import fairseq_cli.train  # noqa: F401
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes longer than the rest of a tiny run)
-from fairseq.trainer import Trainer
 
 # A server without threads forks them, so nothing of the tests' own process is inherited.
 context = multiprocessing.get_context("forkserver")
@@ -27,13 +24,10 @@ context.set_forkserver_preload([__name__])
 Fault = Callable[[int], None]
 
 
-def train(command: Sequence[object], log: Path, ranks: int = 1, kill: tuple[int, bool] | None = None) -> None:
-    """Run a ``fairseq-train`` command, or another of fairseq's, and write what rank 0 prints to ``log``.
-
-    ``kill`` is an update, and whether it is finished when all ranks die of signal 9; all must end well without.
-    """
-    codes = run(command, log, ranks, functools.partial(dying, *kill) if kill else None)
-    assert codes == [-signal.SIGKILL if kill else 0] * ranks, (codes, log.read_text()[-3000:])
+def train(command: Sequence[object], log: Path, ranks: int = 1) -> None:
+    """Run a command of fairseq's, which must end well, and write what rank 0 prints to ``log``."""
+    codes = run(command, log, ranks)
+    assert codes == [0] * ranks, (codes, log.read_text()[-3000:])
 
 
 def run(command: Sequence[object], log: Path, ranks: int = 1, fault: Fault | None = None) -> list[int | None]:
@@ -102,18 +96,3 @@ def _work(arguments: Sequence[str], log: str, rank: int, fault: Fault | None) ->
         # As at the end of a program; multiprocessing would print every traceback.
         sys.excepthook(*sys.exc_info())
         raise SystemExit(1) from None
-
-
-def dying(update: int, finished: bool, rank: int) -> None:
-    """Die of signal 9 within an update, or after it."""
-    step = Trainer.train_step
-
-    def killed(self, *args, **settings):
-        if not finished and self.get_num_updates() == update - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        logged = step(self, *args, **settings)
-        if finished and self.get_num_updates() == update:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return logged
-
-    Trainer.train_step = killed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairseq import checkpoint_utils
 
-from tests.faults.injections import strike
+from tests.helpers.faults import strike
 from tests.helpers.forked import curve, run
 from tests.helpers.resumed import TINY, tiny_training
 
@@ -41,7 +41,7 @@ def test_patience_ends_a_run_that_is_interrupted_when_it_ends_the_uninterrupted_
     for epoch in range(2, 9):
         # After the second update of each epoch but the first; every process counts its own.
         count = per_epoch if epoch > 2 else per_epoch + 2
-        fault = functools.partial(strike, "update", count, signal.SIGTERM, (0,), None)
+        fault = functools.partial(strike, "update", count, signal.SIGTERM, (0,))
         log = tmp_path / f"{epoch}.log"
         codes = run(tiny_training(folders, tmp_path / "run", *STUCK), log, 1, fault)
         found += validations(log)

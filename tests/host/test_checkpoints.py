@@ -20,8 +20,7 @@ from fairseq.file_io import PathManager
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints
 from fairseq_ms.host.checkpoints import defect, load_checked, write
-from tests.faults.damages import Damage, Making, cut, flip, garble, zero
-from tests.faults.injections import DISK, fail
+from tests.helpers.faults import DISK, Damage, Making, cut, fail, flip, garble, zero
 from tests.helpers.forked import curve, run
 from tests.helpers.resumed import TINY, assert_same_weights, equal, tiny_training
 
@@ -85,7 +84,7 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_and_nothing_else(
 ) -> None:
     path = tmp_path / "checkpoint_last.pt"
     save(path, "the old one")
-    fail(call, number, 1, 100, None, 0)
+    fail(call, number, 1, 100, 0)
     with pytest.raises(UsageError, match=f"--save-dir must take a whole checkpoint: {path} .*{os.strerror(number)}"):
         save(path)
     with pytest.raises(UsageError, match=re.escape(os.strerror(number))):
@@ -99,7 +98,7 @@ def test_a_disk_that_fails_twice_is_tried_a_third_time_from_the_beginning(
     call: str, tmp_path: Path, disk: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "expected.pt")
-    fail(call, errno.EIO, 1, 2, None, 0)
+    fail(call, errno.EIO, 1, 2, 0)
     save(tmp_path / "checkpoint_last.pt")
     assert (tmp_path / "checkpoint_last.pt").stat().st_size == (tmp_path / "expected.pt").stat().st_size
     assert equal(read(tmp_path / "checkpoint_last.pt"), STATE)
@@ -251,7 +250,7 @@ def test_a_full_disk_ends_training_with_one_sentence_and_the_checkpoints_of_befo
     folders: list[Path], tmp_path: Path
 ) -> None:
     command, log = tiny_training(folders, tmp_path / "run", *FLAGS, "--max-epoch", "2"), tmp_path / "log"
-    fault = functools.partial(fail, "write", errno.ENOSPC, 400, 10**6, None)
+    fault = functools.partial(fail, "write", errno.ENOSPC, 400, 10**6)
     assert run(command, log, fault=fault) == [1]
     assert log.read_text().splitlines()[-1].startswith("fairseq-train: error: --save-dir must take a whole checkpoint")
     assert "Traceback" not in log.read_text()

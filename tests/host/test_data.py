@@ -19,9 +19,9 @@ from fairseq.data.indexed_dataset import make_builder
 
 from fairseq_ms.errors import UsageError, sentence_of
 from fairseq_ms.tools import checkpoints
-from tests.faults.injections import strike
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import large_data
+from tests.helpers.faults import strike
 from tests.helpers.forked import rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
 from tests.helpers.trained import random_lines, write_corpus
@@ -102,7 +102,7 @@ def test_a_run_is_resumed_with_the_data_it_began_with_or_not_at_all(data: Path, 
     whole = tmp_path / "whole"
     assert run(tiny_training([data], whole, *FLAGS), tmp_path / "log") == [0]
     command = tiny_training([data], tmp_path / "run", *FLAGS)
-    fault = functools.partial(strike, "update", 3, signal.SIGTERM, (0,), None)
+    fault = functools.partial(strike, "update", 3, signal.SIGTERM, (0,))
     assert run(command, tmp_path / "log", 1, fault) == [143]
     shutil.copytree(tmp_path / "run", tmp_path / "kept")
     moved = shutil.copytree(data, data.parent / "moved")

@@ -29,9 +29,9 @@ SOON = 60.0
 KILLED = """
 import os, signal
 from fairseq_cli.train import cli_main
-from tests.faults.injections import strike
+from tests.helpers.faults import strike
 
-strike("update", 7, signal.SIGKILL, (1,), None, int(os.environ["RANK"]))
+strike("update", 7, signal.SIGKILL, (1,), int(os.environ["RANK"]))
 cli_main()
 """
 

@@ -22,10 +22,10 @@ from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import launch, rules, saving
-from tests.faults import injections
-from tests.faults.injections import strike
+from tests.helpers import faults
 from tests.helpers.cli import environment
-from tests.helpers.forked import Fault, curve, dying, rank_log, run
+from tests.helpers.faults import strike
+from tests.helpers.forked import Fault, curve, rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training
 from tests.helpers.trained import configuration
 
@@ -86,7 +86,7 @@ def of_two(*row: object) -> object:
 def test_all_ranks_stop_after_the_same_update_wherever_and_whoever_is_asked(
     moment: str, count: int, signum: int, asked: tuple, ranks: int, folders: list[Path], whole: Path, tmp_path: Path
 ) -> None:
-    fault = functools.partial(strike, moment, count, signum, asked, None)
+    fault = functools.partial(strike, moment, count, signum, asked)
     assert_stops_and_goes_on(fault, signum, ranks, folders, whole, tmp_path)
 
 
@@ -94,7 +94,7 @@ def interrupt_twice(echo: float, rank: int) -> None:
     """SIGINT twice within the same forward pass, the second one by hand if it is later than ``echo`` seconds."""
     launch._ECHO = echo
     for count in (60, 61):
-        strike("forward", count, signal.SIGINT, (0,), None, rank)
+        strike("forward", count, signal.SIGINT, (0,), rank)
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -111,8 +111,9 @@ def test_a_second_sigint_ends_at_once_unless_a_launcher_has_handed_on_the_first(
 def due_on(late: int, rank: int) -> None:
     """A checkpoint is due after every update by the clock of one rank alone; all die within the sixth."""
     saving.LONGEST = 0.0 if rank == late else math.inf
-    injections._after(Trainer, "consolidate_optimizer", lambda: print("all ranks save", flush=True))
-    dying(6, False, rank)
+    faults._after(Trainer, "consolidate_optimizer", lambda: print("all ranks save", flush=True))
+    kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+    faults._before(Trainer, "train_step", faults._turn(6, kill))
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(1, 0), (2, 0), (2, 1)])
@@ -171,7 +172,7 @@ def test_a_training_that_is_all_warm_up_is_warned_of(
 
 
 def test_without_a_checkpoint_to_write_the_log_says_so(folders: list[Path], tmp_path: Path) -> None:
-    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,), None)
+    fault = functools.partial(strike, "update", 2, signal.SIGTERM, (0,))
     assert run(tiny_training(folders, tmp_path / "run", *FLAGS, "--no-save"), tmp_path / "log", 1, fault) == [143]
     assert "not saved, since --no-save is given" in (tmp_path / "log").read_text()
 
@@ -183,7 +184,7 @@ def ask_all(rank: int) -> None:
         for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
             os.kill(process.pid or 0, signal.SIGUSR1)
 
-    injections._after(Trainer, "train_step", injections._turn(4, act))
+    faults._after(Trainer, "train_step", faults._turn(4, act))
 
 
 @pytest.mark.parametrize("buffer", ["0", "10"])
@@ -196,7 +197,7 @@ def test_data_workers_that_are_asked_too_go_on_until_the_update_is_done(
 
 def test_a_run_that_is_done_when_it_is_asked_ends_well(folders: list[Path], whole: Path, tmp_path: Path) -> None:
     updates = max(int(step) for _, step in curve(whole / "1.log"))
-    fault = functools.partial(strike, "update", updates, signal.SIGTERM, (0,), None)
+    fault = functools.partial(strike, "update", updates, signal.SIGTERM, (0,))
     assert run(tiny_training(folders, tmp_path / "run", *FLAGS), tmp_path / "log", 1, fault) == [0]
     assert_same_weights(whole / "1", tmp_path / "run")
 

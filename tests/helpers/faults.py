@@ -1,7 +1,6 @@
-"""Faults that a process of ``fairseq-train`` meets: it is struck by a signal, or its disk fails.
+"""Faults that a training meets: its process is struck by a signal, its disk fails, or a file of it is damaged.
 
-Each function is called in the process before it trains, with the number of its rank as the last argument. When the
-fault is met, a byte is added to the file ``met``.
+``strike`` and ``fail`` are called in the process before it trains, with the number of its rank as the last argument.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-import threading
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,18 @@ from fairseq.trainer import Trainer
 
 from fairseq_ms.host import checkpoints
 
-MOMENTS = ("forward", "update", "saving", "validation", "between epochs", "any time")
 DISK = ("write", "fsync", "replace")
 
 
-def strike(moment: str, count: int, signum: int, ranks: tuple[int, ...], met: Path | None, rank: int) -> None:
+def strike(moment: str, count: int, signum: int, ranks: tuple[int, ...], rank: int) -> None:
     """Send this process a signal if its rank is among ``ranks``.
 
-    ``moment`` is one of ``MOMENTS``, and ``count`` says which one of its kind; for "any time" it is milliseconds.
+    ``moment`` is "forward", "update", "saving", "validation" or "between epochs", and ``count`` says which of its kind.
     """
     if rank not in ranks:
         return
 
-    def act() -> None:
-        _note(met)
-        os.kill(os.getpid(), signum)
-
+    act = functools.partial(os.kill, os.getpid(), signum)
     turn = _turn(count, act)
     if moment == "forward":
         # No hook: what has one is called, where it would be fused with what is beside it, which rounds otherwise.
@@ -46,16 +41,13 @@ def strike(moment: str, count: int, signum: int, ranks: tuple[int, ...], met: Pa
             _disk(call, turn)
     elif moment == "validation":
         _before(Trainer, "valid_step", turn)
-    elif moment == "between epochs":
+    else:
+        assert moment == "between epochs", moment
         # The first epoch of a process begins it.
         _before(Trainer, "begin_epoch", _turn(count + 1, act))
-    else:
-        timer = threading.Timer(count / 1000, act)
-        timer.daemon = True
-        timer.start()
 
 
-def fail(call: str, number: int, count: int, times: int, met: Path | None, rank: int) -> None:
+def fail(call: str, number: int, count: int, times: int, rank: int) -> None:
     """Let ``times`` calls of the disk fail with the error ``number``, from the ``count``-th on."""
     seen = 0
 
@@ -63,19 +55,11 @@ def fail(call: str, number: int, count: int, times: int, met: Path | None, rank:
         nonlocal seen
         seen += 1
         if count <= seen < count + times:
-            if seen == count:
-                _note(met)
             raise OSError(number, os.strerror(number))
 
     _disk(call, turn)
     # Nobody waits for the pauses between attempts.
     checkpoints._PAUSES = (0.0, 0.0)
-
-
-def _note(met: Path | None) -> None:
-    if met is not None:
-        with open(met, "ab") as file:
-            file.write(b".")
 
 
 def _turn(count: int, act: Callable[[], Any]) -> Callable[[], None]:
@@ -138,3 +122,42 @@ class _Struck(io.BufferedWriter):
         self.turn()
         super().write(parts[half:])
         return len(parts)
+
+
+Damage = Callable[[Path, random.Random], None]
+
+
+def cut(path: Path, rng: random.Random) -> None:
+    """Its end is missing."""
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    """One bit is another."""
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def zero(path: Path, rng: random.Random) -> None:
+    """A part of it has never reached the disk."""
+    content = bytearray(path.read_bytes())
+    start = rng.randrange(len(content))
+    end = min(len(content), start + rng.randint(1, 4096))
+    content[start:end] = bytes(end - start)
+    path.write_bytes(content)
+
+
+def garble(path: Path, rng: random.Random) -> None:
+    """It is something else of the same size."""
+    path.write_bytes(rng.randbytes(path.stat().st_size))
+
+
+class Making:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, (self.folder,)

@@ -57,7 +57,8 @@ _MISTAKES = (
     ),
     (
         r"^((Optimizer|Criterion) does not match; please reset|loaded state dict .* parameter group)",
-        "--restore-file must hold the state of the same --optimizer and --criterion: --reset-optimizer begins anew",
+        "--restore-file must hold the state of the same --optimizer and --criterion: --reset-optimizer, "
+        "checkpoint.reset_optimizer=true, begins anew",
     ),
     (
         r"^Unsupported optimizer: ",

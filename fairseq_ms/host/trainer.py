@@ -169,6 +169,10 @@ class Trainer(fairseq_trainer.Trainer):
             iterator = super().get_train_iterator(epoch, combine=combine, load_dataset=load_dataset, **more)
         finally:
             flags.required_batch_size_multiple = own
+        if self.finished is not None:
+            # Of sharded data, all that was trained on; others are compared when they are opened.
+            for shard in {int(name.partition("/")[0]) for name in self.expected}:
+                self.task.load_dataset(self.cfg.dataset.train_subset, epoch=shard + 1, combine=combine)
         data.refuse_changed(self.cfg, self.expected)
         if self.finished is not None:
             raise launch.Finished(self.finished)
@@ -294,7 +298,8 @@ def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
         rule = "must hold a model of the same --arch, sizes and dictionary"
         return f"{flag} {rule}: got {filename} ({why}; {data.NEW_RUN})"
     if str(error) == "'best'":  # what every schedule but the default keeps
-        return f"{flag} must hold the state of the same --lr-scheduler: --reset-lr-scheduler begins a new one"
+        rule = "must hold the state of the same --lr-scheduler"
+        return f"{flag} {rule}: --reset-lr-scheduler, checkpoint.reset_lr_scheduler=true, begins a new one"
     return None
 
 

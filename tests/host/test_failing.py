@@ -87,7 +87,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--output-dictionary-size 8 --restore-file {last}", "--restore-file must .* --output-dictionary-size is 14"),
         ("--restore-file {new}/none.pt", "--restore-file must .*none.pt"),
         ("--criterion linear_cross_entropy", "--restore-file must .* --criterion"),
-        ("--lr-scheduler inverse_sqrt", "--save-dir must .*--lr-scheduler"),
+        ("--lr-scheduler inverse_sqrt", "--save-dir must .*--lr-scheduler.*checkpoint.reset_lr_scheduler=true"),
         ("--save-dir {new} --finetune-from-model none.pt", "--finetune-from-model must .*exists"),
         ("--finetune-from-model none.pt --restore-file {last}", "--finetune-from-model must .*--restore-file"),
     ],

@@ -26,7 +26,7 @@ from tests.helpers import faults
 from tests.helpers.cli import environment
 from tests.helpers.faults import strike
 from tests.helpers.forked import Fault, curve, rank_log, run
-from tests.helpers.resumed import TINY, assert_same_weights, tiny_training
+from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
 from tests.helpers.trained import configuration
 
 FLAGS = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-epoch", "3", "--log-interval", "2")
@@ -151,12 +151,16 @@ def test_a_finished_run_that_is_repeated_changes_nothing_says_so_and_goes_on_wit
     assert curve(tmp_path / "more")
 
 
-def test_a_finished_run_has_not_trained_on_other_data(folders: list[Path], tmp_path: Path) -> None:
-    assert run(tiny_training(folders[:1], tmp_path / "run", *FLAGS, "--max-update", "2"), tmp_path / "log") == [0]
-    other = shutil.copytree(folders[0], tmp_path / "other")
+@pytest.mark.parametrize(("parts", "changed"), [(1, 0), (2, 0), (2, 1)])
+def test_a_finished_run_has_not_trained_on_other_data(parts: int, changed: int, tmp_path: Path) -> None:
+    """Of sharded data, every part counts and not the one alone that would come next."""
+    shards = write_parts(tmp_path / "corpus")[:parts]
+    flags = (*FLAGS, "--max-epoch", "2")
+    assert run(tiny_training(shards, tmp_path / "run", *flags), tmp_path / "log") == [0]
+    other = shards[changed] = shutil.copytree(shards[changed], tmp_path / "other")
     tokens = (other / "train.bin").read_bytes()
     (other / "train.bin").write_bytes(tokens[:4] + bytes([tokens[4] ^ 1]) + tokens[5:])
-    assert run(tiny_training([other], tmp_path / "run", *FLAGS, "--max-update", "2"), tmp_path / "log") == [1]
+    assert run(tiny_training(shards, tmp_path / "run", *flags), tmp_path / "log") == [1]
     said = (tmp_path / "log").read_text().splitlines()[-1]
     assert all(part in said for part in ("DATA must be", str(other), "--save-dir", "checkpoint.save_dir")), said
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass
+from enum import Enum
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -197,15 +198,19 @@ def refuse_given(flags: Flags, cfg: Any, names: Iterable[str], why: str) -> None
         require(value == default or str(value) == str(default), f"{flag(name)} has no effect {why}: got {value}")
 
 
-# What the core calls the sizes of these flags.
-_OF_CORE = {
+# The flags of those fields of the core that have another name.
+_FLAG_OF = {
+    "activation": "activation_fn",
     "dim": "decoder_embed_dim",
     "ffn_dim": "decoder_ffn_embed_dim",
     "heads": "decoder_attention_heads",
+    "head_dim": "attention_head_dim",
     "layers": "decoder_layers",
     "segment_len": "tokens_per_sample",
+    "token_dim": "token_embed_dim",
     "position_dim": "position_embed_dim",
     "local_heads": "local_attention_heads",
+    "local_ffn_dim": "local_ffn_embed_dim",
     "output_vocab_size": "output_dictionary_size",
     "tie_embeddings": "share_decoder_input_output_embed",
     "tie_adaptive_projections": "tie_adaptive_proj",
@@ -220,7 +225,7 @@ _OF_CORE = {
 @contextmanager
 def naming_flags(flags: Flags) -> Iterator[None]:
     """Context manager: a ValueError of the core becomes a ``UsageError`` that names flags instead of fields."""
-    names = {**{name: name for name in flags}, **_OF_CORE}
+    names = {**{name: name for name in flags}, **_FLAG_OF}
     names["scales"] = "scale_windows" if "scale_windows" in flags else "scale_layers"
     names["Scale.heads"] = "scale_heads" if "scale_heads" in flags else "scale_windows"
     spelled = {**{name: flag(own) for name, own in names.items()}, "vocab_size": "the dictionary's size"}
@@ -233,45 +238,40 @@ def naming_flags(flags: Flags) -> Iterator[None]:
         raise UsageError("".join(spelled.get(word, word) for word in words)) from error
 
 
+def of_core(cfg: Any, *names: str) -> dict[str, Any]:
+    """Fields of the core's configurations by name, with the values of their flags."""
+    values = {name: getattr(cfg, _FLAG_OF.get(name, name)) for name in names}
+    return {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
+
+
 def layer_settings(cfg: Any) -> dict[str, Any]:
     """The fields of ``core.config.LayerConfig`` by name, from the flags of a model's layers."""
-    own: dict[str, Any] = {}
-    if hasattr(cfg, "positions"):
-        own = {"positions": str(cfg.positions), "rotary_base": float(cfg.rotary_base)}
-        own |= {"normalize_before": not cfg.decoder_normalize_after, "short_conv": cfg.short_conv, "sinks": cfg.sinks}
-        own |= {"qk_norm": {"False": False, "True": True}.get(str(cfg.qk_norm), cfg.qk_norm)}
-    return {
-        **own,
-        "dim": cfg.decoder_embed_dim,
-        "ffn_dim": cfg.decoder_ffn_embed_dim,
-        "heads": cfg.decoder_attention_heads,
-        "dropout": cfg.dropout,
-        "attention_dropout": cfg.attention_dropout,
-        "activation_dropout": cfg.activation_dropout,
-        "activation": str(cfg.activation_fn),
-        "norm": str(cfg.norm),
+    settings = {
+        **of_core(cfg, "dim", "ffn_dim", "heads", "activation", "norm", "init_residual"),
+        **of_core(cfg, "dropout", "attention_dropout", "activation_dropout"),
         "bias": not cfg.no_bias,
-        "init_residual": str(cfg.init_residual),
         "recompute": str(cfg.recompute) == "pointwise",
         "checkpoint": cfg.checkpoint_activations,
     }
+    if hasattr(cfg, "positions"):
+        settings |= of_core(cfg, "positions", "rotary_base", "short_conv", "sinks")
+        settings["normalize_before"] = not cfg.decoder_normalize_after
+        settings["qk_norm"] = {"False": False, "True": True}.get(str(cfg.qk_norm), cfg.qk_norm)
+    return settings
 
 
 def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dictionary: Any) -> dict[str, Any]:
     """The fields of ``core.config.ModelConfig`` by name, from the flags that all models share."""
     return {
         **layer_settings(cfg),
+        **of_core(cfg, "tie_embeddings", "tie_adaptive_weights", "tie_adaptive_projections"),
+        **of_core(cfg, "init_std", "embedding_init_std"),
         "vocab_size": len(source_dictionary),
         "output_vocab_size": len(target_dictionary),
         "padding_idx": source_dictionary.pad(),
         "max_positions": int(cfg.max_target_positions or 0),
-        "tie_embeddings": cfg.share_decoder_input_output_embed,
         "adaptive_input": _bands(cfg, "adaptive_input") if cfg.adaptive_input else None,
         "adaptive_softmax": _bands(cfg, "adaptive_softmax") if cfg.adaptive_softmax_cutoff else None,
-        "tie_adaptive_weights": cfg.tie_adaptive_weights,
-        "tie_adaptive_projections": cfg.tie_adaptive_proj,
-        "init_std": cfg.init_std,
-        "embedding_init_std": cfg.embedding_init_std,
         "scale_embedding": getattr(cfg, "scale_embedding", False),
     }
 

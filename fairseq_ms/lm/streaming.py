@@ -9,7 +9,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Activation, option
-from fairseq_ms.lm.config import LanguageModelFlags, model_settings, require
+from fairseq_ms.lm.config import LanguageModelFlags, model_settings, of_core, require
 
 
 @dataclass
@@ -34,11 +34,8 @@ def streaming_settings(cfg: StreamingFlags, source_dictionary: Any, target_dicti
     """The fields of ``core.streaming.StreamingConfig`` by name, from the flags that all streaming models share."""
     return {
         **model_settings(cfg, source_dictionary, target_dictionary),
+        **of_core(cfg, "head_dim", "segment_len", "mem_len", "proj_init_std"),
         "normalize_before": cfg.decoder_normalize_before,
-        "head_dim": cfg.attention_head_dim,
-        "segment_len": cfg.tokens_per_sample,
-        "mem_len": cfg.mem_len,
-        "proj_init_std": cfg.proj_init_std,
     }
 
 

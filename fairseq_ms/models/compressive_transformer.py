@@ -7,6 +7,7 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import option
+from fairseq_ms.lm.config import of_core
 from fairseq_ms.lm.streaming import streaming_settings
 from fairseq_ms.models.transformer_xl import TransformerXLFlags, TransformerXLLanguageModel
 
@@ -34,11 +35,6 @@ class CompressiveTransformerLanguageModel(TransformerXLLanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        config = core.CompressiveTransformerConfig(
-            layers=cfg.decoder_layers,
-            compressed_mem_len=cfg.compressed_mem_len,
-            compression_rate=cfg.compression_rate,
-            reconstruction_loss_weight=cfg.reconstruction_loss_weight,
-            **streaming_settings(cfg, source_dictionary, target_dictionary),
-        )
-        return core.CompressiveTransformer(config)
+        settings = streaming_settings(cfg, source_dictionary, target_dictionary)
+        own = of_core(cfg, "layers", "compressed_mem_len", "compression_rate", "reconstruction_loss_weight")
+        return core.CompressiveTransformer(core.CompressiveTransformerConfig(**own, **settings))

@@ -23,6 +23,7 @@ from fairseq_ms.lm.config import (
     criterion_of,
     layer_settings,
     naming_flags,
+    of_core,
     refuse_given,
     require,
     validate_positions,
@@ -34,19 +35,11 @@ logger = logging.getLogger(__name__)
 SPACE = "▁"
 """The symbol for a space in character data, as in sentencepiece."""
 
-# What the core calls flags that need not be given.
-_SIZES = {
-    "encoder_units": "encoder_units",
-    "position_embed_dim": "position_dim",
-    "decoder_layers": "layers",
-    "decoder_ffn_embed_dim": "ffn_dim",
-    "decoder_attention_heads": "heads",
-    "attention_head_dim": "head_dim",
-    "main_units": "main_units",
-    "local_layers": "local_layers",
-    "local_attention_heads": "local_heads",
-    "local_ffn_embed_dim": "local_ffn_dim",
-}
+# Fields of the core whose flags need not be given.
+_SIZES = (
+    *("encoder_units", "position_dim", "layers", "ffn_dim", "heads", "head_dim", "main_units"),
+    *("local_layers", "local_heads", "local_ffn_dim"),
+)
 
 # Flags of both transformers, the main model and the decoder.
 _OF_TRANSFORMERS = (
@@ -124,16 +117,15 @@ class HREDFlags(HAEDFlags):
 
 def core_config(cfg: HAEDFlags, dictionary: Dictionary, kind: type[core.HAEDConfig]) -> core.HAEDConfig:
     """The sizes that flags describe."""
-    sizes = {**layer_settings(cfg), **{name: getattr(cfg, own) for own, name in _SIZES.items()}}
+    sizes = {**layer_settings(cfg), **of_core(cfg, *_SIZES)}
     settings: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
-    settings |= {name: str(getattr(cfg, name)) for name in ("segmentation", "encoder", "main", "decoder")}
-    settings |= {name: getattr(cfg, name) for name in ("max_segment_len", "decoder_units", "init_std")}
+    settings |= of_core(cfg, "segmentation", "encoder", "main", "decoder")
+    settings |= of_core(cfg, "max_segment_len", "token_dim", "decoder_units", "init_std")
     return kind(
         vocab_size=len(dictionary),
         padding_idx=dictionary.pad(),
         max_positions=int(cfg.max_target_positions or 0),
         separators=separators(cfg, dictionary),
-        token_dim=cfg.token_embed_dim,
         **settings,
     )
 

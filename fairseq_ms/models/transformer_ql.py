@@ -8,7 +8,7 @@ from fairseq.models import register_model
 
 from fairseq_ms import core
 from fairseq_ms.lm.choices import Compression, option, probability
-from fairseq_ms.lm.config import refuse_given
+from fairseq_ms.lm.config import of_core, refuse_given
 from fairseq_ms.lm.scales import layer_scales
 from fairseq_ms.lm.streaming import StreamingFlags, StreamingLanguageModel, streaming_settings
 
@@ -37,14 +37,9 @@ class TransformerQLLanguageModel(StreamingLanguageModel):
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
-        config = core.TransformerQLConfig(
-            scales=layer_scales(cfg.scale_layers),
-            output_layers=cfg.output_layers,
-            droppath=cfg.droppath,
-            compression=str(cfg.compression),
-            **streaming_settings(cfg, source_dictionary, target_dictionary),
-        )
-        return core.TransformerQL(config)
+        settings = streaming_settings(cfg, source_dictionary, target_dictionary)
+        own = of_core(cfg, "output_layers", "droppath", "compression")
+        return core.TransformerQL(core.TransformerQLConfig(scales=layer_scales(cfg.scale_layers), **own, **settings))
 
     @classmethod
     def validate(cls, cfg: TransformerQLFlags, task: object) -> None:

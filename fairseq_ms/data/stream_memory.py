@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,8 @@ _FLAGS = {
 def cannot_continue(flag: str, then: Any, now: Any) -> UsageError:
     """The UsageError for resuming within an epoch with other batches than the checkpoint's."""
     return UsageError(
-        f"{flag} must be as in the checkpoint to continue its epoch ({then}), or use --reset-dataloader to begin a "
-        f"new one: got {now}"
+        f"{flag} must be as in the checkpoint to continue its epoch ({then}), or use --reset-dataloader, "
+        f"checkpoint.reset_dataloader=true, to begin a new one: got {now}"
     )
 
 
@@ -73,6 +73,12 @@ class CarriedMemory:
             sample["net_input"].pop("memory", None)
         if "memory" in extra:
             self.memory, self.step = extra["memory"].finite(), stream["step"] + 1
+
+    def along(self, samples: Iterable[dict[str, Any]], model: nn.Module) -> Iterator[dict[str, Any]]:
+        """The samples for a caller that calls the model itself, as ``fairseq-eval-lm`` does."""
+        for sample in samples:
+            with self.around(sample, model, model):
+                yield sample
 
     def _before(self, step: int, model: nn.Module) -> Memory | None:
         """The memory that the batch of this step continues, None at the beginning of the corpus."""
@@ -175,22 +181,3 @@ def extra_of(model: nn.Module) -> Iterator[dict[str, Any]]:
         yield extra
     finally:
         handle.remove()
-
-
-class CarriedIterator:
-    """Batches for a caller that calls the model itself, such as ``fairseq-eval-lm``."""
-
-    def __init__(self, batches: Any, carried: CarriedMemory, model: nn.Module) -> None:
-        self.batches = batches
-        self.carried = carried
-        self.model = model
-        self.n = getattr(batches, "n", 0)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for sample in self.batches:
-            with self.carried.around(sample, self.model, self.model):
-                yield sample
-            self.n += 1

@@ -91,9 +91,13 @@ class StreamBatches(FairseqDataset):
         # Corpora of checkpoints could once consist of documents, at whose beginnings memories were emptied.
         return {"tokens": len(self.corpus), "segment": self.segment, "streams": rows, "documents": 1}
 
-    def batches(self) -> list[list[int]]:
-        """The items in the order of time, as fairseq's iterators want them."""
-        return [[item] for item in range(len(self))]
+    def ordered_indices(self) -> np.ndarray:
+        """The items in the order of time."""
+        return np.arange(len(self))
+
+    def batch_by_size(self, indices: np.ndarray, **limits: Any) -> list[np.ndarray]:
+        """fairseq's hook: each item by itself, since it is a batch already."""
+        return np.split(indices, len(indices))
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         """The batch of one step of one shard, a fairseq sample; "stream" says which step."""

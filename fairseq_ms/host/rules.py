@@ -62,9 +62,9 @@ def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
     """
     if isinstance(cfg, Namespace):
         cfg = convert_namespace_to_omegaconf(cfg)
-    cuts = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none"
+    cuts, task = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none", TASK_REGISTRY[cfg.task._name]
     continues = not (cfg.generation.prefix_size or cfg.generation.score_reference)
-    if cuts and continues and issubclass(TASK_REGISTRY[cfg.task._name], LanguageModelingTask):
+    if cuts and issubclass(task, LanguageModelingTask) and (continues or hasattr(task, "before_checkpoint")):
         raise UsageError(
             "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
         )

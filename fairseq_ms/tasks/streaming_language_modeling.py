@@ -17,7 +17,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 from torch import nn
 
-from fairseq_ms.data.stream_memory import CarriedIterator, CarriedMemory, cannot_continue, extra_of
+from fairseq_ms.data.stream_memory import CarriedMemory, cannot_continue, extra_of
 from fairseq_ms.data.streams import Corpus, StreamBatches
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm.choices import option
@@ -44,8 +44,6 @@ class StreamingLanguageModelingFlags(FairseqDataclass):
     )
     add_bos_token: bool = option(False, "refused by this task: a stream begins with the end-of-sentence symbol")
     max_target_positions: Optional[int] = option(None, "refused by this task: a stream has no last position")
-    # What a validation in between will be given, to refuse it before training starts.
-    max_tokens_valid: Optional[int] = II("dataset.max_tokens_valid")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II("dataset.dataset_impl")  # type: ignore[valid-type]
 
 
@@ -63,7 +61,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         self.carried: dict[bool, CarriedMemory] = {}
         # The batches of training, whose position a checkpoint sets before it hands on what else it has.
         self._training: iterators.EpochBatchIterator | None = None
-        self._iterators: dict[tuple[Any, ...], tuple[iterators.EpochBatchIterator, CarriedMemory]] = {}
+        # How corpora are dealt out, for as long as fairseq keeps iterators over that.
+        self._dealt: dict[tuple[Any, ...], tuple[StreamBatches, CarriedMemory]] = {}
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> "StreamingLanguageModelingTask":
@@ -128,15 +127,17 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         """Batches of a corpus in the order of time, never shuffled; other datasets go fairseq's way."""
         # fairseq says how to shuffle in training and nowhere else.
         training = settings.get("grouped_shuffling") is not None
-        if isinstance(dataset, Corpus):
-            iterator = self._in_order(dataset, training, **settings)
-        else:
-            settings["grouped_shuffling"] = bool(settings.get("grouped_shuffling"))
-            iterator = super().get_batch_iterator(dataset, **settings)
+        settings["grouped_shuffling"] = bool(settings.get("grouped_shuffling"))
+        in_order = isinstance(dataset, Corpus)
+        if in_order:
+            dataset = self._dealt_out(dataset, training, **settings)
+            settings |= {"grouped_shuffling": False, "max_positions": None}
+        iterator = super().get_batch_iterator(dataset, **settings)
+        iterator.disable_shuffling |= in_order
         self._training = iterator if training else self._training
         return iterator
 
-    def _in_order(
+    def _dealt_out(
         self,
         corpus: Corpus,
         training: bool,
@@ -144,68 +145,36 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         max_sentences: int | None = None,
         num_shards: int = 1,
         shard_id: int = 0,
-        num_workers: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
         disable_iterator_cache: bool = False,
-        skip_remainder_batch: bool = False,
-        update_epoch_batch_itr: bool = False,
         **unused: Any,
-    ) -> iterators.EpochBatchIterator:
-        """Batches of a corpus."""
-        assert self.model is not None, "fairseq builds the model before it reads data"
-        reach = self.model.decoder.core.memory_reach()
-        self._check_room("--max-tokens", max_tokens)
-        if training:
-            self._check_room("--max-tokens-valid", getattr(self.args, "max_tokens_valid", None))
-        batches = self._stream_batches(corpus, max_tokens, max_sentences, num_shards, 0 if training else reach)
-        shape = (batches.streams, batches.together, reach, num_shards, shard_id, num_workers, data_buffer_size)
-        key = (id(corpus), training, skip_remainder_batch, *shape)
-        cached = self._iterators.get(key)
-        if cached is None or disable_iterator_cache or update_epoch_batch_itr:
-            iterator = iterators.EpochBatchIterator(
-                dataset=batches,
-                collate_fn=batches.collater,
-                batch_sampler=batches.batches(),
-                num_shards=num_shards,
-                shard_id=shard_id,
-                num_workers=num_workers,
-                epoch=epoch,
-                buffer_size=data_buffer_size,
-                disable_shuffling=True,
-                skip_remainder_batch=skip_remainder_batch,
-                reuse_dataloader=True,
-            )
-            cached = iterator, CarriedMemory(batches, reach, shard_id, self.model.memory_flags())
-            if not disable_iterator_cache:
-                self._iterators[key] = cached
-        iterator, self.carried[training] = cached
-        return iterator
+    ) -> StreamBatches:
+        """A corpus as streams, from fairseq's limits on a batch; what is ``carried`` is then their memory.
 
-    def _check_room(self, flag: str, max_tokens: int | None) -> None:
-        """Raise UsageError if a batch has no room for a segment."""
-        assert self.model is not None
-        segment = self.model.decoder.core.segment_len
+        Raises UsageError if a batch has no room for a segment.
+        """
+        assert self.model is not None, "fairseq builds the model before it reads data"
+        segment, reach = self.model.decoder.core.segment_len, self.model.decoder.core.memory_reach()
         if max_tokens is not None and max_tokens < segment:
             raise UsageError(
-                f"{flag} must be at least --tokens-per-sample {segment}, so that a segment fits: got {max_tokens}"
+                f"--max-tokens must be at least --tokens-per-sample {segment}, so that a segment fits: got {max_tokens}"
             )
-
-    def _stream_batches(
-        self, corpus: Corpus, max_tokens: int | None, streams: int | None, shards: int, warm_up: int
-    ) -> StreamBatches:
-        """How a corpus is dealt out, from fairseq's limits on a batch."""
-        assert self.model is not None
-        segment = self.model.decoder.core.segment_len
-        row = segment
+        row, warm_up = segment, 0 if training else reach
         if warm_up and max_tokens is not None:
-            row = segment * max(1, min(_ROW_TOKENS, max_tokens // (streams or 1)) // segment)
+            row = segment * max(1, min(_ROW_TOKENS, max_tokens // (max_sentences or 1)) // segment)
         by_tokens = max_tokens // row if max_tokens is not None else None
-        streams = min(count for count in (streams, by_tokens, len(corpus)) if count is not None)
+        streams = min(count for count in (max_sentences, by_tokens, len(corpus)) if count is not None)
         if warm_up:
             # A stream shorter than twice what it reads first would spend its time on warming up.
-            streams = min(streams, max(1, len(corpus) // (2 * warm_up * segment * shards)))
-        return StreamBatches(corpus, segment, streams, shards, warm_up, row // segment, self.dictionary.pad())
+            streams = min(streams, max(1, len(corpus) // (2 * warm_up * segment * num_shards)))
+        key = (id(corpus), training, streams, row, reach, num_shards, shard_id)
+        if (found := self._dealt.get(key)) is None:
+            pad = self.dictionary.pad()
+            batches = StreamBatches(corpus, segment, streams, num_shards, warm_up, row // segment, pad)
+            found = batches, CarriedMemory(batches, reach, shard_id, self.model.memory_flags())
+        if not disable_iterator_cache:
+            self._dealt[key] = found
+        batches, self.carried[training] = found
+        return batches
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """As fairseq's, with the streams' memory and the loss that the model may add."""
@@ -235,14 +204,6 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         with self._carry(False, sample, model):
             return super().valid_step(sample, model, criterion)
 
-    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
-        """As fairseq's; raises UsageError for batches of a corpus, whose rows are no prompts."""
-        if "stream" in sample:
-            raise UsageError(
-                "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
-            )
-        return super().inference_step(generator, models, sample, prefix_tokens, constraints)
-
     def _carry(self, training: bool, sample: Any, model: nn.Module) -> Any:
         """A context in which the model is called, with the memory of the sample's streams where it has any."""
         assert self.model is not None
@@ -262,7 +223,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         if not isinstance(dataset, Corpus):
             return batches
         assert self.model is not None
-        return CarriedIterator(batches, self.carried[False], self.model)
+        return iterators.CountingIterator(self.carried[False].along(batches, self.model), total=len(batches))
 
     def reduce_metrics(self, logging_outputs: Any, criterion: Any) -> None:
         """As fairseq's, and the auxiliary loss where there is one."""

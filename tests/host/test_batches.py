@@ -25,6 +25,7 @@ from tests.helpers.trained import TINY, configuration, random_lines, write_check
 from tests.host.test_resuming import Run, targets_of
 
 TASKS = ("language_modeling", "language_modeling_random_offsets")
+STREAMS = "streaming_language_modeling"
 SIZES = (1, 4, 7)
 LIMIT = 45  # of --max-tokens, in tokens: six rows and a half
 LINES = {"train": 29, "valid": 13, "test": 11}
@@ -171,7 +172,7 @@ def test_under_hydra_fairseqs_eight_is_nobodys_own(folder: Path, noted: Noted) -
     assert len(noted.targets("train_step")) == len(corpus(folder, "train")) - 2 * LENGTH
 
 
-@pytest.mark.parametrize("task", [*TASKS, "streaming_language_modeling"])
+@pytest.mark.parametrize("task", [*TASKS, STREAMS])
 def test_an_epoch_goes_on_with_the_multiple_that_it_began_with(
     task: str, folder: Path, noted: Noted, tmp_path: Path
 ) -> None:
@@ -199,11 +200,12 @@ def test_an_epoch_goes_on_with_the_multiple_that_it_began_with(
         assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
 
 
-@pytest.mark.parametrize("task", [*TASKS, "streaming_language_modeling"])
+@pytest.mark.parametrize(("task", "more"), [*((task, ()) for task in TASKS), (STREAMS, ("--prefix-size", "1"))])
 def test_generating_from_rows_that_are_no_lines_is_refused_before_anything_is_read(
-    task: str, folder: Path, tmp_path: Path
+    task: str, more: tuple[str, ...], folder: Path, tmp_path: Path
 ) -> None:
-    command = ["fairseq-generate", folder / "data", "--user-dir", USER_DIR, "--task", task, "--path", "none.pt"]
+    """Blocks can be begun anew from a prefix, and streams cannot."""
+    command = ["fairseq-generate", folder / "data", "--user-dir", USER_DIR, "--task", task, "--path", "none.pt", *more]
     assert run([*command, "--results-path", tmp_path / "results"], tmp_path / "log") == [1]
     printed = (tmp_path / "log").read_text()
     assert "error: --sample-break-mode must be eos for fairseq-generate" in printed

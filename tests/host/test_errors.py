@@ -28,6 +28,7 @@ from tests.helpers.resumed import TINY, tiny_training
 from tests.helpers.trained import configuration as parsed
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
+STREAMS = "--task streaming_language_modeling --arch transformer_xl"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,7 @@ def test_a_refused_training_prints_one_sentence_and_writes_nothing(flags: str, d
         ("--output-dictionary-size 3", "--output-dictionary-size must"),
         ("--max-tokens 4", "--max-tokens must be at least --tokens-per-sample 5"),
         ("--max-tokens-valid 4", "--max-tokens-valid must be at least --tokens-per-sample 5"),
+        (f"{STREAMS} --max-tokens-valid 4", "--max-tokens-valid must be at least --tokens-per-sample 5"),
         ("--seed -1", "--seed must be at least 0"),
         ("--seed 4294967296", "--seed must be"),
         ("--update-freq 0", "--update-freq must be at least 1"),

@@ -1,6 +1,5 @@
 """Flags that could change nothing, or break a rule, are refused where training begins; old checkpoints still load."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from fairseq import checkpoint_utils, tasks
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from fairseq_ms.errors import UsageError
-from tests.helpers.corpus import train_command
 from tests.helpers.operations import Operations
-from tests.helpers.trained import TINY, configuration, random_lines, write_checkpoint, write_corpus
+from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary
 
 STREAMING = ["transformer_xl", "compressive_transformer", "transformer_ql"]
@@ -148,25 +146,3 @@ def test_without_recomputation_backward_normalises_and_draws_nothing(arch: str, 
         found[recompute] = COUNTED & {*ran.names}
     assert found["none"] == set()
     assert {"aten::random_", "aten::native_layer_norm"} >= found["pointwise"] >= {"aten::random_"}
-
-
-def training(arch: str, data: Path, *flags: str) -> Any:
-    """The configuration of a ``fairseq-train``."""
-    command = train_command(arch, data, data / "save")[1:]
-    without = [part for part in command if part not in ("--share-decoder-input-output-embed", "--cpu")]
-    return configuration("language_modeling", [*without, *flags])
-
-
-@pytest.mark.parametrize("flag", ["--max-tokens", "--max-tokens-valid"])
-def test_a_batch_without_room_for_a_segment_is_refused(flag: str, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
-    cfg = training("transformer_xl", data, flag, "23")
-    task = tasks.setup_task(cfg.task)
-    task.build_model(cfg.model)
-    task.load_dataset("train")
-
-    def deal_out(**training: Any) -> Any:
-        return task.get_batch_iterator(task.dataset("train"), max_tokens=cfg.dataset.max_tokens, **training)
-
-    with pytest.raises(ValueError, match=f"^{flag} must be at least --tokens-per-sample 24, .*: got 23$"):
-        deal_out(grouped_shuffling=False, max_sentences=4)

@@ -11,6 +11,7 @@ from fairseq.data import Dictionary, iterators
 from torch.nn import functional as F
 
 from fairseq_ms.data.streams import Corpus
+from fairseq_ms.errors import UsageError
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers import trained
 from tests.helpers.dropout import drop_nothing
@@ -75,6 +76,11 @@ def test_the_score_of_a_corpus_is_that_of_reading_it_in_one_go(arch: str, seed: 
         expected = -float(F.cross_entropy(case.model(source)[0][0], text, reduction="sum"))
     for settings in ({"streams": 1}, {"streams": 3, "max_tokens": 60}, {"streams": 40}):
         assert evaluate(task, **settings) == pytest.approx(expected, rel=EXACT)
+    segment = case.model.decoder.core.segment_len
+    with pytest.raises(
+        UsageError, match=f"^--max-tokens must be .*--tokens-per-sample {segment},.*: got {segment - 1}$"
+    ):
+        evaluate(task, 1, max_tokens=segment - 1)
 
 
 class _Criterion:
@@ -139,7 +145,7 @@ def test_a_memory_that_nobody_saved_is_rebuilt_from_the_tokens_before(
     without_dropout(case)
     samples = list(batches_of(task, "train", 2, **shards))
     scores = [train(task, sample) for sample in samples]
-    task._iterators.clear()
+    task._dealt.clear()
     batches_of(task, "train", 2, **shards)
     middle = len(samples) // 2
     assert [train(task, sample) for sample in samples[middle:]] == pytest.approx(scores[middle:], rel=EXACT)
@@ -181,26 +187,26 @@ def test_a_checkpoint_carries_the_memory_bit_for_bit_and_loads_safely(arch: str)
     scores += [train(task, sample) for sample in samples[-2:]]
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)["StreamingLanguageModelingTask"]
-    task._iterators.clear()
+    task._dealt.clear()
     batches_of(task, "train", 2)
     task.set_checkpoint_dict(saved)
     assert [train(task, sample) for sample in samples[-2:]] == scores[-2:]
-    task._iterators.clear()
+    task._dealt.clear()
     batches_of(task, "train", 3)
     with pytest.raises(ValueError, match="--batch-size times ranks must be as in the checkpoint"):
         task.set_checkpoint_dict(saved)
     # A finished epoch binds nothing.
     task.set_checkpoint_dict({**saved, "finished": True})
     assert task.carried[True].memory is None
-    task._iterators.clear()
+    task._dealt.clear()
     batches_of(task, "train", 1, num_shards=2, shard_id=1)
     task.set_checkpoint_dict(saved)
     assert task.carried[True].memory is None, "another shard's memory was taken"
     # The same streams over another number of ranks: the one that saved has only some of them now.
-    task._iterators.clear()
+    task._dealt.clear()
     halves = list(batches_of(task, "train", 1, num_shards=2, shard_id=0))
     scores = [train(task, sample) for sample in halves]
-    task._iterators.clear()
+    task._dealt.clear()
     batches_of(task, "train", 1, num_shards=2, shard_id=0)
     task.set_checkpoint_dict(saved)
     assert [train(task, sample) for sample in halves[-2:]] == pytest.approx(scores[-2:], rel=EXACT)
@@ -209,10 +215,10 @@ def test_a_checkpoint_carries_the_memory_bit_for_bit_and_loads_safely(arch: str)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_datasets_that_are_read_once_leave_nothing_behind(arch: str) -> None:
     task, _ = make(arch, 1)
-    list(batches_of(task, "train", 2, disable_iterator_cache=True))
-    assert not task._iterators
-    list(batches_of(task, "train", 2))
-    assert len(task._iterators) == 1
+    for disabled in (True, False):
+        for _ in range(2):
+            list(batches_of(task, "train", 2, disable_iterator_cache=disabled))
+        assert len(task._dealt) == len(task.dataset_to_epoch_iter) == 1 - disabled
 
 
 def test_lines_of_their_own_train_the_compression_as_well() -> None:
@@ -231,13 +237,6 @@ def test_lines_of_their_own_train_the_compression_as_well() -> None:
     found = task.train_step(short, model, _Criterion(), _Optimizer(), 0)[2]
     assert list(found) == list(logged)
     assert float(found["auxiliary_loss"]) == 0.0
-
-
-def test_a_stream_is_no_prompt_to_generate_from() -> None:
-    task, _ = make("transformer_xl", 1)
-    sample = next(batches_of(task, "valid", 2))
-    with pytest.raises(ValueError, match="--sample-break-mode must be eos for fairseq-generate"):
-        task.inference_step(None, [task.model], sample)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -275,7 +274,7 @@ def test_another_memory_within_an_epoch_is_refused_by_the_flag_that_changed_it(
     sizes |= flags_by_arch[arch]
 
     def begin(**changes: Any) -> Any:
-        task._iterators.clear()
+        task._dealt.clear()
         task.model = build(arch, {**sizes, **changes}, task.dictionary)
         return list(batches_of(task, "train", 2))
 
@@ -285,7 +284,7 @@ def test_another_memory_within_an_epoch_is_refused_by_the_flag_that_changed_it(
     begin()
     task.set_checkpoint_dict(saved)
     begin(**changes)
-    with pytest.raises(ValueError, match=f"^{sentence}.*--reset-dataloader.*: got"):
+    with pytest.raises(ValueError, match=f"^{sentence}.*--reset-dataloader, checkpoint.reset_dataloader=true.*: got"):
         task.set_checkpoint_dict(saved)
     # A finished epoch binds nothing.
     task.set_checkpoint_dict({**saved, "finished": True})

@@ -70,22 +70,16 @@ class AdaptiveInput(nn.Module):
             width = int(dim // bands.factor**band)
             words = nn.Embedding(end - start, width, padding_idx if band == 0 else None)
             self.embeddings.append(nn.Sequential(words, nn.Linear(width, dim, bias=False)))
-        self.padding_idx = padding_idx
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all weights anew."""
-        for band in range(len(self.cutoff)):
-            table, projection = self.weights_for_band(band)
-            nn.init.normal_(table, std=table.size(1) ** -0.5)
-            if band == 0 and self.padding_idx is not None:
-                nn.init.zeros_(table[self.padding_idx])
-            nn.init.xavier_uniform_(projection)
-
-    def weights_for_band(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """The embedding and the projection of a band."""
-        parameters: Any = self.embeddings[band]
-        return parameters[0].weight, parameters[1].weight
+        bands: Any = self.embeddings
+        for words, projection in bands:
+            nn.init.normal_(words.weight, std=words.embedding_dim**-0.5)
+            if words.padding_idx is not None:
+                nn.init.zeros_(words.weight[words.padding_idx])
+            nn.init.xavier_uniform_(projection.weight)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) -> (B, T, D)."""
@@ -105,12 +99,21 @@ class AdaptiveInput(nn.Module):
 
 
 class TiedLinear(nn.Module):
-    """A projection by a weight of the embedding's."""
+    """A projection by the weight of a part of the embedding, its owner."""
 
-    def __init__(self, weight: nn.Parameter, transpose: bool = False) -> None:
+    def __init__(self, owner: nn.Module, transpose: bool = False) -> None:
         super().__init__()
-        self.weight = weight
+        # In a list, so that the owner is no part of this.
+        self._owner: list[Any] = [owner]
         self.transpose = transpose
+        self.reset_parameters()
+        # ``to_empty`` gives this a weight of its own, and so does loading with ``assign``.
+        self.register_load_state_dict_post_hook(TiedLinear.reset_parameters)
+
+    def reset_parameters(self, *_: object) -> None:
+        """Share the weight, unless the owner computes it from another."""
+        if isinstance(self._owner[0].weight, nn.Parameter):
+            self.weight = self._owner[0].weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> (..., O)."""
@@ -120,7 +123,7 @@ class TiedLinear(nn.Module):
 class TiedHead(nn.Module):
     """Logits of the most frequent words by their embedding, and of the other bands by a projection."""
 
-    def __init__(self, words: nn.Parameter, dim: int, bands: int) -> None:
+    def __init__(self, words: nn.Module, dim: int, bands: int) -> None:
         super().__init__()
         self.word_proj = TiedLinear(words)
         self.class_proj = nn.Linear(dim, bands, bias=False)
@@ -154,11 +157,12 @@ class AdaptiveSoftmax(nn.Module):
         self.cutoff = bands.ends(vocab_size)
         self.drop = nn.Dropout(bands.dropout)
         tails = len(self.cutoff) - 1
+        tied_bands: Any = None if tied is None else tied.embeddings
         self.head: nn.Module
         if tied is None:
             self.head = nn.Linear(dim, self.cutoff[0] + tails, bias=False)
         else:
-            self.head = TiedHead(tied.weights_for_band(0)[0], dim, tails)
+            self.head = TiedHead(tied_bands[0][0], dim, tails)
         self.tail = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise(self.cutoff), start=1):
             first: nn.Module
@@ -167,11 +171,11 @@ class AdaptiveSoftmax(nn.Module):
                 width = int(dim // bands.factor**band)
                 first, last = nn.Linear(dim, width, bias=False), nn.Linear(width, end - start, bias=False)
             else:
-                words, projection = tied.weights_for_band(band)
+                words, projection = tied_bands[band]
                 if tie_projections:
                     first = TiedLinear(projection, transpose=True)
                 else:
-                    first = nn.Linear(projection.size(0), projection.size(1), bias=False)
+                    first = nn.Linear(projection.out_features, projection.in_features, bias=False)
                 last = TiedLinear(words)
             self.tail.append(nn.Sequential(first, nn.Dropout(bands.dropout), last))
         self.reset_parameters()

@@ -24,6 +24,7 @@ CALLS: list[Callable[[Any, torch.Tensor], Any]] = [
 BLOCKS = ("TopDown", "BottomUp", "CoarseLM")
 UNTIED, UNLIKE = {"tie_embeddings": False}, {"adaptive_input": Bands((5,))}
 TIES = ("tie_adaptive_weights", "tie_adaptive_projections")
+TIED = [dict.fromkeys(TIES[:count], True) for count in (1, 2)]
 WITH_A_MEMORY = ("TransformerXL", "CompressiveTransformer", "TransformerQL")
 OF_A_MEMORY = {"positions": "rotary", "qk_norm": True, "short_conv": 3, "sinks": True, "scale_embedding": True}
 # A name, sizes, and how the sentence begins that refuses them.
@@ -229,12 +230,11 @@ def test_reading_a_stream_copies_no_tokens_but_those_of_the_segment(monkeypatch:
         ("Vanilla", {"norm": "rms", "qk_norm": True}),
         ("BottomUp", {"aggregation_gate": True}),
         *((name, ADAPTIVE) for name in ("Vanilla", "TransformerXL")),
-        ("Vanilla", {**ADAPTIVE, "tie_adaptive_weights": True, "tie_adaptive_projections": True}),
+        *(("Vanilla", {**ADAPTIVE, **tied}) for tied in TIED),
     ],
 )
 def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
-    # ``to_empty`` parts the weights that an adaptive softmax shares with its embedding.
-    with torch.device(TOKENS.device if "tie_adaptive_weights" in changes else "meta"):
+    with torch.device("meta"):
         model = build(name, **changes)
     model.to_empty(device=TOKENS.device)
     for parameter in model.parameters():
@@ -255,11 +255,19 @@ def test_all_weights_are_drawn_anew(name: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("name", [name for name in NAMES if "," not in name])
-def test_a_model_filled_from_another_ones_weights_shares_what_that_shares(name: str, assign: bool) -> None:
-    model = build(name)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in NAMES if "," not in name),
+        *((name, {**ADAPTIVE, **tied}) for name in ("Vanilla", "TransformerXL") for tied in TIED),
+    ],
+)
+def test_a_model_filled_from_another_ones_weights_shares_what_that_shares(
+    name: str, changes: dict[str, Any], assign: bool
+) -> None:
+    model = build(name, **changes)
     with torch.device("meta"):
-        filled = build(name)
+        filled = build(name, **changes)
     filled.to_empty(device="cpu").load_state_dict(model.state_dict(), assign=assign)
     assert [n for n, _ in filled.named_parameters()] == [n for n, _ in model.named_parameters()]
     assert filled(TEXT)[0].equal(model(TEXT)[0])

@@ -13,14 +13,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
-from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TransformerStack, TypedList
+from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.pooling import normalised
-from fairseq_ms.core.scales import Scale, check_layers, share_heads
+from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, check_layers, share_heads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,23 +203,3 @@ class KeyValueCache:
         buffer = self.buffer.new_empty(two, batch_size, heads, max(needed, 2 * capacity), head_dim)
         buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
         self.buffer = buffer
-
-
-class UnfinishedBlock(Rows):
-    """The positions (B, r, D) after the last finished block of k of them, r < k.
-
-    Args:
-        batch_size: B
-        factor: k
-        like_BTD: what positions look like, for their width, type and device
-    """
-
-    def __init__(self, batch_size: int, factor: int, like_BTD: Tensor) -> None:
-        super().__init__(like_BTD.new_zeros(batch_size, 0, like_BTD.size(-1)))
-        self.factor = factor
-
-    def join(self, x_BTD: Tensor) -> Tensor:
-        """Put what waits in front of x: (B, r + T, D), from where a block begins; an incomplete one waits again."""
-        joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
-        self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
-        return joined

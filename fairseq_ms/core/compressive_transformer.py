@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.layers import Downsample, TypedList
+from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import normalise, own_of
 from fairseq_ms.core.ops.plain import frozen, plain
 from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
+from fairseq_ms.core.scales import Downsample
 from fairseq_ms.core.stream_state import Mems, shift
 from fairseq_ms.core.streaming import TransformerXLLayer
 from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig

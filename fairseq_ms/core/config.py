@@ -15,7 +15,6 @@ from fairseq_ms.core.ops.recompute import check_probability
 from fairseq_ms.core.ops.rotary import beginnings, rotation
 
 POSITIONS = ("learned", "rotary", "none")
-DOWNSAMPLERS = ("avg", "max", "conv")
 QK_NORMS = (False, True, "scaled")
 RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
     "normal": lambda depth: 1.0,

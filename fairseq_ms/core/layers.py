@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.config import DOWNSAMPLERS, RESIDUAL_STARTS, LayerConfig, ModelConfig
+from fairseq_ms.core.config import RESIDUAL_STARTS, LayerConfig, ModelConfig
 from fairseq_ms.core.ops.attention import self_attention_linear
 from fairseq_ms.core.ops.linear import NORMS, Before, activation_linear, norm_heads, norm_linear, projection
-from fairseq_ms.core.ops.plain import ours
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
 
@@ -66,40 +64,6 @@ class TokenEmbedding(nn.Module):
     def like(self) -> Tensor:
         """An empty (1, 1, D), of the type and on the device of what ``forward`` gives."""
         return next(self.parameters()).new_empty(1, 1, self.dim)
-
-
-@ours
-class Downsample(nn.Module):
-    """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
-
-    Args:
-        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k; raises ValueError for another one
-        dim: model dimension D
-        factor: k
-    """
-
-    def __init__(self, kind: str, dim: int, factor: int) -> None:
-        super().__init__()
-        if kind not in DOWNSAMPLERS:
-            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
-        self.kind = kind
-        self.factor = factor
-        # Kernel and stride being equal, the convolution is one projection of k positions side by side.
-        self.conv = projection(factor * dim, dim) if kind == "conv" and factor > 1 else None
-
-    @property
-    def padding(self) -> float:
-        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
-        return -math.inf if self.kind == "max" else 0.0
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, C * k, D) -> (B, C, D)."""
-        if self.factor == 1:
-            return x_BTD
-        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))  # (B, C, k, D)
-        if self.conv is not None:
-            return self.conv(blocks.flatten(2))
-        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
 
 
 class Attending(Before, Protocol):

@@ -1,7 +1,7 @@
 """From tokens to blocks of tokens and back.
 
 A block of scale k stands for k consecutive positions. At which positions it may be used is up to the model; here a
-block never mixes with another. What pools k positions into one is ``layers.Downsample``.
+block never mixes with another. What pools k positions into one is ``scales.Downsample``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.layers import Downsample
 from fairseq_ms.core.ops.linear import ACTIVATIONS, Norm, normalise, own_of, projection
 from fairseq_ms.core.ops.plain import ours, plain
 from fairseq_ms.core.ops.recompute import recomputed
+from fairseq_ms.core.scales import Downsample
 
 
 @ours

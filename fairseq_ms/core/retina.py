@@ -12,14 +12,14 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
-from fairseq_ms.core.cache import KeyValueCache, State, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
-from fairseq_ms.core.layers import Downsample, QueryKey, ResidualLayer, TypedList
+from fairseq_ms.core.layers import QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import merge_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_attention_linear
-from fairseq_ms.core.scales import Scale, window_turns
+from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, window_turns
 
 # Tokens that continue a text at a time: each is compared with all of them, and with what a window remembers.
 _AT_A_TIME = 256

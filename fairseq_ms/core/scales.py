@@ -1,7 +1,8 @@
-"""The scales of a model: how many tokens a position stands for, and what there is of it."""
+"""The scales of a model: how many tokens a position stands for, what there is of it, and how it is pooled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -9,10 +10,15 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_ms.core.cache import Rows
 from fairseq_ms.core.ops.attention import attend
+from fairseq_ms.core.ops.linear import projection
+from fairseq_ms.core.ops.plain import ours
+
+DOWNSAMPLERS = ("avg", "max", "conv")
 
 
 @dataclass(frozen=True)
@@ -180,3 +186,57 @@ def check_window(scale: Scale, name: str) -> None:
         rule = f"be multiples of {k} for {scale}, near at least {k}, since blocks are seen when they are finished"
         nearest = replace(scale, near=near, far=far).window
         raise ValueError(f"{name} must {rule} (nearest: {nearest}): got {scale.window}")
+
+
+@ours
+class Downsample(nn.Module):
+    """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
+
+    Args:
+        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k; raises ValueError for another one
+        dim: model dimension D
+        factor: k
+    """
+
+    def __init__(self, kind: str, dim: int, factor: int) -> None:
+        super().__init__()
+        if kind not in DOWNSAMPLERS:
+            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
+        self.kind = kind
+        self.factor = factor
+        # Kernel and stride being equal, the convolution is one projection of k positions side by side.
+        self.conv = projection(factor * dim, dim) if kind == "conv" and factor > 1 else None
+
+    @property
+    def padding(self) -> float:
+        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
+        return -math.inf if self.kind == "max" else 0.0
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, C * k, D) -> (B, C, D)."""
+        if self.factor == 1:
+            return x_BTD
+        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))  # (B, C, k, D)
+        if self.conv is not None:
+            return self.conv(blocks.flatten(2))
+        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
+
+
+class UnfinishedBlock(Rows):
+    """The positions (B, r, D) after the last finished block of k of them, r < k.
+
+    Args:
+        batch_size: B
+        factor: k
+        like_BTD: what positions look like, for their width, type and device
+    """
+
+    def __init__(self, batch_size: int, factor: int, like_BTD: Tensor) -> None:
+        super().__init__(like_BTD.new_zeros(batch_size, 0, like_BTD.size(-1)))
+        self.factor = factor
+
+    def join(self, x_BTD: Tensor) -> Tensor:
+        """Put what waits in front of x: (B, r + T, D), from where a block begins; an incomplete one waits again."""
+        joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
+        self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
+        return joined

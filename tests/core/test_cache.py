@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_ms.core.cache import KeyValueCache, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache
+from fairseq_ms.core.scales import UnfinishedBlock
 from tests.helpers.operations import Operations
 from tests.registry import GENERATORS, random_case
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_ms.core.pooling import Downsample, Upsample, right_aligned
+from fairseq_ms.core.pooling import Upsample, right_aligned
+from fairseq_ms.core.scales import Downsample
 
 
 @pytest.mark.parametrize("factor", [2, 3, 4])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.pooling import Coarser, Downsample, Join, right_aligned
+from fairseq_ms.core.pooling import Coarser, Join, right_aligned
+from fairseq_ms.core.scales import Downsample
 from tests.registry import build, dictionary
 
 

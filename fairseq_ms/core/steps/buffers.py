@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State, UnfinishedBlock
+from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State
 from fairseq_ms.core.ops.attention import attend, merge_heads
+from fairseq_ms.core.scales import UnfinishedBlock
 
 # What attention on a GPU wants the number of keys to be a multiple of, where there is a mask.
 _ALIGNED = 8

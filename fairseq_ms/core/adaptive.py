@@ -153,7 +153,6 @@ class AdaptiveSoftmax(nn.Module):
         tie_projections: bool = False,
     ) -> None:
         super().__init__()
-        self.vocab_size = vocab_size
         self.cutoff = bands.ends(vocab_size)
         self.drop = nn.Dropout(bands.dropout)
         tails = len(self.cutoff) - 1

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.ops.linear import add_before
@@ -160,7 +161,7 @@ class KeyValueCache:
         """Add T positions; all keys and values so far, views (B, N, S, H) each."""
         end = self.length + k_BNTH.size(2)
         if end > self.buffer.size(3):
-            self._grow(end)
+            self.buffer = F.pad(self.buffer, (0, 0, 0, max(end, 2 * self.buffer.size(3)) - self.buffer.size(3)))
         self.buffer[0, :, :, self.length : end] = k_BNTH
         self.buffer[1, :, :, self.length : end] = v_BNTH
         self.length = end
@@ -197,9 +198,3 @@ class KeyValueCache:
         if not least <= length <= self.length:
             raise CannotTruncate(f"length must be from {least} to {self.length}, which are known: got {length}")
         self.length = length
-
-    def _grow(self, needed: int) -> None:
-        two, batch_size, heads, capacity, head_dim = self.buffer.shape
-        buffer = self.buffer.new_empty(two, batch_size, heads, max(needed, 2 * capacity), head_dim)
-        buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
-        self.buffer = buffer

@@ -28,16 +28,6 @@ MAY_BE_ZERO = ("padding_idx", "max_positions", "position_dim", "short_conv", *_O
 S = TypeVar("S", bound="LayerConfig")
 
 
-def check_sizes(config: Any) -> None:
-    """Raise ValueError for a whole number of a dataclass that is too small; its lists become tuples."""
-    for field in fields(config):
-        value, least = getattr(config, field.name), int(field.name not in MAY_BE_ZERO)
-        if isinstance(value, list):
-            object.__setattr__(config, field.name, tuple(value))
-        elif str(field.type).startswith("int") and value is not None and value < least:
-            raise ValueError(f"{field.name} must be at least {least}: got {value}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
     """Sizes and probabilities of transformer layers.
@@ -66,7 +56,7 @@ class LayerConfig:
         recompute: keep less for backward (see ``ops/README.md``)
         checkpoint: keep only the input of every layer and run it again in backward
 
-    Raises ValueError for an unknown word and for numbers outside their ranges.
+    Lists become tuples. Raises ValueError for an unknown word and for numbers outside their ranges.
     """
 
     dim: int
@@ -90,7 +80,12 @@ class LayerConfig:
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        for field in fields(self):
+            value, least = getattr(self, field.name), int(field.name not in MAY_BE_ZERO)
+            if isinstance(value, list):
+                object.__setattr__(self, field.name, tuple(value))
+            elif str(field.type).startswith("int") and value is not None and value < least:
+                raise ValueError(f"{field.name} must be at least {least}: got {value}")
         words: dict[str, Collection[Any]] = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS}
         for name, known in {**words, "init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS}.items():
             if getattr(self, name) not in known:

@@ -42,7 +42,7 @@ class MainModel(nn.Module):
         super().__init__()
         self.drop = Dropout(config.dropout, config.recompute)
         dim = config.width_of_positions
-        self.positions = nn.Embedding(config.max_chunks, dim) if dim else None
+        self.positions = nn.Embedding(config.chunks_of(config.max_positions), dim) if dim else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -60,10 +60,6 @@ class Scale:
         """The oldest block in a query's window; below 0 if the window reaches before the text."""
         return 0 if self.far is None else (query - self.far) // self.factor + 1
 
-    def last_visible(self, query: int) -> int:
-        """The newest block that is finished and not too near; below 0 if there is none."""
-        return (query - self.bounds[1]) // self.factor
-
     def see(
         self,
         q_BNTH: Tensor,
@@ -79,12 +75,12 @@ class Scale:
 
         It is zero where that is nothing, as for all queries before the first that sees a block.
         """
-        length, device = q_BNTH.size(2), q_BNTH.device
-        blind = max(oldest * self.factor + self.bounds[1] - start, 0)
+        length, device, nearest = q_BNTH.size(2), q_BNTH.device, self.bounds[1]
+        blind = max(oldest * self.factor + nearest - start, 0)
         if blind >= length:
             # Zeros that still lead back to the queries: distributed training waits for every gradient.
             return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0))
-        first, end = max(oldest, self.first_visible(start + blind)), self.last_visible(start + length - 1) + 1
+        first, end = max(oldest, self.first_visible(start + blind)), (start + length - 1 - nearest) // self.factor + 1
         k, v, bias = k_BNCH[:, :, first - oldest : end - oldest], v_BNCH[:, :, first - oldest : end - oldest], None
         if length > 1:
             queries = torch.arange(start + blind, start + length, device=device)[:, None]

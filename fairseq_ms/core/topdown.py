@@ -17,7 +17,6 @@ from fairseq_ms.core.cache import KeyValueCache, Rows, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.rotary import endings
 from fairseq_ms.core.pooling import Coarser, Join, first_block, normalised, right_aligned
 from fairseq_ms.core.scales import Downsample, Scale, check_layers
 
@@ -71,8 +70,8 @@ class TopDownScale(nn.Module):
         else:
             out_BCD = self.join(x_BTD, blocks, self.pool, self.norm, coarse)
         # Block i begins at (i - 1) * k + 1. Among blocks of one scale only differences count, so i * k says as much.
-        ends = endings(state.position if state is not None else 0, x_BTD.size(1), self.factor)
-        rotation_2CF = self.config.rotation(ends, out_BCD)
+        position, ends = state and state.position, range(first * self.factor, end * self.factor, self.factor)
+        rotation_2CF = self.config.rotation(position if isinstance(position, Tensor) else ends, out_BCD)
         return self.stack(out_BCD, state.caches[self.factor] if state is not None else None, rotation_2CF)
 
 

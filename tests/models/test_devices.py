@@ -7,6 +7,7 @@ backward passes would want a driver.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def without_data(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     # Seeds are drawn on the CPU, so nothing waits for them; a generator of a GPU that is not there cannot be made.
     monkeypatch.setattr(recompute, "draw_seed", lambda: 1)
     monkeypatch.setattr(transformer_ql, "draw_uniform", lambda: 0.5)
-    monkeypatch.setattr(recompute._Generators, "seeded", lambda *unused: None)
+    monkeypatch.setattr(recompute, "_generator", lambda *unused: SimpleNamespace(manual_seed=lambda seed: None))
     # No driver can say of which generation the GPU is.
     monkeypatch.setattr(flash_windows, "_serves", lambda *unused: True)
     with FakeTensorMode():

@@ -83,13 +83,8 @@ class HAEDConfig(LayerConfig):
         """How many symbols are embedded, padding among them."""
         return max(self.vocab_size, self.pad + 1)
 
-    @property
-    def max_chunks(self) -> int:
-        """In the longest text."""
-        return self.chunks_of(self.max_positions)
-
     def chunks_of(self, length: int) -> int:
-        """In a text of so many tokens at most: its first is a chunk by itself, and a word may be a single token."""
+        """Chunks in a text of so many tokens, at most: the first is one by itself, and a word may be a single token."""
         return 1 + (length if self.segmentation == "words" else -(-length // self.max_segment_len))
 
 

@@ -7,6 +7,7 @@ to no time. Here their results are computed again in the backward pass from inpu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -32,26 +33,16 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-def gelu_accurate(x: Tensor) -> Tensor:
-    """GELU by tanh."""
-    return F.gelu(x, approximate="tanh")
-
-
-def identity(x: Tensor) -> Tensor:
-    """x."""
-    return x
-
-
-# Named functions, so that modules that hold one can be pickled.
+# No lambdas, so that modules that hold one can be pickled.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu_squared": relu_squared,
     "gelu": F.gelu,
-    "gelu_accurate": gelu_accurate,
+    "gelu_accurate": partial(F.gelu, approximate="tanh"),
     "swish": F.silu,
     "swiglu": swiglu,
     "tanh": torch.tanh,
-    "linear": identity,
+    "linear": torch.positive,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,33 +49,18 @@ def mixed_seed(seed: int, *counters: int) -> int:
     return state >> 32
 
 
-def records() -> bool:
-    """Whether autograd records what is computed now."""
-    return torch.is_grad_enabled()
-
-
 def saves() -> bool:
     """Whether operations with a gradient of their own are worth it: not in a compiled one, whose compiler decides.
 
     ``torch.compile`` computes again what is cheap, and would compile such an operation anew for every length.
     """
-    return records() and not torch.compiler.is_compiling()
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-class _Generators(threading.local):
-    """One generator a device for each thread: a fresh one for every mask would allocate its state every time."""
-
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, torch.Generator] = {}
-
-    def seeded(self, device: torch.device, seed: int) -> torch.Generator:
-        """The generator of a device, at the beginning of a seed's stream."""
-        if device not in self.by_device:
-            self.by_device[device] = torch.Generator(device)
-        return self.by_device[device].manual_seed(seed)
-
-
-_GENERATORS = _Generators()
+@cache
+def _generator(device: torch.device, thread: int) -> torch.Generator:
+    """One for each device and thread: a fresh one for every mask would allocate its state every time."""
+    return torch.Generator(device)
 
 
 def keep_prob(p: float) -> float:
@@ -87,7 +73,7 @@ def keep_mask(seed: int, p: float, like: Tensor) -> Tensor:
     mask = torch.empty_like(like, memory_format=torch.contiguous_format)
     if like.is_meta:
         return mask
-    generator = _GENERATORS.seeded(like.device, seed)
+    generator = _generator(like.device, threading.get_ident()).manual_seed(seed)
     if like.device.type != "cpu":
         return mask.bernoulli_(keep_prob(p), generator=generator)
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
@@ -143,17 +129,8 @@ class _SeededDropout(torch.autograd.Function):
         return grad * ctx.masks.scaled(grad), None
 
 
-def dropout(x: Tensor, p: float, training: bool, recompute: bool = True) -> Tensor:
-    """Dropout with probability p; with ``recompute`` its mask is drawn again in backward, not kept."""
-    if not training or p == 0.0:
-        return x
-    if recompute and p < 1.0 and saves():
-        return _SeededDropout.apply(x, p)
-    return F.dropout(x, p, training=True)
-
-
 class Dropout(nn.Module):
-    """``dropout`` as a module, in the place of ``nn.Dropout``."""
+    """``nn.Dropout`` with probability p, whose mask is drawn again in backward with ``recompute``, and not kept."""
 
     def __init__(self, p: float, recompute: bool = True) -> None:
         super().__init__()
@@ -161,7 +138,11 @@ class Dropout(nn.Module):
         self.recompute = recompute
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p, self.training, self.recompute)
+        if not self.training or self.p == 0.0:
+            return x
+        if self.recompute and self.p < 1.0 and saves():
+            return _SeededDropout.apply(x, self.p)
+        return F.dropout(x, self.p, training=True)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -39,11 +39,6 @@ def beginnings(start: int | Tensor, count: int, factor: int = 1) -> range | Tens
     return range(start // factor * factor, (start + count) // factor * factor, factor)
 
 
-def endings(start: int | Tensor, count: int, factor: int = 1) -> range | Tensor:
-    """The multiples of k among ``count`` positions from ``start`` on; of the one position in a tensor (1,), itself."""
-    return start if isinstance(start, Tensor) else range(-(-start // factor) * factor, start + count, factor)
-
-
 def _numbers(numbers: range, like: Tensor) -> Tensor:
     return torch.arange(numbers.start, numbers.stop, numbers.step, dtype=torch.float64, device=like.device)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_ms.core.ops import window_blocks
-from fairseq_ms.core.ops.recompute import dropout, keep_prob, mixed_seed
+from fairseq_ms.core.ops.recompute import Dropout, keep_prob, mixed_seed
 from fairseq_ms.core.ops.window_attention import LayerWindows
 from fairseq_ms.core.scales import Scale
 
@@ -61,7 +61,7 @@ def test_masks_of_the_chunks_of_a_piece_are_uncorrelated(recompute: bool) -> Non
 
 def test_masks_of_successive_layers_are_uncorrelated() -> None:
     torch.manual_seed(3)
-    assert_independent(torch.stack([(dropout(torch.ones(4000), P, True) != 0.0).double() for _ in range(200)]))
+    assert_independent(torch.stack([(Dropout(P)(torch.ones(4000)) != 0.0).double() for _ in range(200)]))
 
 
 def test_mixed_seeds_differ_in_32_bits_for_every_counter() -> None:

@@ -8,10 +8,10 @@ import torch
 from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.layers import TransformerLayer
 from fairseq_ms.core.ops.recompute import (
+    Dropout,
     DropoutMasks,
     draw_seed,
     draw_uniform,
-    dropout,
     keep_mask,
     keep_prob,
     recomputed,
@@ -78,7 +78,7 @@ def test_extreme_probabilities_do_not_overflow(p: float) -> None:
 
 def test_dropout_uses_one_mask_for_both_directions() -> None:
     x = torch.ones(50, 41, requires_grad=True)
-    y = dropout(x, 0.3, training=True)
+    y = Dropout(0.3)(x)
     (grad,) = torch.autograd.grad(y.sum(), [x])
     assert torch.equal(grad, y.detach())
     assert 0.0 < (y == 0.0).float().mean() < 1.0

@@ -39,7 +39,13 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
 
         Raises UsageError if the model is neither ``coarse_lm`` nor a ``multiscale_topdown`` with a weight for bags.
         """
-        weight = _weight(model)
+        # None is for a model that has nothing else to train on.
+        weight = getattr(unwrapped(model), "bag_of_words_weight", 0.0)
+        if weight == 0.0:
+            raise UsageError(
+                "--criterion bag_of_words needs --arch coarse_lm, or multiscale_topdown with a --bag-of-words-weight "
+                f"above 0: got a {type(model).__name__}"
+            )
         if weight is not None:
             return self._beside_tokens(model, sample, weight, reduce)
         blocks = {**sample["net_input"], "per_block": True, "features_only": True}
@@ -76,22 +82,3 @@ class BagOfWordsCriterion(CrossEntropyCriterion):
         if not reduce:
             loss = loss.view(len(targets_BT), -1)[:, :length].reshape(-1)
         return loss, loss
-
-
-def _weight(model: torch.nn.Module) -> float | None:
-    """The weight of bags beside tokens, None if there is nothing else to train on.
-
-    Raises UsageError unless the model, perhaps wrapped for distributed training, predicts bags.
-    """
-    from fairseq_ms.models.coarse import CoarseLanguageModel
-    from fairseq_ms.models.topdown import TopDownLanguageModel
-
-    inner = unwrapped(model)
-    if isinstance(inner, CoarseLanguageModel):
-        return None
-    if isinstance(inner, TopDownLanguageModel) and inner.bag_of_words_weight:
-        return float(inner.bag_of_words_weight)
-    raise UsageError(
-        "--criterion bag_of_words needs --arch coarse_lm, or multiscale_topdown with a --bag-of-words-weight above 0: "
-        f"got a {type(model).__name__}"
-    )

@@ -43,9 +43,9 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         return cls(task, cfg.sentence_avg, cfg.label_smoothing, cfg.ignore_prefix_size, cfg.report_accuracy)
 
     @staticmethod
-    def check_output(without: str | None) -> None:
-        """Raise UsageError for a model without an output matrix, as ``without_output_matrix`` calls it."""
-        if without is not None:
+    def check(model: Any) -> None:
+        """Raise UsageError for a model without an output matrix."""
+        if (without := without_output_matrix(model)) is not None:
             raise UsageError(
                 f"--criterion linear_cross_entropy needs a model whose logits are its features times one matrix: "
                 f"got {without}"
@@ -56,7 +56,7 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
 
         Raises UsageError if the model has no output matrix. Where something wraps it, it is called, for all logits.
         """
-        self.check_output(without_output_matrix(model))
+        self.check(model)
         if output_matrix(model) is None:
             return super().forward(model, sample, reduce)
         features_only = {**sample["net_input"], "features_only": True}

@@ -60,7 +60,8 @@ class FairseqMsLM(LM):
         self.batch_size = int(batch_size)
         self.checkpoint = checkpoints.load(path, data, cpu=True)
         self.checkpoint.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.lines = tokenizer.lines_of(tokenizer.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE)))
+        lines = tokenizer.lines_of(tokenizer.pipeline_of(self.checkpoint.folder, *map(spelled.get, _PIPELINE)))
+        self.symbols = tokenizer.Symbols(lines, self.checkpoint.dictionary.symbols)
         given = tokens_per_sample if tokens_per_sample is not None else context_window
         self.window: int | None = None
         self.context: int | None = None
@@ -74,12 +75,7 @@ class FairseqMsLM(LM):
 
     def tokens(self, text: str) -> Tensor:
         """The tokens (n,) of a text, without a first symbol."""
-        dictionary = self.checkpoint.dictionary
-        return torch.tensor([dictionary.index(symbol) for symbol in self.lines.symbols_of(text)], dtype=torch.long)
-
-    def text(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
-        return self.lines.text_of(self.checkpoint.dictionary[token] for token in tokens)
+        return torch.tensor(self.symbols.tokens_of(text), dtype=torch.long)
 
     def _answered(
         self,
@@ -190,7 +186,7 @@ class FairseqMsLM(LM):
 
         def answer(rows: Sequence[int]) -> list[str]:
             batch = torch.stack([prompts[row][0] for row in rows])
-            return generation.continued(self.checkpoint, batch, prompts[rows[0]][1], self.text)
+            return generation.continued(self.checkpoint, batch, prompts[rows[0]][1], self.symbols.text_of)
 
         return self._answered("generate_until", requests, groups.values(), answer, disable_tqdm)
 

@@ -67,25 +67,21 @@ def with_contexts(
 ) -> Any:
     """``eval_lm_dataloader`` of fairseq's ``language_modeling`` task, with ``ContextWindowDataset``.
 
-    fairseq leaves out blocks that are longer than the model's positions; here that is a ``UsageError``.
+    fairseq leaves out blocks that are longer than the model's positions, as a line that is one can be; here that is a
+    ``UsageError``.
     """
     if context_window < 0:
         raise UsageError(f"--context-window must be at least 0: got {context_window}")
-    tokens = task.args.tokens_per_sample
+    tokens, mode = task.args.tokens_per_sample, task.args.sample_break_mode
     if max_positions is not None:
-        _check_fits(dataset, tokens + context_window, max_positions, task.args.sample_break_mode)
+        most, longest = f"the model's {max_positions} positions", int(max(dataset.sizes, default=0))
+        if (window := tokens + context_window) > max_positions:
+            raise UsageError(f"--tokens-per-sample must not exceed {most}: got {window}")
+        if longest > max_positions:
+            raise UsageError(
+                f"--sample-break-mode {mode} needs lines of at most {most}, and --sample-break-mode none cuts longer "
+                f"ones: got a line of {longest} tokens"
+            )
     if context_window > 0:
         dataset = ContextWindowDataset(dataset, tokens, context_window, task.source_dictionary.pad())
     return original(task, dataset, *args, max_positions=max_positions, **more)
-
-
-def _check_fits(dataset: Any, window: int, positions: int, break_mode: Any) -> None:
-    """Raise UsageError when a window, or a line that is a block by itself, has more tokens than there are positions."""
-    if window > positions:
-        raise UsageError(f"--tokens-per-sample must not exceed the model's {positions} positions: got {window}")
-    longest = int(max(dataset.sizes, default=0))
-    if longest > positions:
-        raise UsageError(
-            f"--sample-break-mode {break_mode} needs lines of at most the model's {positions} positions, and "
-            f"--sample-break-mode none cuts longer ones: got a line of {longest} tokens"
-        )

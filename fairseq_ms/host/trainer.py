@@ -353,7 +353,6 @@ def forget_best() -> None:
 def check_criterion(criterion: Any, model: Any, cfg: Any) -> None:
     """Raise UsageError unless the criterion trains the model."""
     from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
-    from fairseq_ms.lm.output_matrix import without_output_matrix
 
     cutoff, name = getattr(cfg.model, "adaptive_softmax_cutoff", None), getattr(cfg.criterion, "_name", None)
     if type(model).__module__.startswith("fairseq_ms."):
@@ -364,7 +363,7 @@ def check_criterion(criterion: Any, model: Any, cfg: Any) -> None:
         if not cutoff and isinstance(criterion, AdaptiveLoss):
             raise UsageError(f"--adaptive-softmax-cutoff must be given with --criterion {name}: got none")
     if isinstance(criterion, LinearCrossEntropyCriterion):
-        criterion.check_output(without_output_matrix(model))
+        criterion.check(model)
 
 
 # fairseq looks for the argument's name before it passes it.

@@ -47,29 +47,6 @@ class Decoder(FairseqIncrementalDecoder):
         """From features to logits; None with adaptive softmax."""
         return self.core.project
 
-    def features_with_memory(self, tokens_BT: Tensor, memory: Any) -> tuple[Tensor, dict[str, Any]]:
-        """Features (B, T, D), and for ``extra`` what a streaming model remembers.
-
-        That is the "memory" after the tokens, and the "auxiliary_loss" (B,) that it adds to a training loss, or None.
-        """
-        if isinstance(self.core, StreamingModel):
-            x_BTD, after, loss_B = self.core.stream(tokens_BT, memory)
-            return x_BTD, {"memory": after, "auxiliary_loss": loss_B}
-        self.refuse_memory(memory)
-        return self.core.features(tokens_BT), {"memory": None}
-
-    def new_decoding(self, memory: Any) -> Decoding:
-        """The start of a cached decoding; streaming models start from a memory."""
-        if isinstance(self.core, StreamingModel) and memory is not None:
-            return Decoding(self.core, partial(self.core.new_state, memory=memory))
-        self.refuse_memory(memory)
-        return Decoding(self.core)
-
-    def refuse_memory(self, memory: Any) -> None:
-        """Raise ``UsageError`` unless it is None."""
-        if memory is not None:
-            raise UsageError(f"memory: {type(self.core).__name__} has no memory, so it must be None")
-
     def forward(
         self,
         prev_output_tokens: Tensor,
@@ -79,7 +56,9 @@ class Decoder(FairseqIncrementalDecoder):
         memory: Any = None,
         features_only: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits (B, T, V), and ``extra`` with the new memory of a streaming model.
+        """Logits (B, T, V), and ``extra`` with what a streaming model remembers.
+
+        That is the "memory" after the tokens, and the "auxiliary_loss" (B,) that it adds to a training loss, or None.
 
         With ``incremental_state``, only those at the last position, (B, 1, V), computed from what the state
         has cached; ``encoder_out`` is then what ``PromptReader`` says of the prompts. The state then continues the
@@ -87,14 +66,19 @@ class Decoder(FairseqIncrementalDecoder):
         since no position sees a later one, ``src_lengths`` changes nothing. With adaptive softmax, features
         (B, T, D) stand in for the logits, as in fairseq's own models.
         """
+        extra: dict[str, Any] = {"attn": None, "memory": None}
+        if memory is not None and not isinstance(self.core, StreamingModel):
+            raise UsageError(f"memory: {type(self.core).__name__} has no memory, so it must be None")
         if incremental_state is not None:
-            decoding = incremental_state.get(_STATE)
-            if decoding is None:
-                decoding = incremental_state[_STATE] = self.new_decoding(memory)
-            x_BTD, extra = decoding.last_features(prev_output_tokens, encoder_out), {"memory": None}
+            if _STATE not in incremental_state:
+                begin = {"memory": memory} if memory is not None else {}
+                incremental_state[_STATE] = Decoding(self.core, partial(self.core.new_state, **begin))
+            x_BTD = incremental_state[_STATE].last_features(prev_output_tokens, encoder_out)
+        elif isinstance(self.core, StreamingModel):
+            x_BTD, extra["memory"], extra["auxiliary_loss"] = self.core.stream(prev_output_tokens, memory)
         else:
-            x_BTD, extra = self.features_with_memory(prev_output_tokens, memory)
-        return (x_BTD if features_only else self.output_layer(x_BTD)), {"attn": None, **extra}
+            x_BTD = self.core.features(prev_output_tokens)
+        return (x_BTD if features_only else self.output_layer(x_BTD)), extra
 
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **unused: Any

@@ -45,13 +45,12 @@ class Decoding:
 
     Args:
         model: of the core
-        new_state: from the number of rows and the room for tokens to the state that generation begins with, if that is
-            not the model's own
+        new_state: from the number of rows and the room for tokens to the state that generation begins with
     """
 
-    def __init__(self, model: CausalModel, new_state: Callable[[int, int], State] | None = None) -> None:
+    def __init__(self, model: CausalModel, new_state: Callable[[int, int], State]) -> None:
         self.model = model
-        self.new_state = new_state or model.new_state
+        self.new_state = new_state
         self.read: Reader | None = None
         self.tokens_BT: Tensor | None = None
         self.ahead_BTD: Tensor | None = None

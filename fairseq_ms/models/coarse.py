@@ -26,6 +26,8 @@ class CoarseFlags(MemorylessFlags):
 class CoarseLanguageModel(BaseLanguageModel):
     """Predicts the next k-gram's bag of words (Multi-scale Transformer LMs, Section 6.2)."""
 
+    bag_of_words_weight = None
+
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.LanguageModel:
         settings = model_settings(cfg, source_dictionary, target_dictionary)

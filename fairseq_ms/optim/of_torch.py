@@ -17,7 +17,8 @@ from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections, undecayed
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import rules
-from fairseq_ms.lm.choices import option
+from fairseq_ms.lm.choices import option, probability
+from fairseq_ms.lm.config import check_ranges
 
 # fairseq copies it to the float32 masters of half precision.
 _UNDECAYED = "without decay"
@@ -41,8 +42,9 @@ class MuonFlags(AdamWFlags):
         None,
         "learning rate of AdamW, which trains all but the layers' matrices; it follows the schedule of "
         "--lr, Muon's, in proportion (required)",
+        above=0,
     )
-    muon_momentum: float = option(0.95, "momentum of Muon")
+    muon_momentum: float = probability(0.95, "momentum of Muon")
     no_nesterov: bool = option(False, "plain momentum in place of Nesterov's for Muon")
     adjust_lr_fn: ChoiceEnum(["original", "match_rms_adamw"]) = option(  # type: ignore[valid-type]
         "original",
@@ -144,11 +146,9 @@ def prepare_muon(cfg: Any, model: nn.Module) -> None:
             raise UsageError(f"{flag} must be left out with --optimizer muon, which needs whole matrices in float32")
     if own.adam_lr is None:
         raise UsageError("--adam-lr must be given with --optimizer muon: the rate of embeddings, norms and biases")
-    for flag, value in (("--lr", _rate(own)), ("--adam-lr", own.adam_lr)):
-        if not 0.0 < value < math.inf:
-            raise UsageError(f"{flag} must be above 0 with --optimizer muon: got {value}")
-    if not 0.0 <= own.muon_momentum < 1.0:
-        raise UsageError(f"--muon-momentum must be at least 0 and below 1: got {own.muon_momentum}")
+    if not 0.0 < _rate(own) < math.inf:
+        raise UsageError(f"--lr must be above 0 with --optimizer muon: got {_rate(own)}")
+    check_ranges(MuonFlags.__dataclass_fields__, own)
     rules.betas(own.adam_betas)
     cfg.common.fp16_no_flatten_grads = True
     for matrix, rows in rows_of_projections(model).items():

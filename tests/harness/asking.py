@@ -159,7 +159,7 @@ def greedy(model: FairseqMsLM, context: str, most: int) -> str:
         if best == words.eos():
             break
         tokens = torch.cat([tokens, torch.tensor([best])])
-    return model.text(tokens[start:].tolist())
+    return model.symbols.text_of(tokens[start:].tolist())
 
 
 def log_likelihoods(path: Path, model: FairseqMsLM) -> dict[str, Any]:

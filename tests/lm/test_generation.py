@@ -133,7 +133,7 @@ def test_a_wrong_hint_about_the_prompts_costs_time_and_changes_nothing() -> None
     tokens = case.tokens(2, 9)
     wrong = {"prompts": torch.cat([tokens[:, :4], case.tokens(2, 5).flip(0)], dim=1), "rows": torch.arange(2)}
     wrong["prompts"][:, 4] = (tokens[:, 4] - 3) % 9 + 4
-    decoding = Decoding(case.model.decoder.core)
+    decoding = Decoding(case.model.decoder.core, case.model.decoder.core.new_state)
     with torch.no_grad():
         for end in range(1, 10):
             features = decoding.last_features(tokens[:, :end], wrong)

@@ -100,12 +100,6 @@ def test_the_loss_of_a_coarse_model_is_that_of_cross_entropy_token_by_token(seed
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_features_do_not_depend_on_the_auxiliary_loss() -> None:
-    tokens = sample(2, 13)["net_input"]["src_tokens"]
-    with_bags, without = topdown(0.3).eval(), topdown(0.0, "cross_entropy").eval()
-    assert torch.equal(with_bags(tokens)[0], without(tokens)[0])
-
-
 def test_a_weight_without_its_criterion_and_a_criterion_without_a_weight_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^--bag-of-words-weight needs --criterion bag_of_words .* 0.3 and cross"):
         topdown(0.3, "cross_entropy")

@@ -93,18 +93,6 @@ def test_every_token_is_scored_once_whatever_stride_break_mode_batches_and_worke
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_without_a_context_window_every_block_is_by_itself(data: Path) -> None:
-    task = task_of(data, 6, "none")
-
-    def sources(**settings: int) -> list[list[int]]:
-        loader = task.eval_lm_dataloader(task.dataset("test"), batch_size=3, max_positions=6, **settings)
-        rows = [row for batch in loader for row in batch["net_input"]["src_tokens"]]
-        return sorted(row[row != task.dictionary.pad()].tolist() for row in rows)
-
-    blocks = sorted(block["source"].tolist() for block in task.dataset("test"))
-    assert sources() == sources(context_window=0) == blocks
-
-
 def test_a_line_longer_than_the_positions_is_refused_and_not_left_out(data: Path) -> None:
     for context in (0, 5):
         task = task_of(data, 12 - context, "eos")

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,10 @@ import torch
 from fairseq import checkpoint_utils, options
 from fairseq.data import ListDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import train
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 from torch.multiprocessing import ProcessRaisedException
 
@@ -29,11 +30,6 @@ from tests.helpers.trained import configuration as parsed
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
 STREAMS = "--task streaming_language_modeling --arch transformer_xl"
-
-
-@pytest.fixture(scope="module")
-def data(folders: list[Path]) -> Path:
-    return folders[0]
 
 
 @pytest.mark.parametrize("flags", ["--arch retina_lm --scale-windows 4x=0:8", "--valid-subset dev"])
@@ -94,6 +90,13 @@ def test_a_metric_that_no_validation_has_is_one_sentence_after_what_was_trained_
     assert (tmp_path / "runs" / "checkpoint_last.pt").is_file()
 
 
+def unfilled(**task: Any) -> Any:
+    """fairseq's defaults, of a training alone."""
+    cfg: Any = OmegaConf.structured(FairseqConfig)
+    cfg.task, cfg.distributed_training.distributed_world_size = task, 1
+    return cfg
+
+
 def elsewhere(folder: Path, rank: int) -> None:
     os.chdir(folder)
 
@@ -109,30 +112,18 @@ def test_a_relative_path_that_hydra_has_left_behind_is_told_from_a_missing_one(d
         assert ("absolute path" in last) == absolute
 
 
-def configuration(**changes: Any) -> SimpleNamespace:
-    """What refusals read of a configuration."""
-    training = {"ddp_backend": "pytorch_ddp", "distributed_init_method": None, "distributed_world_size": 1}
-    training |= {"distributed_no_spawn": False, "tpu": False, "pipeline_model_parallel": False, "distributed_port": 0}
-    return SimpleNamespace(
-        distributed_training=SimpleNamespace(**training),
-        checkpoint=SimpleNamespace(write_checkpoints_asynchronously=False),
-        common=SimpleNamespace(fp16=changes.get("fp16", False), tpu=False, seed=1),
-        dataset=SimpleNamespace(max_tokens=None, max_tokens_valid=None, num_workers=0),
-        optimization=SimpleNamespace(update_freq=[1], lr=[0.25]),
-        optimizer=None,
-        task=SimpleNamespace(tokens_per_sample=changes.get("tokens", 8)),
-        eval_lm=SimpleNamespace(context_window=changes.get("context", 0)),
-    )
-
-
 def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for tokens in (1, None):
-        rules.refuse_to_train(configuration(tokens=tokens))
-    with pytest.raises(UsageError, match="must be 1 more than --context-window 8: got 8"):
-        rules.refuse(configuration(context=8))
+    cfg = unfilled(tokens_per_sample=1)
+    rules.refuse_to_train(cfg)
+    cfg.eval_lm.context_window = 8
+    with pytest.raises(UsageError, match="must be 1 more than --context-window 8: got 1"):
+        rules.refuse(cfg)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cfg = unfilled()
+    rules.refuse_to_train(cfg)
+    cfg.common.fp16 = True
     with pytest.raises(UsageError, match="--fp16 must be left out on a machine without a GPU: torch finds none"):
-        rules.refuse_to_train(configuration(fp16=True))
+        rules.refuse_to_train(cfg)
 
 
 HYDRA = (

@@ -17,11 +17,6 @@ MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update",
 ENDLESS = ("--clip-norm", "0", "--optimizer", "sgd", "--lr", "1e37", "--max-update", "9")
 
 
-@pytest.fixture(scope="module")
-def data(folders: list[Path]) -> Path:
-    return folders[0]
-
-
 def on_a_cpu(rank: int) -> None:
     """Let --fp16 train there."""
     rules.refuse_to_train = rules.refuse

@@ -16,7 +16,7 @@ from tests.helpers.cli import run_cli
 from tests.helpers.forked import curve, run
 from tests.helpers.launched import Nodes
 from tests.helpers.resumed import TINY, TRANSFORMER_XL, assert_same_weights, tiny_training
-from tests.host.test_errors import configuration
+from tests.host.test_errors import unfilled
 
 MODELS = {
     "vanilla_lm": ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1"),
@@ -125,7 +125,7 @@ def test_a_launcher_is_believed_unless_the_user_says_otherwise(
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    cfg = configuration()
+    cfg = unfilled()
     cfg.distributed_training = DistributedTrainingConfig(tpu=False, **given)
     # ``main`` starts no processes by itself.
     launch.run_together(lambda cfg, main: None, cfg, lambda cfg: None)
@@ -141,4 +141,4 @@ def test_hydra_under_a_launcher_is_told_how_many_processes_there_are(monkeypatch
     with pytest.raises(
         UsageError, match=r"^distributed_training.distributed_world_size=4 must be given to fairseq-hyd"
     ):
-        rules.refuse_to_train(configuration())
+        rules.refuse_to_train(unfilled())

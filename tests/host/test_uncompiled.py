@@ -13,8 +13,6 @@ from omegaconf import OmegaConf
 
 from fairseq_ms.host import uncompiled
 
-RNG = np.random.default_rng(3)
-
 
 def digest(found: object) -> str:
     """Of what fairseq's compiled functions gave for the same, when they were there."""

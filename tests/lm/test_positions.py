@@ -21,12 +21,9 @@ OWN: dict[str, dict[str, Any]] = {
     "multiscale_bottomup": {"scale_layers": "4x=1,1x=1"},
     "coarse_lm": {"scale_layers": "4x=1"},
 }
-LOCAL = {"decoder_layers": 2, "scale_windows": "1x=0:9"}
-CASES = [*OWN.items(), ("vanilla_lm", LOCAL)]
 TRAINED = 16
 
 either = pytest.mark.parametrize("positions", ["rotary", "none"])
-every_model = pytest.mark.parametrize(("arch", "own"), CASES)
 
 
 def model_of(arch: str, own: dict[str, Any], **flags: Any) -> Any:

@@ -239,7 +239,7 @@ def test_a_checkpoint_of_another_optimizer_is_one_sentence(
     ("changes", "sentence"),
     [
         ({"optimizer.adam_lr": None}, "--adam-lr must be given with --optimizer muon"),
-        ({"optimizer.adam_lr": 0.0}, "--adam-lr must be above 0 with --optimizer muon: got 0.0"),
+        ({"optimizer.adam_lr": 0.0}, "--adam-lr must be above 0: got 0.0"),
         ({"optimizer.lr": [0.0]}, "--lr must be above 0 with --optimizer muon: got 0.0"),
         ({"optimizer.muon_momentum": 1.0}, "--muon-momentum must be at least 0 and below 1: got 1.0"),
         ({"optimizer.adam_betas": "(0.9, 1)"}, r'--adam-betas must be two numbers .* "\(0.9, 0.98\)": got \(0.9, 1\)'),

@@ -17,7 +17,7 @@ from fairseq_ms_pipeline.dataset import CODES, Dataset
 from fairseq_ms_pipeline.documents import Line, Reader
 from fairseq_ms_pipeline.download import fetch
 from fairseq_ms_pipeline.run import Job, run
-from fairseq_ms_pipeline.sources import check_inputs, matches, text_files, total_bytes
+from fairseq_ms_pipeline.sources import check_inputs, identity_of, matches, text_files, total_bytes
 
 # Tokenised, segmented and binarised text and the published copies, as measured on English novels.
 DISK_PER_INPUT_BYTE = 5
@@ -175,8 +175,7 @@ def job_from_files(dataset: Dataset, args: argparse.Namespace) -> Job:
         matches(file.name, dataset.json_names) for file in text_files(inputs, reader.wanted)
     ):
         raise ValueError(f"--column {args.column} has no meaning where --input has no JSON or table: leave it out.")
-    named = [{"name": path.name, "bytes": total_bytes([path])} for path in inputs]
-    return job_of(args, dataset, reader.lines, total_bytes(inputs), inputs=named)
+    return job_of(args, dataset, reader.lines, total_bytes(inputs), inputs=[*map(identity_of, inputs)])
 
 
 def plan(job: Job) -> str:

@@ -36,7 +36,7 @@ class Job:
     """One run of the pipeline: a declaration, where it reads, where it writes, and how many processes.
 
     lines: gives all lines of all splits in a fixed order, and tells its argument of the bytes that it has read.
-    identity: what else decides the result (input names and sizes, the seed), kept in the manifest.
+    identity: what else decides the result (the inputs' names and digests, the seed), kept in the manifest.
     vocabulary_from: a folder prepared earlier whose BPE codes and dictionary are used instead of new ones, or the
     `tokenizer.json` of Hugging Face's tokenizers, whose codes are.
     """

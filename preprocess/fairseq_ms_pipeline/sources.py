@@ -7,20 +7,21 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import hashlib
 import io
 import json
 import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from fairseq_ms_pipeline.files import Json
+from fairseq_ms_pipeline.files import Json, digest_of
 from fairseq_ms_pipeline.text import decoded
 
 OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
@@ -76,6 +77,19 @@ def check_inputs(inputs: list[Path]) -> None:
 def total_bytes(inputs: list[Path]) -> int:
     """Bytes on disk of all inputs (of compressed ones: compressed)."""
     return sum(file.stat().st_size for path in inputs for file in plain_files(path))
+
+
+def identity_of(path: Path, files: Iterable[tuple[str, str]] | None = None) -> Json:
+    """What decides the result of an input: its name, and where files lie in it with a digest of their content.
+
+    ``files`` are those that are read of it, all by default.
+    """
+    if files is None:
+        every = plain_files(path)
+        files = ((file.relative_to(path.parent).as_posix(), digest_of(file, "blake2b")) for file in every)
+    listing = "".join(f"{place}\0{digest}\n" for place, digest in files)
+    digest = hashlib.blake2b(listing.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return {"name": path.name, "blake2b": digest}
 
 
 def text_files(

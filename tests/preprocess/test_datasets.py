@@ -223,6 +223,31 @@ def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -
     assert all(counts["lines"] > 0 for counts in counts_of(out).values())
 
 
+SAME_SIZE = {
+    "text": ["--level", "word"],
+    "chars": [],
+    "code": ["--names", "*.txt", "--bpe-merges", "9"],
+    "images": ["--valid-fraction", "0.3"],
+}
+
+
+@pytest.mark.parametrize("dataset", SAME_SIZE)
+def test_an_input_that_is_edited_to_the_same_size_is_another(dataset, tmp_path):
+    for name in ("train/data_batch_1.bin", "test/test_batch.bin", "train/a.txt", "valid/b.txt", "test/c.txt"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(name[-5:-4].encode() * (3073 * 40 - 1) + b"\n")
+    command = (dataset, "--input", tmp_path / "in", "--out", tmp_path / "out", *SAME_SIZE[dataset])
+    prepare(*command)
+    edited = tmp_path / "in" / ("train/data_batch_1.bin" if dataset == "images" else "train/a.txt")
+    before = edited.read_bytes()
+    edited.write_bytes(b"z" + before[1:])
+    refused = prepare(*command, check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "of a run with other settings" in refused.stderr
+    edited.write_bytes(before)
+    assert "is prepared already" in prepare(*command).stdout
+
+
 @pytest.mark.parametrize("kind", ["t", "t.zip"])
 def test_files_of_the_same_name_in_several_inputs_are_shared_out_like_others(tmp_path, kind):
     for number in range(3):

@@ -19,9 +19,8 @@ from typing import NamedTuple
 from fairseq_ms_pipeline.cli import add_bpe_flags, common_parser, job_of, run_job, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
-from fairseq_ms_pipeline.files import Json
 from fairseq_ms_pipeline.run import Job
-from fairseq_ms_pipeline.sources import check_inputs, matches, plain_files
+from fairseq_ms_pipeline.sources import check_inputs, identity_of, matches, plain_files
 from fairseq_ms_pipeline.stdlib_docs import library_folder, split_by_size
 
 # Those of the recorded experiments: with fewer names other folders of Python's library are held out.
@@ -64,13 +63,6 @@ def sources_of(path: Path, names: tuple[str, ...]) -> list[Source]:
     if not found:
         raise ValueError(f"--input {path} holds no file of {' '.join(names)}.")
     return found
-
-
-def identity_of(path: Path, sources: list[Source]) -> Json:
-    """What decides the result of an input: where its files lie in it, and their content."""
-    listing = "".join(f"{source.folder}/{source.path.name}\0{source.digest}\n" for source in sources)
-    digest = hashlib.blake2b(listing.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    return {"name": path.name, "bytes": sum(source.size for source in sources), "blake2b": digest}
 
 
 def placed_files(sources: list[Source], seed: int, fraction: float) -> list[tuple[str, str, Source]]:
@@ -116,7 +108,11 @@ def make_job(args: argparse.Namespace) -> Job:
     found = [sources_of(path, dataset.text_names) for path in inputs]
     placed = placed_files(list(chain.from_iterable(found)), seed_of(args), dataset.valid_fraction)
     total = sum(source.size for _, _, source in placed)
-    return job_of(args, dataset, partial(code, placed), total, inputs=list(map(identity_of, inputs, found)))
+    identities = [
+        identity_of(path, ((f"{source.folder}/{source.path.name}", source.digest) for source in sources))
+        for path, sources in zip(inputs, found, strict=True)
+    ]
+    return job_of(args, dataset, partial(code, placed), total, inputs=identities)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from fairseq_ms_pipeline.image_files import TOKENS, WANTED, given_split, images,
 from fairseq_ms_pipeline.indexed import dtype_for, write_index, write_symbols
 from fairseq_ms_pipeline.progress import Progress
 from fairseq_ms_pipeline.run import in_work_folder
-from fairseq_ms_pipeline.sources import check_inputs, text_files, total_bytes
+from fairseq_ms_pipeline.sources import check_inputs, identity_of, text_files, total_bytes
 
 COLOURS = 256
 # Of the training images, for a split that has no files of its own: as few for validation as will do, since they are
@@ -56,10 +56,9 @@ def prepare(args: argparse.Namespace) -> None:
     chosen = {split: given[split] or shares[split] for split in SHARES}
     valid, test = (0.0 if split in named else share for split, share in chosen.items())
     dataset = Dataset("images", "Images", valid_fraction=valid, test_fraction=test)
-    inputs = [{"name": path.name, "bytes": total_bytes([path])} for path in args.input]
     settings: Json = {"name": "images", "level": "image", "seed": seed_of(args)}
     settings |= {f"{split}_fraction": share for split, share in chosen.items()}
-    settings["inputs"] = inputs or [{"name": "photographs of scikit-learn"}]
+    settings["inputs"] = [*map(identity_of, args.input)] or [{"name": "photographs of scikit-learn"}]
     progress = Progress(1, args.quiet)
 
     def stages(work: Path) -> Json:

@@ -10,11 +10,11 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from fairseq_ms.errors import TRACEBACK, own_flags, parser_sentence, sentence_of, traceback_wanted
+from fairseq_ms.errors import TRACEBACK, parser_sentence, sentence_of, traceback_wanted
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import place, register
+from fairseq_ms_pipeline import flags
 
 PROG = "fairseq-ms"
 
@@ -124,12 +124,8 @@ def help_of(name: str) -> str:
     return str(importlib.import_module(COMMANDS[name]).__doc__).partition("\n")[0].removesuffix(".")
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(flags.Parser):
     """Says of a mistake one sentence, without its usage."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.register("type", Path, lambda text: Path(place(text)))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{PROG}: {parser_sentence(message, self)}\n")
@@ -145,18 +141,15 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    """Parse the command's arguments, register the models if it needs them, and run it."""
+    """Parse the command's arguments and run it."""
     parser, module = parser_of(name), importlib.import_module(COMMANDS[name])
     if getattr(module, "PASSES_ON", False) and arguments[:1] not in (["-h"], ["--help"]):
         parser.set_defaults(passed_on=arguments)
         arguments = []
     args, unknown = parser.parse_known_args(arguments)
     if hasattr(args, "fairseq_flags"):
-        args.fairseq_flags = unknown
-        own_flags[:] = parser._option_string_actions
+        args.fairseq_flags, args.own_flags = unknown, [*parser._option_string_actions]
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     report.check_outputs(args)
-    if getattr(module, "NEEDS_FAIRSEQ", True):
-        register()
     return int(module.run(args) or 0)

@@ -73,9 +73,6 @@ _QUOTED_TRACEBACK = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.*)$", re.
 _CHOICE = re.compile(r"argument (?P<flag>--[\w-]+)\S*: invalid choice: (?P<value>.+?) \(choose from", re.DOTALL)
 _UNKNOWN = re.compile(r"unrecognized arguments: .*?(?P<flag>--[^\s=]+)")
 
-# Of a command of fairseq-ms that hands flags which it does not know to fairseq's parser.
-own_flags: list[str] = []
-
 
 class UsageError(ValueError):
     """Bad input: one sentence that names the flag (or the file), the rule and the value.
@@ -134,7 +131,8 @@ def parser_sentence(message: str, parser: ArgumentParser) -> str:
     if flag == "--decoder-layers" and "--scale-layers" in known:
         return f"{flag} is no flag of this model: --scale-layers says how many layers it has at each scale"
     fairseqs = "--task" in known
-    every = [*own_flags, *known]
+    # fairseq's parser may be asked by a command that has flags of its own.
+    every = [*vars(parser).get("own_flags", ()), *known]
     begun = sorted((name for name in every if name.startswith(flag)), key=len)
     near = begun or difflib.get_close_matches(flag, every, 1)
     hint = f": did you mean {near[0]}?" if near else " (--help lists those it has)"

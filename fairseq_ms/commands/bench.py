@@ -9,9 +9,6 @@ from pathlib import Path
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools.arguments import add_choice, add_counts, register
 
-# Registered here, after the environment is set that torch's threads read when they start.
-NEEDS_FAIRSEQ = False
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="tables to measure, or all (default: list them)")

@@ -17,8 +17,6 @@ from fairseq_ms.presets.recipes import SOURCE as OWN
 from fairseq_ms.presets.registry import CONFIGS, Preset
 from fairseq_ms.tools import arguments, report
 
-# Presets are data: only an epoch's length is asked of fairseq.
-NEEDS_FAIRSEQ = False
 SIZES = Path(fairseq_ms.__file__).parent / "presets" / "sizes.json"
 """[symbols, parameters, bytes a training step keeps for each target] by preset; ``make sizes`` writes it."""
 # Of models, after those for long texts: README's.

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from fairseq_ms.tools.arguments import add_data, add_flag, place
 
-# What fairseq trained brings it along.
-NEEDS_FAIRSEQ = False
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "file of fairseq-train, or of plain_pytorch/train.py"

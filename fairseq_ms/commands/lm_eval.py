@@ -7,6 +7,7 @@ import sys
 from unittest.mock import patch
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools.arguments import register
 
 PASSES_ON = True
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Hand the flags over to the harness, whose exit code is that of the process."""
+    register()
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError as error:

@@ -9,8 +9,6 @@ from pathlib import Path
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
 
-NEEDS_FAIRSEQ = False
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", type=Path, help="text file (UTF-8), which is scored as one text")

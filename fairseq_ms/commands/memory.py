@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> None:
     for flag in ("sweep", "png"):
         if args.fit is not None and getattr(args, flag):
             raise UsageError(f"--fit and --{flag} must not be given together: got both")
+    arguments.register()
     asked = _asked(args)
     if args.fit is not None:
         _fit(args, asked)
@@ -107,7 +108,7 @@ def _asked(args: argparse.Namespace) -> _Asked:
         cfg, vocabulary = checkpoint.cfg, len(checkpoint.dictionary)
         loaded = None if args.no_measurement else checkpoint.model
     else:
-        cfg = untrained.parse(args.fairseq_flags)
+        cfg = untrained.parse(args.fairseq_flags, args.own_flags)
         vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
         untrained.build_model(cfg, vocabulary, on_meta=True)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")

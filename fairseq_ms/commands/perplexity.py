@@ -23,9 +23,6 @@ from fairseq_ms.tools.arguments import add_counts, add_cpu, add_data, add_output
 if TYPE_CHECKING:
     from fairseq_ms.tools.trained import Trained
 
-# What fairseq trained brings it along.
-NEEDS_FAIRSEQ = False
-
 # What bits are counted per, by its name in a manifest.
 _UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_per_source_byte": "source_bytes"}
 

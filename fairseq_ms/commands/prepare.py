@@ -6,10 +6,9 @@ import argparse
 import importlib
 import pkgutil
 import sys
+from unittest.mock import patch
 
 from fairseq_ms.tools import report
-
-NEEDS_FAIRSEQ = False
 
 
 def datasets() -> list[str]:
@@ -31,8 +30,5 @@ def run(args: argparse.Namespace) -> int:
         report.require_package("PIL", "fairseq-ms prepare images", "pillow")
     module = importlib.import_module(f"fairseq_ms_pipeline.datasets.{args.dataset}")
     # Each data set reads its own command line, as its script does.
-    before, sys.argv = sys.argv, [f"fairseq-ms prepare {args.dataset}", *args.flags]
-    try:
+    with patch.object(sys, "argv", [f"fairseq-ms prepare {args.dataset}", *args.flags]):
         return int(module.main())
-    finally:
-        sys.argv = before

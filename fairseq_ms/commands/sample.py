@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fairseq_ms.core import CausalModel
     from fairseq_ms.export.tokenizer import FastSymbols, Pipeline, Symbols
 
-# What fairseq trained brings it along.
-NEEDS_FAIRSEQ = False
 # Unless asked for another number, or where the model has no room for as many.
 _TOKENS = 400
 # Words at the end of a text that Moses may still change when it sees the next: it joins marks to them.

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import fairseq_ms
 from fairseq_ms.commands import config
@@ -21,8 +22,6 @@ from fairseq_ms.tools import arguments
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# fairseq is loaded when the mistakes that can be seen without it have been.
-NEEDS_FAIRSEQ = False
 # Of what fairseq logs, who says what a user follows: losses, and what this package has to say.
 _SHOWN = ("train", "train_inner", "valid", "fairseq_ms")
 _LINES = ("num. shared model params", "Loaded checkpoint", "done training")
@@ -61,11 +60,8 @@ def run(args: argparse.Namespace) -> None:
     with open_dict(cfg):
         cfg.job_logging_cfg = _logging(None if cfg.checkpoint.no_save else Path(save_dir, "train.log"), args.verbose)
     _choose_threads(cfg.model)
-    before, sys.argv = sys.argv, ["fairseq-ms train", *sys.argv[2:]]
-    try:
+    with patch.object(sys, "argv", ["fairseq-ms train", *sys.argv[2:]]):
         _hydra_main(cfg)
-    finally:
-        sys.argv = before
     best = next(
         (file for name in ("best", "last") if (file := Path(save_dir, f"checkpoint_{name}.pt")).is_file()), None
     )

@@ -3,8 +3,6 @@
 import argparse
 from pathlib import Path
 
-NEEDS_FAIRSEQ = False
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """This command takes no arguments."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    arguments.register()
     from fairseq_ms.core.streaming import StreamingModel
     from fairseq_ms.lm.streaming import with_a_memory
     from fairseq_ms.tools import checkpoints, untrained
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         loaded = checkpoints.load(args.path, cpu=True)
         model, cfg = loaded.model, loaded.cfg.model
     elif args.fairseq_flags:
-        model, cfg = _untrained(args.fairseq_flags, on_meta=not args.measure)
+        model, cfg = _untrained(args.fairseq_flags, not args.measure, args.own_flags)
     else:
         raise UsageError("--arch, --path or --paper must be given: got none of them")
     network = model.decoder.core
@@ -100,12 +102,14 @@ def run(args: argparse.Namespace) -> None:
     report.write_outputs(args, {"segment": network.segment_len, "results": results})
 
 
-def _untrained(flags: list[str], on_meta: bool = False) -> tuple[FairseqLanguageModel, FairseqDataclass]:
+def _untrained(
+    flags: list[str], on_meta: bool = False, own: Sequence[str] = ()
+) -> tuple[FairseqLanguageModel, FairseqDataclass]:
     """A model and its configuration."""
     from fairseq_ms.lm.config import enough_symbols
     from fairseq_ms.tools import untrained
 
-    cfg = untrained.parse(flags)
+    cfg = untrained.parse(flags, own)
     # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
     return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta), cfg.model
 

@@ -45,9 +45,10 @@ def run(args: argparse.Namespace) -> None:
     """Draw, complete, and write the grid."""
     import torch
 
+    check(args)
+    arguments.register()
     from fairseq_ms.tools import checkpoints
 
-    check(args)
     checkpoint = checkpoints.load(args.path, args.data, cpu=True)
     symbols_K = colour_symbols(checkpoint.dictionary)
     torch.manual_seed(args.seed)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import comparison, report
-from fairseq_ms.tools.arguments import add_choice, add_counts, add_cpu, add_data, add_outputs, place
+from fairseq_ms.tools.arguments import add_choice, add_counts, add_cpu, add_data, add_outputs, place, register
 
 if TYPE_CHECKING:
     from fairseq.dataclass import FairseqDataclass
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    register()
     from fairseq_ms.tools import checkpoints
 
     loaded: list[Checkpoint] = []

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_ms.errors import UsageError
-
-
-def add_flag(parser: argparse._ActionsContainer, name: str, *hidden: str, **settings: Any) -> None:
-    """A flag with hidden aliases, its older names and other spellings, which no help shows."""
-    flag = parser.add_argument(name, **settings)
-    if hidden:
-        unseen = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        parser.add_argument(*hidden, **{**settings, **unseen})
+from fairseq_ms_pipeline.flags import add_flag, place
 
 
 def add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int | None, str]) -> None:
@@ -101,13 +94,6 @@ def add_window(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, ("--tokens-per-sample", None, help))
     help = "context in each window; the rest is the stride (default: half the window, 0 for models with a memory)"
     parser.add_argument("--context-window", type=int, metavar="N", help=help)
-
-
-def place(text: str) -> str:
-    """argparse type of paths, which an empty text is not: it would be the folder one is in, or no path at all."""
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty; . is the folder that you are in")
-    return text
 
 
 def positive(text: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import register
 
 if TYPE_CHECKING:
     from fairseq_ms.tools.checkpoints import Checkpoint
@@ -21,6 +22,7 @@ def load(args: argparse.Namespace, alike: bool = True) -> list[Checkpoint]:
     Raises UsageError unless all read the same symbols, where they are to be ``alike``, and for a window that no model
     has.
     """
+    register()
     from fairseq_ms.tools import checkpoints
 
     loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)

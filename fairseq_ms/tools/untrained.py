@@ -22,23 +22,29 @@ from fairseq_ms.lm.config import enough_symbols
 from fairseq_ms.lm.streaming import StreamingLanguageModel
 
 
-def build(flags: Sequence[str], vocabulary: int, on_meta: bool = False) -> tuple[FairseqLanguageModel, DictConfig]:
+def build(
+    flags: Sequence[str], vocabulary: int, on_meta: bool = False, own: Sequence[str] = ()
+) -> tuple[FairseqLanguageModel, DictConfig]:
     """Model and configuration of fairseq's flags (``--arch ...``) over a dictionary of so many symbols.
 
     No data is read; on the meta device, weights take no memory. Raises UsageError for unknown or contradictory flags.
     """
-    cfg = parse(flags)
+    cfg = parse(flags, own)
     return build_model(cfg, vocabulary, on_meta), cfg
 
 
-def parse(flags: Sequence[str]) -> DictConfig:
-    """Configuration of fairseq's flags (``--arch ...``); raises UsageError on flags that fairseq does not know."""
+def parse(flags: Sequence[str], own: Sequence[str] = ()) -> DictConfig:
+    """Configuration of fairseq's flags (``--arch ...``).
+
+    Raises UsageError on flags that fairseq does not know, which names the nearest, also of the command's ``own`` ones.
+    """
     if not any(flag == "--arch" or flag.startswith("--arch=") for flag in flags):
         raise UsageError("--arch must name an architecture: got none (or give a checkpoint with --path)")
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             parser = options.get_training_parser(default_task=_task_of(flags))
+            vars(parser)["own_flags"] = own
             # The data folder, which is positional, is never looked at.
             args = options.parse_args_and_arch(parser, ["unread", *flags])
     except SystemExit as stop:

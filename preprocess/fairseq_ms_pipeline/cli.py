@@ -11,8 +11,9 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from fairseq_ms_pipeline import flags
 from fairseq_ms_pipeline.dataset import CODES, Dataset
 from fairseq_ms_pipeline.documents import Line, Reader
 from fairseq_ms_pipeline.download import fetch
@@ -24,26 +25,8 @@ DISK_PER_INPUT_BYTE = 5
 SEED = 1
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, *hidden: str, **settings: Any) -> None:
-    """A flag with hidden aliases, its older names and other spellings, which no help shows."""
-    flag = parser.add_argument(name, **settings)
-    parser.add_argument(
-        *hidden, **{**settings, "dest": flag.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    )
-
-
-class Parser(argparse.ArgumentParser):
-    """Says of a mistake one sentence, without its usage; takes no empty path, which would be the folder one is in."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.register("type", Path, self._place)
-
-    @staticmethod
-    def _place(text: str) -> Path:
-        if not text:
-            raise argparse.ArgumentTypeError("must not be empty; . is the folder that you are in")
-        return Path(text)
+class Parser(flags.Parser):
+    """Says of a mistake one sentence, without its usage."""
 
     def error(self, message: str) -> NoReturn:
         flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
@@ -125,14 +108,14 @@ def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
     changes = {FIELDS[flag][0]: FIELDS[flag][1](getattr(args, flag)) for flag in given - {"seed"}}
     changed = replace(dataset, **changes)
     changed.check()
-    for idle, flags, reason in (
+    for idle, names, reason in (
         (changed.level not in CODES, ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
         (changed.level == "hf_byte_bpe", ("dict_size",), "with --bpe hf_byte_bpe"),
         (args.vocab_from, ("bpe_merges", "bpe_sample_mb", "dict_size"), "with --vocab-from"),
         (changed.tokenise == "none", ("language",), "with --tokenise none"),
         (changed.split_names, ("valid_fraction", "test_fraction", "seed"), "where the split is given by names"),
     ):
-        meaningless = sorted(given.intersection(flags)) if idle else []
+        meaningless = sorted(given.intersection(names)) if idle else []
         if meaningless:
             raise ValueError(f"--{meaningless[0].replace('_', '-')} has no meaning {reason}: leave it out.")
     return changed

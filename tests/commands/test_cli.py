@@ -51,6 +51,8 @@ def test_a_closed_pipe_ends_every_command_in_silence(arguments):
         ("memory --arch vanilla_lm --sweep 64,x", "must be a whole number of at least 1"),
         ("memory --arch retina_lm --batch 3", "did you mean --batch-size?"),
         ("memory --arch retina_lm --vocab 30", "did you mean --vocabulary?"),
+        ("plot attention --arch retina_lm --lenth 9", "did you mean --length?"),
+        ("context-length --arch transformer_xl --mesure", "did you mean --measure?"),
         ("sample a.pt --seed 99999999999999999999999", "--seed: must be a whole number from 0 to"),
         ("recall a.pt --seed -1", "--seed: must be a whole number from 0 to"),
         ("memory --arch vanilla_lm --batch-size 0", "must be a whole number of at least 1"),
@@ -114,6 +116,27 @@ def test_the_help_of_every_command_is_shown_without_torch_or_fairseq():
     assert run_cli("python", "-c", program).stdout == "all\n"
 
 
+def test_without_fairseq_every_command_that_needs_it_says_how_to_install_it():
+    given = ("memory --arch retina_lm", "plot attention --arch retina_lm", "plot context", "context-length --paper")
+    several = ("context-window", "context-shuffle", "neighbors", "nll-by-frequency", "recall", "sample-metrics")
+    commands = [*given, *(f"{name} CKPT" for name in several), "coarse-completions CKPT --text w", "tradeoff ."]
+    commands += ["lm-eval --tasks t", "config --flags retina_lm", "sample-images . --path CKPT --png a.png"]
+    program = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.partition('.')[0] in ('fairseq', 'fairseq_cli'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from fairseq_ms import cli\n"
+        "for command in sys.argv[1:]:\n"
+        "    assert cli.main(command.replace('CKPT', sys.executable).split()) == 2, command\n"
+    )
+    said = run_cli("python", "-c", program, *commands).stderr.splitlines()
+    assert len(said) == len(commands)
+    assert all("pip install" in line and "fairseq-fixed" in line for line in said), said
+
+
 @pytest.mark.parametrize("arguments", ["perplexity a.pt --json", "config haed_wt103 --out"])
 def test_a_folder_in_the_place_of_a_file_is_refused_before_the_work_and_stays_empty(arguments, tmp_path, capsys):
     assert cli.main([*arguments.split(), str(tmp_path)]) == 2
@@ -126,7 +149,7 @@ def _with_command(monkeypatch, tmp_path, body):
     """Add a command `broken` whose run() has the given body."""
     room = tmp_path / "extra_room"
     room.mkdir()
-    source = f"NEEDS_FAIRSEQ = False\ndef add_arguments(p): pass\ndef run(a): {body}\n"
+    source = f"def add_arguments(p): pass\ndef run(a): {body}\n"
     (room / "broken_command.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(str(room))
     monkeypatch.setitem(cli.COMMANDS, "broken", "broken_command")

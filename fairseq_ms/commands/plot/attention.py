@@ -12,7 +12,7 @@ import numpy as np
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import add_counts, add_outputs
+from fairseq_ms.tools.arguments import add_counts, add_outputs, register
 
 if TYPE_CHECKING:
     from fairseq.models import FairseqLanguageModel
@@ -47,11 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print what the last position sees, and draw what all see."""
+    register()
     from fairseq_ms.core import Retina
     from fairseq_ms.tools import untrained
 
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
-    model, cfg = untrained.build(args.fairseq_flags, vocabulary=1000, on_meta=True)
+    model, cfg = untrained.build(args.fairseq_flags, 1000, on_meta=True, own=args.own_flags)
     name, drawn = str(cfg.model._name), patterns(model, args.length)
     # The windows of one layer together see near and far.
     core = model.decoder.core

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fairseq_ms.errors import UsageError
 from fairseq_ms.papers import context_length
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import add_counts, add_list, add_outputs
+from fairseq_ms.tools.arguments import add_counts, add_list, add_outputs, register
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--segments must be multiples of 4, the coarsest scale: got {args.segments}")
     if dim % 2 or (dim > 64 and dim % 64):
         raise UsageError(f"--decoder-embed-dim must be even, and a multiple of 64 above that: got {dim}")
+    register()
     curves = measure(sorted(set(args.segments)), dim, streams, args.rounds)
     print(f"one segment of one stream, d = {dim}, {streams} streams a step, segment and memory equally long")
     rows = [[name, *point.values()] for name, points in curves.items() for point in points]

@@ -18,7 +18,6 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import add_choice, add_flag, add_outputs, split_label
 
-NEEDS_FAIRSEQ = False
 # `DATE TIME | INFO | SUBSET | STATISTICS`, where fairseq-ms train has `TIME,MS`, and hydra's
 # `[DATE TIME,MS][SUBSET][INFO] - STATISTICS`.
 _TIME = r"\d+-\d+-\d+ \d+:\d+:\d+"

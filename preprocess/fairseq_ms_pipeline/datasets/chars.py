@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from fairseq_ms_pipeline.cli import add_flag, add_input_flags, common_parser, job_from_files, run_job
+from fairseq_ms_pipeline.cli import add_input_flags, common_parser, job_from_files, run_job
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
+from fairseq_ms_pipeline.flags import add_flag
 from fairseq_ms_pipeline.run import Job
 
 DATASET = Dataset(

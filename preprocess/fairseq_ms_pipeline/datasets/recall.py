@@ -6,9 +6,10 @@ import argparse
 import platform
 from dataclasses import asdict, replace
 
-from fairseq_ms_pipeline.cli import add_flag, common_parser, job_of, one_sentence, run_or_plan, seed_of, with_flags
+from fairseq_ms_pipeline.cli import common_parser, job_of, one_sentence, run_or_plan, seed_of, with_flags
 from fairseq_ms_pipeline.dataset import Dataset
 from fairseq_ms_pipeline.files import write_json
+from fairseq_ms_pipeline.flags import add_flag
 from fairseq_ms_pipeline.recall import ASKING, FILLERS, TASKS, Exercises, Recall
 from fairseq_ms_pipeline.run import Job
 

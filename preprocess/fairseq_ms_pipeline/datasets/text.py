@@ -10,7 +10,6 @@ from pathlib import Path
 
 from fairseq_ms_pipeline.cli import (
     add_bpe_flags,
-    add_flag,
     add_input_flags,
     common_parser,
     job_from_files,
@@ -20,6 +19,7 @@ from fairseq_ms_pipeline.cli import (
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.datasets.code import NAMES as CODE
 from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.flags import add_flag
 from fairseq_ms_pipeline.run import Job
 from fairseq_ms_pipeline.sources import DELIMITED, TABLES, check_inputs, text_files
 

@@ -37,8 +37,9 @@ from benchmarks.table import FAILED, NUMBERS, Options, Record
 from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig, muon_and_adamw
 from fairseq_ms.core.ops.device import wait_for
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, replace_file, write_png, write_text
+from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, write_png, write_text
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from fairseq_ms_pipeline.files import complete
 from fairseq_ms_pipeline.indexed import read_symbols, read_tokens
 
 # Of Muon; AdamW's is a fixed part of it, so that one number is searched.
@@ -215,7 +216,8 @@ class Trainer:
             if over or time.monotonic() > saved + SAVE_SECONDS:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 state |= {"step": step, "seconds": seconds}
-                replace_file(file, lambda part, state=state: torch.save(state, part))
+                with complete(file) as part:
+                    torch.save(state, part)
                 saved = time.monotonic()
             if over:
                 return None

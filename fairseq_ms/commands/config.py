@@ -108,7 +108,7 @@ def _with_windows(preset: Preset, windows: str) -> Preset:
     arguments.register()
     from fairseq_ms.tools import untrained
 
-    untrained.build(["--arch", preset.name, f"--scale-windows={windows}"], 100, on_meta=True)
+    untrained.build(["--arch", preset.name, f"--scale-windows={windows}"], 100, device="meta")
     return replace(preset, values={**preset.values, "scale_windows": windows})
 
 

@@ -110,7 +110,7 @@ def _asked(args: argparse.Namespace) -> _Asked:
     else:
         cfg = untrained.parse(args.fairseq_flags, args.own_flags)
         vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
-        untrained.build_model(cfg, vocabulary, on_meta=True)
+        untrained.build_model(cfg, vocabulary, device="meta")
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
     dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
     return _Asked(cfg, vocabulary, loaded, args.batch_size or 1, training_step.tokens_of(cfg), device, dtype)

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         loaded = checkpoints.load(args.path, cpu=True)
         model, cfg = loaded.model, loaded.cfg.model
     elif args.fairseq_flags:
-        model, cfg = _untrained(args.fairseq_flags, not args.measure, args.own_flags)
+        model, cfg = _untrained(args.fairseq_flags, "cpu" if args.measure else "meta", args.own_flags)
     else:
         raise UsageError("--arch, --path or --paper must be given: got none of them")
     network = model.decoder.core
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _untrained(
-    flags: list[str], on_meta: bool = False, own: Sequence[str] = ()
+    flags: list[str], device: str = "cpu", own: Sequence[str] = ()
 ) -> tuple[FairseqLanguageModel, FairseqDataclass]:
     """A model and its configuration."""
     from fairseq_ms.lm.config import enough_symbols
@@ -111,7 +111,7 @@ def _untrained(
 
     cfg = untrained.parse(flags, own)
     # How many symbols there are does not matter to what depends on what, nor do weights to the formula.
-    return untrained.build_model(cfg, enough_symbols(cfg.model, 100), on_meta), cfg.model
+    return untrained.build_model(cfg, enough_symbols(cfg.model, 100), device), cfg.model
 
 
 def _paper(args: argparse.Namespace) -> None:

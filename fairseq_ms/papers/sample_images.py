@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import arguments, report
+from fairseq_ms.tools import arguments
 from fairseq_ms.tools.arguments import add_counts, add_flag, add_seed, place
+from fairseq_ms_pipeline.files import complete
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -142,4 +143,5 @@ def write_grid(pictures: Tensor, path: Path, columns: int, scale: int) -> None:
         image.paste(Image.fromarray(picture.numpy()), (index % columns * cell + 1, index // columns * cell + 1))
     image = ImageOps.scale(image, scale, Image.Resampling.NEAREST)
     path.parent.mkdir(parents=True, exist_ok=True)
-    report.replace_file(path, lambda name: image.save(name, format="PNG"))
+    with complete(path) as part:
+        image.save(part, format="PNG")

@@ -47,14 +47,6 @@ _MAIN = {
     "lstm": {"main_units": 1500},
 }
 
-_CRITERION: dict[str, Values] = {
-    "end_to_end": {"_name": "cross_entropy"},
-    "iem": {"_name": "in_batch_sampled_softmax", "negative_batches": 3},
-}
-
-# Which half of the training data a phase sees (HAED, Section 4.2).
-_HALF = {"iem": "first", "finetune": "second"}
-
 _LARGE = {"decoder_attention_heads": 12, "decoder_units": 2000}
 _BASELINE = "the baseline, which is trained end to end throughout"
 
@@ -96,8 +88,10 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
     main = str(values.get("main", "lstm" if model == "hred" else "transformer"))
     encoder = "lstm" if model == "hred" else "mlp"
     rates = {"encoder": FAST, "main": FAST if main == "lstm" else SLOW, "decoder": FAST}
+    criterion: Values = {"_name": "cross_entropy"}
     if phase == "iem":
         del rates["decoder"]
+        criterion = {"_name": "in_batch_sampled_softmax", "negative_batches": 3}
     # "2000 steps of linear warm-up for the transformer based experiments" (Appendix A).
     warmup = 0 if main == "lstm" else 2000
     notes = [
@@ -106,7 +100,8 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
         "with common.fp16=true needs to see them one by one (fp16_no_flatten_grads). The paper trains for one epoch, "
         "over which the rates fall: --data DATA writes as many updates as DATA has batches.",
     ]
-    half = _HALF.get(phase, "")
+    # Section 4.2.
+    half = {"iem": "first", "finetune": "second"}.get(phase, "")
     if half:
         notes.append(f"The phases see different text: task.data is the {half} half of the training data.")
     checkpoint: dict[str, str] = {}
@@ -123,7 +118,7 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
             "checkpoint": checkpoint,
             "task": {"_name": "language_modeling", **data.rows},
             "dataset": {"batch_size": 32, "batch_size_valid": 8},
-            "criterion": _CRITERION["iem" if phase == "iem" else "end_to_end"],
+            "criterion": criterion,
             "optimization": {"max_update": "???", "clip_norm": 0.01, "lr": [FAST[0]]},
             "optimizer": composite(rates, warmup),
             "lr_scheduler": {"_name": "pass_through"},

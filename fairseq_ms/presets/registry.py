@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 Values = Mapping[str, object]
@@ -82,13 +82,10 @@ def register_with_fairseq() -> None:
         assert not unknown, (row.name, unknown)
     for row in PRESETS.values():
         assert row.name not in ARCH_MODEL_REGISTRY, row.name
-        register_model_architecture(row.model, row.name)(_fill_in(row.values))
+        register_model_architecture(row.model, row.name)(functools.partial(_fill_in, row.values))
 
 
-def _fill_in(values: Values) -> Callable[[Namespace], None]:
-    def fill_in(args: Namespace) -> None:
-        for flag, value in values.items():
-            if getattr(args, flag, None) is None:
-                setattr(args, flag, value)
-
-    return fill_in
+def _fill_in(values: Values, args: Namespace) -> None:
+    for flag, value in values.items():
+        if getattr(args, flag, None) is None:
+            setattr(args, flag, value)

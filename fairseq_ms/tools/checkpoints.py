@@ -172,15 +172,6 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
     return found
 
 
-def load_all(specs: Sequence[str], data: str | None = None, cpu: bool = False) -> list[Checkpoint]:
-    """Load several checkpoints; raises UsageError as ``load`` does and when two have one label."""
-    labels = [split_label(spec)[0] for spec in specs]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UsageError(f"CHECKPOINT must have a label of its own, as in NAME=FILE: got {label!r} twice")
-    return [load(spec, data, cpu) for spec in specs]
-
-
 def require_one_dictionary(checkpoints: Sequence[Checkpoint], tool: str) -> None:
     """Raise UsageError unless all checkpoints number the same symbols in the same way."""
     first = checkpoints[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
-from fairseq_ms.tools.arguments import register
+from fairseq_ms.tools.arguments import register, split_label
 
 if TYPE_CHECKING:
     from fairseq_ms.tools.checkpoints import Checkpoint
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 def load(args: argparse.Namespace, alike: bool = True) -> list[Checkpoint]:
     """The checkpoints of the command line.
 
-    Raises UsageError unless all read the same symbols, where they are to be ``alike``, and for a window that no model
-    has.
+    Raises UsageError when two have one label, unless all read the same symbols, where they are to be ``alike``, and for
+    a window that no model has.
     """
+    labels = [split_label(spec)[0] for spec in args.checkpoints]
+    if again := [label for label in labels if labels.count(label) > 1]:
+        raise UsageError(f"CHECKPOINT must have a label of its own, as in NAME=FILE: got {again[0]!r} twice")
     register()
     from fairseq_ms.tools import checkpoints
 
-    loaded = checkpoints.load_all(args.checkpoints, args.data, args.cpu)
+    loaded = [checkpoints.load(spec, args.data, args.cpu) for spec in args.checkpoints]
     if alike:
         checkpoints.require_one_dictionary(loaded, args.command)
     windows = (args.tokens_per_sample, args.context_window) if hasattr(args, "context_window") else ()

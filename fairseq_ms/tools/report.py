@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms_pipeline.files import complete, complete_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,8 @@ def write_json(path: str | Path, content: object, allow_nan: bool = False) -> No
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file at once or not at all."""
-    replace_file(path, lambda name: Path(name).write_text(text, encoding="utf-8"))
+    with complete_text(Path(path)) as file:
+        file.write(text)
 
 
 def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:
@@ -105,19 +106,8 @@ def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, hei
     with rc_context(style):
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         draw(figure)
-        replace_file(path, lambda name: figure.savefig(name, format="png"))
-
-
-def replace_file(path: str | Path, write: Callable[[str], object]) -> None:
-    """Let ``write`` write a file of another name beside it, and then replace it, at once or not at all."""
-    target = Path(path).resolve()
-    # Processes of one training may write the same file.
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        write(str(part))
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+        with complete(Path(path)) as part:
+            figure.savefig(part, format="png")
 
 
 def plot_panel(axes: Axes, lines: Lines, xlabel: str, ylabel: str, legend: bool = True) -> None:

@@ -23,14 +23,14 @@ from fairseq_ms.lm.streaming import StreamingLanguageModel
 
 
 def build(
-    flags: Sequence[str], vocabulary: int, on_meta: bool = False, own: Sequence[str] = ()
+    flags: Sequence[str], vocabulary: int, device: torch.device | str = "cpu", own: Sequence[str] = ()
 ) -> tuple[FairseqLanguageModel, DictConfig]:
     """Model and configuration of fairseq's flags (``--arch ...``) over a dictionary of so many symbols.
 
     No data is read; on the meta device, weights take no memory. Raises UsageError for unknown or contradictory flags.
     """
     cfg = parse(flags, own)
-    return build_model(cfg, vocabulary, on_meta), cfg
+    return build_model(cfg, vocabulary, device), cfg
 
 
 def parse(flags: Sequence[str], own: Sequence[str] = ()) -> DictConfig:
@@ -63,7 +63,6 @@ def _task_of(flags: Sequence[str]) -> str:
 def build_model(
     cfg: DictConfig,
     vocabulary: int,
-    on_meta: bool = False,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> FairseqLanguageModel:
@@ -74,7 +73,7 @@ def build_model(
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta" if on_meta else device):
+        with torch.device(device):
             return task.build_model(cfg.model)
     finally:
         torch.set_default_dtype(before)

@@ -19,10 +19,15 @@ Thing = TypeVar("Thing")
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` only if the block ends without an error."""
-    part = part_of(path)
-    yield part
-    os.replace(part, path)
+    """A name to write to, which becomes `path` only if the block ends without an error; otherwise nothing is left."""
+    # A link stays one.
+    target = path.resolve()
+    part = part_of(target)
+    try:
+        yield part
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @contextmanager

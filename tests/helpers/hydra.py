@@ -82,7 +82,7 @@ def build_everything(cfg: Any, symbols: int) -> None:
     if OmegaConf.is_missing(cfg.checkpoint, "finetune_from_model"):
         cfg.checkpoint.finetune_from_model = "unread"
     OmegaConf.resolve(cfg)
-    model = untrained.build_model(cfg, symbols, on_meta=True)
+    model = untrained.build_model(cfg, symbols, device="meta")
     task = argparse.Namespace(target_dictionary=dictionary(300), source_dictionary=None)
     assert isinstance(criterions.build_criterion(cfg.criterion, task), torch.nn.Module)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

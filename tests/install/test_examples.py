@@ -91,7 +91,7 @@ def parse(command: list[str]) -> None:
     if program == "fairseq-train":
         parser = options.get_training_parser(default_task="language_modeling")
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-        untrained.build_model(cfg, VOCABULARY, on_meta=True)
+        untrained.build_model(cfg, VOCABULARY, device="meta")
     elif program == "fairseq-eval-lm":
         options.parse_args_and_arch(options.get_eval_lm_parser("language_modeling"), arguments)
     elif program == "fairseq-hydra-train":
@@ -112,7 +112,7 @@ def parse_ours(arguments: list[str]) -> None:
     name, rest = cli.split(arguments)
     known, unknown = cli.parser_of(name).parse_known_args(rest)
     if hasattr(known, "fairseq_flags") and unknown:
-        untrained.build(unknown, 100, on_meta=True)
+        untrained.build(unknown, 100, device="meta")
     else:
         assert unknown == []
 

@@ -1,5 +1,6 @@
 """Loading checkpoints and scoring tokens, against one forward pass a token."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import checkpoints, comparison, report, scoring
+from fairseq_ms_pipeline.files import complete
 from tests.helpers.trained import TINY, random_lines, write_checkpoint, write_corpus
 
 
@@ -93,9 +95,11 @@ def test_a_model_without_decoder_is_refused_with_its_criterion(place):
 
 def test_two_checkpoints_of_one_label_are_refused(place):
     path = str(place / "retina/model.pt")
+    args = Namespace(checkpoints=[path, path], data=None, cpu=True, command="recall")
     with pytest.raises(UsageError, match="label of its own, as in NAME=FILE: got 'retina' twice"):
-        checkpoints.load_all([path, path])
-    assert [loaded.label for loaded in checkpoints.load_all([path, f"other={path}"])] == ["retina", "other"]
+        comparison.load(args)
+    args.checkpoints[1] = f"other={path}"
+    assert [loaded.label for loaded in comparison.load(args)] == ["retina", "other"]
 
 
 def test_bootstrap_band_holds_the_mean_as_often_as_it_says():
@@ -113,14 +117,14 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     def fail(figure: object) -> None:
         raise RuntimeError("no figure")
 
-    def end_halfway(name: str) -> None:
-        Path(name).write_text("half of it")
+    def end_halfway(part: Path) -> None:
+        part.write_text("half of it")
         raise RuntimeError("no space")
 
     with pytest.raises(RuntimeError, match="no figure"):
         report.write_png(str(target), fail)
-    with pytest.raises(RuntimeError, match="no space"):
-        report.replace_file(target, end_halfway)
+    with pytest.raises(RuntimeError, match="no space"), complete(target) as part:
+        end_halfway(part)
     with pytest.raises(ValueError, match="Out of range float"):
         report.write_json(str(tmp_path / "out.json"), {"x": float("nan")})
     assert list(tmp_path.iterdir()) == []

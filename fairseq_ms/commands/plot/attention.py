@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     from fairseq_ms.tools import untrained
 
     # On the meta device: what is drawn depends on the layout alone, and presets are large.
-    model, cfg = untrained.build(args.fairseq_flags, 1000, on_meta=True, own=args.own_flags)
+    model, cfg = untrained.build(args.fairseq_flags, 1000, device="meta", own=args.own_flags)
     name, drawn = str(cfg.model._name), patterns(model, args.length)
     # The windows of one layer together see near and far.
     core = model.decoder.core

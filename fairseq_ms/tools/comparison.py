@@ -54,14 +54,12 @@ def write(
     report.write_outputs(args, {"settings": settings, "checkpoints": described, "results": results}, draw)
 
 
-def bootstrap_band(
-    values_RC: np.ndarray, seed: int, resamples: int = 1000, level: float = 0.95
-) -> tuple[np.ndarray, np.ndarray]:
-    """The band (C,), (C,) that holds the mean over rows with probability ``level``, rows being resampled."""
+def bootstrap_band(values_RC: np.ndarray, seed: int, resamples: int = 1000) -> tuple[np.ndarray, np.ndarray]:
+    """The band (C,), (C,) that holds the mean over rows with 95% probability, rows being resampled."""
     generator = np.random.default_rng(seed)
     rows = values_RC.shape[0]
     weights = generator.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples) / rows
-    low, high = np.quantile(weights @ values_RC, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(weights @ values_RC, [0.025, 0.975], axis=0)
     return low, high
 
 

@@ -40,9 +40,9 @@ def tokens_of(cfg: DictConfig) -> int:
     return int(cfg.task.tokens_per_sample + cfg.task.add_bos_token)
 
 
-def training_sample(model: FairseqLanguageModel, batch: int, tokens: int, seed: int = 1) -> Sample:
+def training_sample(model: FairseqLanguageModel, batch: int, tokens: int) -> Sample:
     """Random tokens (B, T) as fairseq's trainer hands them over, with a streaming model's memory."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     symbols = len(model.decoder.dictionary)
     device = next(model.parameters()).device
     source = torch.randint(4, symbols, (batch, tokens), generator=generator).to(device)

@@ -1,7 +1,5 @@
 """context-window, by single forward passes and on a model of known answers."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from fairseq.models import FairseqLanguageModel
@@ -12,17 +10,9 @@ from tests.helpers.asked import STREAMING, answer
 from tests.helpers.trained import TINY, load, random_lines, write_checkpoint, write_corpus
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("context")
-    data = write_corpus(folder / "bin", {"train": random_lines(1, 60), "test": random_lines(2, 31)})
-    flags = [*TINY, "--tokens-per-sample", "32", "--init-std", "0.3"]
-    write_checkpoint(folder / "vanilla/model.pt", data, "vanilla_lm", *flags)
-    return folder
-
-
-def test_perplexity_with_little_context_equals_single_forward_passes(place):
-    checkpoint = load(place, "vanilla")
+@pytest.mark.parametrize("arch", ["vanilla", *STREAMING])
+def test_perplexity_with_little_context_equals_single_forward_passes_from_an_empty_memory(models, arch):
+    checkpoint = load(models, arch)
     tokens = checkpoint.text("test")
     targets = context_window.choose_targets(tokens.numel(), 13, 9)
     assert targets[0] == 13
@@ -34,13 +24,13 @@ def test_perplexity_with_little_context_equals_single_forward_passes(place):
             assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)
 
 
-def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, tmp_path, capsys):
+def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(models, tmp_path, capsys):
     # No position embedding changes: the model is given 5 or more tokens, so the last 5 are at other positions.
     def forget_positions(model: FairseqLanguageModel) -> None:
         model.decoder.core.embed.positions.weight.zero_()
 
     flags = [*TINY, "--tokens-per-sample", "32", "--scale-windows", "1x=0:3", "--init-std", "0.3"]
-    path = write_checkpoint(place / "blind/model.pt", place / "bin", "vanilla_lm", *flags, change=forget_positions)
+    path = write_checkpoint(tmp_path / "blind/model.pt", models / "bin", "vanilla_lm", *flags, change=forget_positions)
     (result,) = answer(tmp_path, "context-window", str(path), "--contexts", "1,2,5,9,32", "--limit", "50")["results"]
     nll = {point["context"]: point["nll"] for point in result["by_context"]}
     assert abs(nll[1] - nll[5]) > 1e-3
@@ -49,16 +39,16 @@ def test_a_model_of_two_windows_of_three_tokens_gains_nothing_past_five(place, t
     assert "same 50 tokens" in capsys.readouterr().out
 
 
-def test_checkpoints_of_other_dictionaries_are_not_compared(place, tmp_path, capsys):
+def test_checkpoints_of_other_dictionaries_are_not_compared(models, tmp_path, capsys):
     other = write_corpus(tmp_path / "bin", {"train": random_lines(9, 30, words=7), "test": random_lines(8, 9, words=7)})
     path = write_checkpoint(tmp_path / "other/model.pt", other, "vanilla_lm", *TINY, "--tokens-per-sample", "32")
-    assert main(["context-window", str(place / "vanilla/model.pt"), str(path)]) == 2
+    assert main(["context-window", str(models / "vanilla/model.pt"), str(path)]) == 2
     assert "the dictionaries of vanilla and other differ" in capsys.readouterr().err
 
 
-def test_a_figure_without_matplotlib_says_what_to_install(place, monkeypatch, capsys):
+def test_a_figure_without_matplotlib_says_what_to_install(models, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    assert main(["context-window", str(place / "vanilla/model.pt"), "--png", "x.png"]) == 2
+    assert main(["context-window", str(models / "vanilla/model.pt"), "--png", "x.png"]) == 2
     assert "--png needs the package matplotlib: run pip install matplotlib" in capsys.readouterr().err
 
 
@@ -71,14 +61,3 @@ def test_bands_of_context_hold_the_perplexity_and_close_at_the_longest():
     # The targets differ by several nats, the gain by a tenth: paired, it is known to 0.1 / sqrt(300).
     assert np.log(short[2] / short[1]) < 5 * 0.1 / np.sqrt(300)
     np.testing.assert_allclose(longest, np.exp(hard.mean()))
-
-
-@pytest.mark.parametrize("arch", STREAMING)
-def test_a_window_is_read_from_an_empty_memory(models, arch):
-    checkpoint = load(models, arch)
-    tokens = checkpoint.text("test")
-    targets = context_window.choose_targets(tokens.numel(), 13, 5)
-    found = context_window.nll_with_context(checkpoint, tokens, targets, 13)
-    for target, nll in zip(targets, found):
-        logits = checkpoint.model(tokens[None, target - 13 : target])[0][0, -1]
-        assert nll == pytest.approx(-logits.log_softmax(-1)[tokens[target]].item(), abs=2e-5)

@@ -51,10 +51,10 @@ def random_flags(arch: str, seed: int = 0) -> dict[str, Any]:
     return {**flags, "positions": "learned"} if "positions" in flags else flags
 
 
-def model_flags(arch: str, seed: int = 0) -> list[str]:
+def model_flags(arch: str) -> list[str]:
     """``random_flags`` as they are given on a command line."""
     flags = ["--arch", arch]
-    for name, value in random_flags(arch, seed).items():
+    for name, value in random_flags(arch).items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             flags.append(flag)

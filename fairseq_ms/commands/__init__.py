@@ -17,6 +17,6 @@ A command whose flags `set_defaults(fairseq_flags=[])` finds all arguments that 
 `--arch retina_lm --decoder-layers 4`, in `args.fairseq_flags`, and the names of its own in `args.own_flags`. A module
 that says `PASSES_ON = True` finds all arguments, unparsed, in `args.passed_on`.
 
-For bad input raise `fairseq_ms.errors.UsageError` (or any ValueError): the user sees its one sentence on stderr as
-`fairseq-ms: ...` and the exit code is 2.
+For bad input raise `fairseq_ms.errors.UsageError`: the user sees its one sentence on stderr as `fairseq-ms: ...` and
+the exit code is 2.
 """

@@ -119,9 +119,8 @@ def flags_of(arch: str) -> str:
 
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
-    model = ARCH_MODEL_NAME_REGISTRY.get(arch)
-    if model not in {preset.model for preset in CONFIGS.values()}:
-        known = {preset.model for preset in CONFIGS.values()}
+    model, known = ARCH_MODEL_NAME_REGISTRY.get(arch), {preset.model for preset in CONFIGS.values()}
+    if model not in known:
         raise UsageError(f"--flags must name an architecture, {', '.join(sorted(known))}, or a preset: got {arch}")
     rows = []
     for name, field in MODEL_DATACLASS_REGISTRY[model].__dataclass_fields__.items():

@@ -50,22 +50,20 @@ class Writer:
 
     Attributes:
         begin: the token that a text begins with
-        end: that of the end of a line, which ends no text
-        banned: tokens that stand in no text
         pipeline: that of the data
     """
 
     core: CausalModel
     symbols: Symbols | FastSymbols
     begin: int
-    end: int
-    banned: list[int]
     pipeline: Pipeline
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the prompt and its continuation."""
     import torch
+
+    from fairseq_ms_pipeline.indexed import BOS, EOS, PAD
 
     if not args.temperature >= 0 or args.sampling_topk < 0 or not 0 < args.sampling_topp <= 1:
         wanted = "--temperature and --sampling-topk must be at least 0, and --sampling-topp above 0 and at most 1"
@@ -93,9 +91,10 @@ def run(args: argparse.Namespace) -> None:
     # Hierarchical models predict every symbol.
     symbols = getattr(core.config, "output_vocab_size", None) or core.config.vocab_size
     allowed = torch.ones(symbols, dtype=torch.bool, device=device)
-    allowed[writer.banned] = False
+    # They stand in no text; the end of a line ends none.
+    allowed[[BOS, PAD]] = False
     unsettled = _UNSETTLED if writer.pipeline.tokenise == "moses" else 0
-    page = Page(writer.symbols.text_of, writer.end, args.stop, unsettled, tokens[1:])
+    page = Page(writer.symbols.text_of, EOS, args.stop, unsettled, tokens[1:])
     page.show()
 
     def stop(next_B1: torch.Tensor) -> bool:
@@ -199,14 +198,13 @@ def _of_checkpoint(args: argparse.Namespace) -> Writer:
     pipeline = tokenizer.pipeline_of(checkpoint.folder, None, None, None, None)
     begin = words.bos() if checkpoint.adds_bos else words.eos()
     symbols = tokenizer.Symbols(tokenizer.lines_of(pipeline), words.symbols)
-    return Writer(checkpoint.core, symbols, begin, words.eos(), [words.pad(), words.bos()], pipeline)
+    return Writer(checkpoint.core, symbols, begin, pipeline)
 
 
 def _of_folder(args: argparse.Namespace) -> Writer:
     """The model of an exported folder."""
-    import torch
-
     from fairseq_ms.export import folder, tokenizer
+    from fairseq_ms.tools.trained import on_device
 
     path = Path(args.checkpoint)
     if not (path / "config.json").is_file():
@@ -214,7 +212,6 @@ def _of_folder(args: argparse.Namespace) -> Writer:
     if args.data is not None:
         raise UsageError(f"--data must be left out with an exported folder, which has its dictionary: got {args.data}")
     core, config = folder.read(path)
-    if torch.cuda.is_available() and not args.cpu:
-        core.cuda()
+    on_device(core, args.cpu)
     pipeline, symbols = tokenizer.of_folder(path, config["pipeline"])
-    return Writer(core, symbols, config["bos_token_id"], config["eos_token_id"], [0, config["pad_token_id"]], pipeline)
+    return Writer(core, symbols, config["bos_token_id"], pipeline)

@@ -5,7 +5,6 @@ shard.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from fairseq_ms_pipeline.bpe import word_counts
@@ -15,12 +14,6 @@ from fairseq_ms_pipeline.subwords import Segmenter
 from fairseq_ms_pipeline.text import byte_symbols, characters
 
 _segmenter = once_a_file(Segmenter)
-
-
-def _line_function(level: str, folder: Path) -> Callable[[str], str]:
-    if level == "bpe":
-        return _segmenter(folder / CODES[level][0]).line
-    return {"char": characters, "byte": byte_symbols}[level]
 
 
 def segment_shard(tokenised: Path, out: Path, level: str, folder: Path) -> int:
@@ -38,7 +31,9 @@ def segment_shard(tokenised: Path, out: Path, level: str, folder: Path) -> int:
 
         counts = encode_shard(tokenised, out.with_suffix(".npy"), folder)
     else:
-        segmented, counts = _line_function(level, folder), Counter()
+        counts = Counter()
+        symbols_of = {"char": characters, "byte": byte_symbols}
+        segmented = symbols_of.get(level) or _segmenter(folder / CODES[level][0]).line
         with open(tokenised, encoding="utf-8", newline="\n") as lines, complete_text(out) as file:
             for line in lines:
                 text = segmented(line.rstrip("\n"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -101,12 +99,15 @@ class FairseqMsLM(LM):
         """The log-probability of each text, all its tokens scored once, with the windows of the model's arguments."""
 
         def answer(rows: Sequence[int]) -> Iterator[float]:
-            texts = [self._sequences(self.tokens(requests[row].args[0])) for row in rows]
-            found = iter(self._nll(list(itertools.chain(*texts))))
-            for sequences in texts:
-                total = sum(float(nll.sum()) for nll in itertools.islice(found, len(sequences)))
-                check_finite(math.isfinite(total))
-                yield -total
+            texts = [self.tokens(requests[row].args[0]) for row in rows]
+            sequences = [tokens for text in texts for tokens in self._sequences(text)]
+            scores = np.empty(0)
+            if sequences:
+                most = self.batch_size * (self.window or max(map(len, sequences)))
+                scores = scoring.score_documents(self.checkpoint, sequences, self.window, self.context, most)
+            for nll in np.split(scores, np.cumsum([len(text) for text in texts])[:-1]):
+                check_finite(bool(np.isfinite(nll).all()))
+                yield -float(nll.sum())
 
         return self._answered("loglikelihood_rolling", requests, [range(len(requests))], answer, disable_tqdm)
 
@@ -115,13 +116,6 @@ class FairseqMsLM(LM):
         if not self.checkpoint.by_line:
             return [tokens] if tokens.numel() else []
         return trained.lines_of(tokens, self.checkpoint.dictionary.eos())
-
-    def _nll(self, sequences: list[Tensor]) -> list[np.ndarray]:
-        """The negative log-likelihoods (n,) of the tokens of each sequence (n,)."""
-        if self.window is None:
-            return scoring.score_streams(self.checkpoint, sequences) if sequences else []
-        asked = (self.window, self.context, self.batch_size * self.window)
-        return [scoring.score_documents(self.checkpoint, [tokens], *asked) for tokens in sequences]
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability of each continuation after its context, and whether greedy search would give it.

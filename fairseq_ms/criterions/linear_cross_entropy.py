@@ -22,6 +22,7 @@ class LinearCrossEntropyFlags(LabelSmoothedCrossEntropyCriterionConfig):
     """Flags of ``linear_cross_entropy``: those of ``label_smoothed_cross_entropy``."""
 
     find_unused_parameters: bool = II("distributed_training.find_unused_parameters")
+    # Older checkpoints have it.
     ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")
 
 
@@ -35,10 +36,8 @@ class LinearCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "LinearCrossEntropyCriterion":
         """fairseq's entry point; raises UsageError where the matrix is out of reach."""
-        why = "with --criterion linear_cross_entropy, which reads the output matrix outside the model"
-        if cfg.ddp_backend == "fully_sharded":
-            raise UsageError(f"--ddp-backend must not be fully_sharded {why}: got {cfg.ddp_backend}")
         if cfg.find_unused_parameters:
+            why = "with --criterion linear_cross_entropy, which reads the output matrix outside the model"
             raise UsageError(f"--find-unused-parameters must not be given {why}")
         return cls(task, cfg.sentence_avg, cfg.label_smoothing, cfg.ignore_prefix_size, cfg.report_accuracy)
 

@@ -149,7 +149,6 @@ def prepare_muon(cfg: Any, model: nn.Module) -> None:
     if not 0.0 < _rate(own) < math.inf:
         raise UsageError(f"--lr must be above 0 with --optimizer muon: got {_rate(own)}")
     check_ranges(MuonFlags.__dataclass_fields__, own)
-    rules.betas(own.adam_betas)
     cfg.common.fp16_no_flatten_grads = True
     for matrix, rows in rows_of_projections(model).items():
         matrix.param_group = rows  # type: ignore[attr-defined]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fairseq import tasks
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.logging import metrics
@@ -17,12 +15,9 @@ from torch import Tensor, nn
 from fairseq_ms.core.ops import linear_cross_entropy as module
 from fairseq_ms.criterions.linear_cross_entropy import LinearCrossEntropyCriterion
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host.trainer import check_criterion
 from fairseq_ms.lm.output_matrix import output_matrix
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.core.test_wrapped import Adapter
-from tests.helpers import trained
-from tests.helpers.trained import random_lines, write_corpus
 from tests.registry import ARCHITECTURES, build, dictionary, random_case
 
 ARCHS = [arch for arch in ARCHITECTURES if output_matrix(random_case(arch, 0).model) is not None]
@@ -180,35 +175,7 @@ def fixed() -> dict[str, Any]:
     return batch()
 
 
-def configuration(arch: str, data: Path, *flags: str) -> Any:
-    """That of a ``fairseq-train`` with this criterion."""
-    given = [data, "--task", "language_modeling", "--arch", arch, "--tokens-per-sample", "16", *flags]
-    given += ["--optimizer", "adam"] + ([] if "--criterion" in flags else ["--criterion", "linear_cross_entropy"])
-    return trained.configuration("language_modeling", given)
-
-
-CUTOFF = ("--adaptive-softmax-cutoff", "5,9")
 NEEDS = "--criterion linear_cross_entropy needs a model whose logits are its features times one matrix: got a "
-
-
-@pytest.mark.parametrize(
-    ("arch", "flags", "sentence"),
-    [
-        ("vanilla_lm", CUTOFF, "--criterion must be adaptive_loss to train with .*-cutoff 5,9: got linear_cross_.*"),
-        ("transformer_lm", CUTOFF, NEEDS + "TransformerLanguageModel with .*, which --criterion adaptive_loss trains"),
-        ("haed", (), NEEDS + "HAEDLanguageModel"),
-        ("lightconv_lm", (), NEEDS + "LightConvLanguageModel"),
-        ("vanilla_lm", ("--ddp-backend", "fully_sharded"), "--ddp-backend must not be fully_sharded .*"),
-        ("vanilla_lm", ("--find-unused-parameters",), "--find-unused-parameters must not be given .*"),
-    ],
-)
-def test_a_model_without_an_output_matrix_is_refused(arch: str, flags: tuple, sentence: str, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "data", {"train": random_lines(3, 20)})
-    cfg = configuration(arch, data, *flags)
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    with pytest.raises(UsageError, match=f"^{sentence}$"):
-        check_criterion(task.build_criterion(cfg.criterion), model, cfg)
 
 
 def test_the_first_phase_of_haed_is_refused_at_the_first_batch() -> None:

@@ -16,6 +16,7 @@ from fairseq.data import ListDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models import MODEL_REGISTRY
 from fairseq_cli import train
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
@@ -30,6 +31,8 @@ from tests.helpers.trained import configuration as parsed
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
 STREAMS = "--task streaming_language_modeling --arch transformer_xl"
+LINEAR = "--criterion linear_cross_entropy"
+MATRIX = f"{LINEAR} needs a model whose logits are its features times one matrix: got a "
 
 
 @pytest.mark.parametrize("flags", ["--arch retina_lm --scale-windows 4x=0:8", "--valid-subset dev"])
@@ -64,6 +67,28 @@ def test_a_refused_training_prints_one_sentence_and_writes_nothing(flags: str, d
         ("--update-freq 0", "--update-freq must be at least 1"),
         ("--update-freq 2,0", "--update-freq must be at least 1"),
         ("--optimizer adam --adam-betas 3", "--adam-betas must"),
+        ("--optimizer adam --adam-betas (0.9,1)", r"--adam-betas must be two numbers .*: got \(0.9,1\)"),
+        ("--optimizer adamw --adam-betas high", "--adam-betas must be two numbers .*: got high"),
+        ("--optimizer muon", "--adam-lr must be given with --optimizer muon"),
+        ("--optimizer muon --adam-lr 0", "--adam-lr must be above 0: got 0"),
+        ("--optimizer muon --adam-lr 1 --lr 0", "--lr must be above 0 with --optimizer muon: got 0"),
+        ("--optimizer muon --adam-lr 1 --muon-momentum 1", "--muon-momentum must be at least 0 and below 1: got 1"),
+        ("--optimizer muon --adam-lr 1 --memory-efficient-bf16", "--memory-efficient-bf16 must .*--optimizer muon"),
+        ("--optimizer muon --adam-lr 1 --zero-sharding os", "--zero-sharding os must .*--optimizer muon"),
+        ("--task streaming_language_modeling", "--arch must be a model with a memory"),
+        ("--arch transformer_xl", "--task must be streaming_language_modeling for a model with a memory"),
+        (f"{STREAMS} --tokens-per-sample 0", "--tokens-per-sample must be at least 1.*: got 0"),
+        (f"{STREAMS} --add-bos-token", "--add-bos-token must not be set"),
+        (f"{STREAMS} --max-target-positions 5", "--max-target-positions must not be set"),
+        (f"{STREAMS} --train-subset nothing", "data must have a split named nothing"),
+        (f"{LINEAR} --adaptive-softmax-cutoff 5", "--criterion must be adaptive_loss to train with .*-cutoff 5"),
+        (f"{LINEAR} --arch transformer_lm --adaptive-softmax-cutoff 5,9", f"{MATRIX}Trans.* adaptive_loss trains"),
+        (f"{LINEAR} --arch haed --position-embed-dim 4", f"{MATRIX}HAEDLanguageModel"),
+        (f"{LINEAR} --arch lightconv_lm --decoder-kernel-size-list [3]", f"{MATRIX}LightConvLanguageModel"),
+        (f"{LINEAR} --find-unused-parameters", "--find-unused-parameters must not be given"),
+        ("--criterion bag_of_words", "--criterion bag_of_words needs --arch coarse_lm, .*: got a VanillaLanguageModel"),
+        ("--criterion in_batch_sampled_softmax --negative-batches -1", "--negative-batches must be at least 0: got -1"),
+        ("--criterion in_batch_sampled_softmax", ".*first phase of haed and hred only: got a VanillaLanguageModel"),
         ("--lr -1", "--lr must be at least 0"),
         ("--num-workers -1", "--num-workers must be at least 0"),
         ("--dataset-impl lazy", "--dataset-impl must"),
@@ -124,6 +149,13 @@ def test_what_cannot_be_trained_or_scored_is_refused(monkeypatch: pytest.MonkeyP
     cfg.common.fp16 = True
     with pytest.raises(UsageError, match="--fp16 must be left out on a machine without a GPU: torch finds none"):
         rules.refuse_to_train(cfg)
+
+
+@pytest.mark.parametrize(("folder", "data", "what"), [("none", "here", "model's"), ("here", "none", "data")])
+def test_a_missing_folder_of_a_model_or_data_is_named(folder: str, data: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    with pytest.raises(UsageError, match=f"from_pretrained: the {what} folder .*none does not exist"):
+        MODEL_REGISTRY["retina_lm"].from_pretrained(str(tmp_path / folder), "model.pt", str(tmp_path / data))
 
 
 HYDRA = (

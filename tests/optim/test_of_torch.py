@@ -12,15 +12,14 @@ import pytest
 import torch
 from fairseq import optim, tasks
 from fairseq.logging import metrics
-from omegaconf import OmegaConf
 from torch.nn import functional as F
 
 from fairseq_ms import core
+from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
 from fairseq_ms.errors import UsageError, sentence_of
 from fairseq_ms.host import rules
 from fairseq_ms.host.trainer import Trainer
 from fairseq_ms.optim import of_torch
-from tests.helpers.hydra import composed
 from tests.helpers.resumed import RETINA, TINY
 from tests.helpers.trained import configuration, random_lines, write_corpus
 
@@ -54,13 +53,6 @@ def trainer_of(data: Path, *flags: str, **changes: Any) -> Trainer:
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 
 
-def settings() -> Any:
-    """As fairseq-hydra-train reads them."""
-    cfg = composed(OmegaConf.create({"optimizer": {"_name": "muon", "adam_lr": 0.005}, "optimization": {"lr": [0.02]}}))
-    OmegaConf.resolve(cfg)
-    return cfg
-
-
 def batches(count: int) -> list[torch.Tensor]:
     """Tokens (ROWS, LENGTH + 1), each with the one after the last; as many targets as a power of two divides well."""
     generator = torch.Generator().manual_seed(2)
@@ -87,34 +79,17 @@ def trained(trainer: Trainer, tokens: list[torch.Tensor]) -> list[float]:
     return found
 
 
-def projections(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, list[torch.nn.Parameter]]]:
-    """The matrices of these models, and those of single projections in the same memory, by their names."""
-    found = []
-    for name, weight in model.named_parameters():
-        if weight.dim() == 2 and "embed" not in name and name != "project.weight":
-            width = weight.size(1)
-            sizes = {"qkv": [width] * 3, "fine": [width, width // 2, width // 2], "coarse": [width // 2] * 2}
-            rows = next((rows for part, rows in sizes.items() if f".{part}." in name), [weight.size(0)])
-            found.append((weight, [torch.nn.Parameter(piece) for piece in weight.detach().split(rows)]))
-    return found
-
-
 @pytest.mark.parametrize("flags", [VANILLA, ("--arch", "retina_lm", *RETINA)], ids=["vanilla_lm", "retina_lm"])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_muon_trains_as_a_plain_loop_with_torchs_two_optimizers(
-    flags: tuple[str, ...], adjust: str, data: Path
-) -> None:
+def test_muon_trains_as_a_plain_loop_with_the_cores_optimizer(flags: tuple[str, ...], adjust: str, data: Path) -> None:
+    """Which is torch's two over single projections (tests/core/test_optimizers.py)."""
     trainer = trainer_of(data, *flags, *MUON, *OWN, "--adjust-lr-fn", adjust, "--update-freq", "2", "--clip-norm", "1")
     model = copy.deepcopy(trainer.get_model().decoder.core).train()
     tokens = batches(12)
     found = trained(trainer, tokens)
     _, others = core.matrices_and_others(model)
-    settings: dict[str, Any] = {"momentum": 0.9, "nesterov": False, "adjust_lr_fn": adjust}
-    pieces = projections(model)
-    optimizers = [
-        torch.optim.Muon([piece for _, parts in pieces for piece in parts], lr=0.02, weight_decay=0.1, **settings),
-        torch.optim.AdamW(others, lr=0.005, **ADAMW),
-    ]
+    settings = {"momentum": 0.9, "nesterov": False, "adjust_lr_fn": adjust, "weight_decay": 0.1}
+    optimizer = MuonAndAdamW(rows_of_projections(model), others, 0.02, 0.005, settings, ADAMW)
     expected = []
     for one, other in zip(tokens[::2], tokens[1::2]):
         losses = [
@@ -124,13 +99,8 @@ def test_muon_trains_as_a_plain_loop_with_torchs_two_optimizers(
         loss = torch.stack(losses).sum() / (2 * ROWS * LENGTH)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for weight, parts in pieces:
-            assert weight.grad is not None
-            for piece, gradient in zip(parts, weight.grad.split([len(piece) for piece in parts]), strict=True):
-                piece.grad = gradient
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         expected.append(float(loss.detach()))
     # Single precision; a last bit may tip a rounding to eight bits within Muon, of an update of 0.02.
     assert found == pytest.approx(expected, rel=2e-4)
@@ -235,40 +205,21 @@ def test_a_checkpoint_of_another_optimizer_is_one_sentence(
     other.load_checkpoint(str(tmp_path / "last.pt"), reset_optimizer=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"optimizer.adam_lr": None}, "--adam-lr must be given with --optimizer muon"),
-        ({"optimizer.adam_lr": 0.0}, "--adam-lr must be above 0: got 0.0"),
-        ({"optimizer.lr": [0.0]}, "--lr must be above 0 with --optimizer muon: got 0.0"),
-        ({"optimizer.muon_momentum": 1.0}, "--muon-momentum must be at least 0 and below 1: got 1.0"),
-        ({"optimizer.adam_betas": "(0.9, 1)"}, r'--adam-betas must be two numbers .* "\(0.9, 0.98\)": got \(0.9, 1\)'),
-        ({"optimizer.adam_betas": "high"}, "--adam-betas must be two numbers .*: got high"),
-        ({"common.memory_efficient_fp16": True}, "--memory-efficient-fp16 must be left out with --optimizer muon"),
-        ({"distributed_training.zero_sharding": "os"}, "--zero-sharding os must be left out with --optimizer muon"),
-    ],
-)
-def test_settings_that_muon_cannot_have_are_one_sentence(changes: dict[str, Any], sentence: str, data: Path) -> None:
-    cfg = settings()
-    of_torch.prepare_muon(cfg, MODEL)
-    for name, value in changes.items():
-        OmegaConf.update(cfg, name, value)
-    with pytest.raises(UsageError, match=sentence):
-        of_torch.prepare_muon(cfg, MODEL)
-
-
-def test_muon_without_a_matrix_is_one_sentence() -> None:
-    cfg = settings().optimizer
+def test_muon_without_a_matrix_is_one_sentence(data: Path) -> None:
+    cfg = parsed(str(data), *VANILLA, *MUON).optimizer
     sentence = "--optimizer muon must be left out where there are no matrices of layers: got 2 other parameters"
     with pytest.raises(UsageError, match=sentence):
         of_torch.FairseqMuon(cfg, torch.nn.Linear(2, 2).parameters())
 
 
-def test_muon_is_for_models_of_this_package_and_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_is_for_models_of_this_package_and_a_torch_that_has_it(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = parsed(str(data), *VANILLA, *MUON)
     with pytest.raises(
         UsageError, match="--optimizer muon knows the matrices of fairseq_ms's models alone: got Linear"
     ):
-        of_torch.prepare_muon(settings(), torch.nn.Linear(2, 2))
+        of_torch.prepare_muon(cfg, torch.nn.Linear(2, 2))
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(UsageError, match=r"--optimizer muon needs torch 2.9 or newer: this is torch \d"):
-        of_torch.prepare_muon(settings(), MODEL)
+        of_torch.prepare_muon(cfg, MODEL)

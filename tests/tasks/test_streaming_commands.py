@@ -8,32 +8,12 @@ import pytest
 
 from tests.helpers.cli import USER_DIR
 from tests.helpers.corpus import train_command, write_corpus
-from tests.helpers.forked import run, train
+from tests.helpers.forked import train
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--task", "streaming_language_modeling"), "--arch must be a model with a memory"),
-        (("--task", "language_modeling"), "--task must be streaming_language_modeling for a model with a memory"),
-        (("--tokens-per-sample", "0"), "--tokens-per-sample must be at least 1: got 0"),
-        (("--add-bos-token",), "--add-bos-token must not be set"),
-        (("--max-target-positions", "5"), "--max-target-positions must not be set"),
-        (("--train-subset", "nothing"), "data must have a split named nothing"),
-    ],
-)
-def test_a_flag_that_breaks_a_rule_ends_training_before_it_starts(
-    flags: tuple[str, ...], sentence: str, data: Path, tmp_path: Path
-) -> None:
-    arch = "vanilla_lm" if "streaming_language_modeling" in flags else "transformer_xl"
-    assert run([*train_command(arch, data, tmp_path / "save"), *flags], tmp_path / "log") != [0]
-    assert sentence in (tmp_path / "log").read_text().splitlines()[-1]
-    assert not list((tmp_path / "save").glob("*.pt"))
 
 
 def test_perplexity_at_other_lengths_than_in_training_does_not_depend_on_the_batch(data: Path, tmp_path: Path) -> None:

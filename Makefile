@@ -133,7 +133,7 @@ GPU = timeout --foreground $(MINUTES)m $(RUN) -m fairseq_ms bench all --device $
 FIRST := core/test_graphs.py core/ops/test_window_attention.py core/ops/test_attention.py core/ops/test_linear.py \
 	core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py core/ops/test_dropout_masks.py
 ON_GPU := $(FIRST) models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
-	models/test_half_precision.py core/test_retina.py core/test_pooling.py core/test_cache.py \
+	models/test_half_precision.py core/test_retina.py core/test_cache.py \
 	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches \
 	host/test_launching.py::test_one_process_of_a_group_trains_and_resumes_as_one_alone
 gpu: JOBS := 4

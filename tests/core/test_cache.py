@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.scales import UnfinishedBlock
 from tests.helpers.operations import Operations
 from tests.registry import GENERATORS, random_case
 
@@ -59,20 +58,3 @@ def test_reordering_looks_at_the_order_once_and_copies_nothing_when_it_is_the_id
             # Every look at the numbers of a tensor makes a GPU's caller wait.
             assert sum(name in ("aten::equal", "aten::_local_scalar_dense") for name in ran.names) == 1
             assert ("aten::index_select" in ran.names) is copies
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_what_waits_is_what_came_behind_the_last_finished_block(seed: int) -> None:
-    rng = random.Random(seed)
-    factor = rng.choice([1, 2, 3, 5])
-    block, everything = UnfinishedBlock(2, factor, torch.empty(0, 0, 3)), torch.empty(2, 0, 3)
-    for _ in range(30):
-        new = torch.randn(2, rng.choice([0, 1, 1, 2, 3, 11]), 3)
-        waited = everything.size(1) % factor
-        everything = torch.cat([everything, new], dim=1)
-        count = everything.size(1)
-        assert torch.equal(block.join(new), everything[:, count - new.size(1) - waited :])
-        assert torch.equal(block.x, everything[:, count - count % factor :])
-        order = torch.tensor([rng.randrange(2), rng.randrange(2)])
-        block.reorder(order)
-        everything = everything[order]

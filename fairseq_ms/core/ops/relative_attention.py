@@ -40,20 +40,20 @@ def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
 
 
 class Sinusoids:
-    """``sinusoids`` of one dimension, computed once and again only for more keys, another type or another device."""
+    """``sinusoids`` of one dimension, computed once and again only for other keys, another type or another device."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.table_PD: Tensor | None = None
 
     def __call__(self, keys: int, like: Tensor) -> Tensor:
-        """Those of ``keys`` keys, (keys + 1, D): the last rows of any longer table."""
+        """Those of ``keys`` keys, (keys + 1, D)."""
         table = self.table_PD
-        if table is None or table.size(0) <= keys or table.dtype != like.dtype or table.device != like.device:
+        if table is None or (len(table) - 1, table.dtype, table.device) != (keys, like.dtype, like.device):
             # A tensor made in inference mode could not be trained with later.
             with torch.inference_mode(False):
                 table = self.table_PD = sinusoids(keys, self.dim, like)
-        return table[table.size(0) - keys - 1 :]
+        return table
 
 
 def rel_shift(scores: Tensor, keys: int) -> Tensor:

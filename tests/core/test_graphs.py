@@ -126,22 +126,6 @@ def test_steps_of_fixed_shapes_are_those_of_caches_that_grow(which: str) -> None
 
 @pytest.mark.slow
 @every_model
-@torch.no_grad()
-def test_steps_begin_another_text_in_the_buffers_of_the_last_one(which: str) -> None:
-    model, tokens = small(which).double(), torch.randint(11, (2, 2, 90))
-    _, steps = begun(model, tokens[0])
-    for column in tokens[0, :, PROMPT:].split(1, dim=1):
-        steps(column)
-    for start in (1, 2, 5, 64):
-        state = model.new_state(2)
-        model.features(tokens[1, :, :start], state)
-        steps.begin(state)
-        for column in tokens[1, :, start:].split(1, dim=1):
-            torch.testing.assert_close(steps(column), model.features(column, state), rtol=0.0, atol=1e-9)
-
-
-@pytest.mark.slow
-@every_model
 @torch._dynamo.config.patch(allow_rnn=True)  # of which nothing runs: it owns the weights of an LSTM
 @torch.no_grad()
 def test_the_compiler_sees_no_more_graphs_than_there_are_kinds_of_step(

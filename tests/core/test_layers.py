@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fairseq_ms import core
 from tests.core.test_model import in_pieces
@@ -54,21 +53,6 @@ def build(name: str, **changes: Any) -> core.LanguageModel:
     return model
 
 
-def shifted(model: core.LanguageModel, tokens: Tensor, start: int) -> Tensor:
-    """The last logits of a text that begins at another position, as far as the rotation knows."""
-    state: Any = model.new_state(1)
-    state.length = start
-    return model(tokens, state)[0][:, -1]
-
-
-def test_only_distances_count_however_far_out() -> None:
-    model, tokens = build("Vanilla"), torch.randint(11, (1, 9))
-    with torch.no_grad():
-        at_once = model(tokens)[0][:, -1]
-        for start in (1, 13, 10**6):
-            torch.testing.assert_close(shifted(model, tokens, start), at_once, rtol=0.0, atol=1e-9)
-
-
 def test_the_state_of_a_retina_does_not_grow() -> None:
     model, sizes = build("Retina"), set[int]()
     state: Any = model.new_state(1)
@@ -78,15 +62,6 @@ def test_the_state_of_a_retina_does_not_grow() -> None:
             sizes.add(sum(window.buffer.nbytes for cache in state.caches for window in cache.windows))
     assert state.length == 3000
     assert len(sizes) == 1
-
-
-def test_learned_positions_end_where_they_did_and_the_others_have_no_matrix() -> None:
-    learned, rotary = build("Vanilla", positions="learned"), build("Vanilla")
-    assert learned.max_length() == 16
-    with pytest.raises(ValueError, match=r"at most max_positions 16 tokens, .*: got 17"):
-        learned(torch.zeros(1, 17, dtype=torch.long))
-    assert set(learned.state_dict()) - set(rotary.state_dict()) == {"embed.positions.weight"}
-    assert rotary.state_dict().keys() == build("Vanilla", positions="none").state_dict().keys()
 
 
 every_part = pytest.mark.parametrize(
@@ -172,9 +147,3 @@ def test_the_gate_of_the_aggregation_starts_closed_and_opens() -> None:
     torch.nn.init.normal_(gated.aggregate.attention.out.weight)
     with torch.no_grad():
         torch.testing.assert_close(gated(tokens)[0], said[0])
-
-
-def test_words_are_scaled_and_positions_are_not() -> None:
-    plain, scaled = (build("Vanilla", positions="learned", scale_embedding=scale).embed for scale in (False, True))
-    tokens = torch.randint(11, (1, 9))
-    torch.testing.assert_close(scaled(tokens) - plain(tokens), plain.words(tokens) * (24**0.5 - 1.0))

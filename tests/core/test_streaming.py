@@ -153,36 +153,6 @@ def test_a_loss_behind_a_state_is_that_of_the_logits_and_trains_on_its_own_token
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_plain_loop_over_segments_learns_what_only_the_memory_can_tell(name: str) -> None:
-    """Every second segment repeats the one before: within it, nothing else tells the next token."""
-    sizes = {"vocab_size": 4, "dim": 16, "ffn_dim": 32, "segment_len": 4, "mem_len": 8, "init_std": 0.2}
-    model = model_of(name, 1, **sizes, normalize_before=True).float().train()
-    before = {key: weight.clone() for key, weight in model.named_parameters()}
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    state, losses = model.new_state(16), []
-    for _ in range(80):
-        segment = torch.randint(4, (16, 4))
-        with torch.no_grad():
-            model(segment, state)
-        loss = model.loss(segment, segment.roll(-1, 1), state=state)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    # Without a memory, three of four next tokens take log 4 nats, so that the mean is at least 1.04.
-    assert sum(losses[-10:]) / 10 < 0.7, losses[-10:]
-    assert all(not torch.equal(weight, before[key]) for key, weight in model.named_parameters())
-    assert state.length == 640
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_memory_of_another_batch_size_is_refused(name: str) -> None:
-    model = model_of(name, 0)
-    with pytest.raises(ValueError, match=r"^memory: must hold"):
-        model.new_state(3, memory=model.new_memory(2))
-
-
 def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:
     model = model_of("TransformerXL", 0)
     _, state = model(tokens_of(1, 5))

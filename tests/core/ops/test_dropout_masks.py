@@ -11,9 +11,7 @@ from fairseq_ms.core.scales import Scale
 P = 0.3
 
 
-def dropped_streams(
-    recompute: bool, groups: int, rows: int, blocks: int, queries: int, window: int, keys: int
-) -> torch.Tensor:
+def dropped_streams(groups: int, rows: int, blocks: int, queries: int, window: int, keys: int) -> torch.Tensor:
     """The masks as one row of bits for every group, row of the batch, head and block of ``queries``: (streams, bits).
 
     Scores are zero and every value says by which key it is, modulo ``window``, so the result of a query shows in
@@ -25,7 +23,7 @@ def dropped_streams(
     # Queries, keys and values.
     fine = torch.zeros(rows, length, 3, groups * heads, head_dim)
     fine[:, :, 2] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
-    out = (windows.forward if recompute else windows.by_autograd)(fine.flatten(2))
+    out = windows.forward(fine.flatten(2))
     # (B, T, groups * N * H) -> (groups, B, blocks, Q, N, H)
     out = out.view(rows, blocks, queries, groups, heads, head_dim).permute(3, 0, 1, 2, 4, 5)
     kept = (out[..., :keys] != 0.0).double()
@@ -44,19 +42,15 @@ def assert_independent(streams: torch.Tensor) -> None:
     assert together.abs().max() < 6.0 / bits**0.5
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_masks_of_groups_rows_heads_and_pieces_are_uncorrelated(
-    recompute: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_of_groups_rows_heads_and_pieces_are_uncorrelated(monkeypatch: pytest.MonkeyPatch) -> None:
     # Pieces of one query block each, and more rows than fit into eight bits.
     monkeypatch.setattr(window_blocks, "_PIECE", 32)
-    assert_independent(dropped_streams(recompute, groups=2, rows=258, blocks=3, queries=32, window=32, keys=32))
+    assert_independent(dropped_streams(groups=2, rows=258, blocks=3, queries=32, window=32, keys=32))
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_masks_of_the_chunks_of_a_piece_are_uncorrelated(recompute: bool) -> None:
+def test_masks_of_the_chunks_of_a_piece_are_uncorrelated() -> None:
     # A window as long as the sequence: one piece, which is worked through in chunks of 64 queries.
-    assert_independent(dropped_streams(recompute, groups=2, rows=9, blocks=4, queries=64, window=256, keys=64))
+    assert_independent(dropped_streams(groups=2, rows=9, blocks=4, queries=64, window=256, keys=64))
 
 
 def test_masks_of_successive_layers_are_uncorrelated() -> None:

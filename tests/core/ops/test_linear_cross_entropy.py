@@ -64,10 +64,15 @@ def assert_equal(found: Tensor, expected: Tensor, inputs: list[Tensor], toleranc
 # Rounding of sums over 6, 23 and 31 numbers.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 @pytest.mark.parametrize("reduce", [True, False])
-def test_loss_and_gradients_are_those_of_the_logits(dtype: torch.dtype, tolerance: float, reduce: bool) -> None:
-    x, weight, target = drawn(dtype)
-    expected = written_out(x, weight, target)
-    found = linear_cross_entropy(x, weight, target, PADDING, reduce)
+@pytest.mark.parametrize("several", [False, True])
+def test_loss_and_gradients_are_those_of_the_logits(
+    several: bool, reduce: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    x, weight, targets = drawn(dtype)
+    if several:
+        targets = torch.stack([targets, targets.roll(1), targets.flip(0)], dim=1)
+    expected = written_out(x.repeat_interleave(targets.numel() // ROWS, 0), weight, targets.flatten()).view_as(targets)
+    found = linear_cross_entropy(x, weight, targets, PADDING, reduce)
     assert_equal(found, expected.sum() if reduce else expected, [x, weight], tolerance)
 
 
@@ -198,13 +203,3 @@ def test_label_smoothing_is_fairseqs(smoothing: float) -> None:
 def test_the_most_probable_symbol_is_the_largest_logit() -> None:
     x, weight, _ = drawn(torch.float32)
     assert torch.equal(most_probable(x, weight), F.linear(x, weight).argmax(1))
-
-
-def test_several_targets_a_row_have_one_softmax() -> None:
-    x, weight, _ = drawn(torch.float64)
-    targets = torch.randint(SYMBOLS, (ROWS, 3))
-    targets[::4] = PADDING
-    for reduce in (True, False):
-        expected = torch.stack([written_out(x, weight, target) for target in targets.unbind(1)], dim=1)
-        found = linear_cross_entropy(x, weight, targets, PADDING, reduce)
-        assert_equal(found, expected.sum() if reduce else expected, [x, weight], 1e-14)

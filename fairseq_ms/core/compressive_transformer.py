@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import normalise, own_of
-from fairseq_ms.core.ops.plain import frozen, plain
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
 from fairseq_ms.core.scales import Downsample
 from fairseq_ms.core.stream_state import Mems, shift
@@ -104,12 +104,18 @@ def reconstruction_loss(
     return (by_compressed - by_old).square().mean(dim=(1, 2))
 
 
+def _frozen(module: nn.Module, x: Tensor) -> Tensor:
+    """``module(x)``, of whose parameters none gets a gradient."""
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return torch.func.functional_call(module, parameters, (x,))
+
+
 def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, N * H), with weights that are not trained."""
     heads, norm, qkv = layer.attention.heads, layer.attention.norm, layer.attention.qkv
     if not plain(norm, qkv):
         states_BSD, past = torch.cat([memory_BMD, segment_BTD], dim=1), memory_BMD.size(1)
-        q, k, v = split_qkv(frozen(qkv, states_BSD if norm is None else frozen(norm, states_BSD)), heads)
+        q, k, v = split_qkv(_frozen(qkv, states_BSD if norm is None else _frozen(norm, states_BSD)), heads)
         q, k, v = q[:, :, past:], k[:, :, :past], v[:, :, :past]
     else:
         weight_OD = qkv.weight.detach()

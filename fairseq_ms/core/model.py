@@ -208,14 +208,22 @@ class LanguageModel(CausalModel):
         if config.head_dim is None and config.dim % config.heads:
             raise ValueError(f"heads must divide dim {config.dim}: got {config.heads}")
         self.config = config
-        self.embed = TokenEmbedding(config, _words(config), self.max_length())
-        self.adaptive_softmax = _adaptive_softmax(config, self.embed.words)
-        self.project: nn.Module | None = None
-        if self.adaptive_softmax is None and config.tie_embeddings:
-            assert isinstance(self.embed.words, nn.Embedding)
+        symbols, padding, predicted = config.vocab_size, config.padding_idx, config.output_vocab_size
+        words: Any
+        if config.adaptive_input is None:
+            words = nn.Embedding(symbols, config.dim, padding)
+        else:
+            words = AdaptiveInput(symbols, padding, config.dim, config.adaptive_input)
+        self.embed = TokenEmbedding(config, words, self.max_length())
+        self.adaptive_softmax, self.project = None, None
+        if (bands := config.adaptive_softmax) is not None:
+            tied = words if config.tie_adaptive_weights else None
+            tie_projections = config.tie_adaptive_projections
+            self.adaptive_softmax = AdaptiveSoftmax(predicted or symbols, config.dim, bands, tied, tie_projections)
+        elif config.tie_embeddings:
             self.project = TiedOutput(self.embed)
-        elif self.adaptive_softmax is None:
-            self.project = projection(config.dim, config.output_vocab_size or config.vocab_size, bias=False)
+        else:
+            self.project = projection(config.dim, predicted or symbols, bias=False)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the last line of a subclass's constructor."""
@@ -257,17 +265,3 @@ def start_residuals(module: nn.Module) -> None:
         if isinstance(layer, ResidualLayer) and layer.residual_start != 1.0:
             for projection in (layer.attention.out, layer.ffn.down):
                 projection.weight.mul_(layer.residual_start)
-
-
-def _words(config: ModelConfig) -> nn.Module:
-    if config.adaptive_input is None:
-        return nn.Embedding(config.vocab_size, config.dim, config.padding_idx)
-    return AdaptiveInput(config.vocab_size, config.padding_idx, config.dim, config.adaptive_input)
-
-
-def _adaptive_softmax(config: ModelConfig, words: nn.Module) -> AdaptiveSoftmax | None:
-    if config.adaptive_softmax is None:
-        return None
-    predicted, tied = config.output_vocab_size or config.vocab_size, words if config.tie_adaptive_weights else None
-    assert tied is None or isinstance(tied, AdaptiveInput)
-    return AdaptiveSoftmax(predicted, config.dim, config.adaptive_softmax, tied, config.tie_adaptive_projections)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.layers import TypedList
-from fairseq_ms.core.ops.recompute import check_probability, draw_uniform
+from fairseq_ms.core.ops.recompute import check_probability
 from fairseq_ms.core.scales import Scale, check_layers
 from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
 from fairseq_ms.core.streaming import StreamingConfig, StreamingModel, TransformerXLLayer
@@ -130,6 +130,11 @@ class TransformerQL(StreamingModel):
     def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
         # Where no block has ended, coarse scales have nothing to do, nor finer ones whose outputs droppath drops.
         return chain(self.embed.parameters(), self.scales.parameters(), self.scale_norms.parameters())
+
+
+def draw_uniform() -> float:
+    """A number in [0, 1) from torch's default CPU generator."""
+    return float(torch.rand((), device="cpu"))
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,3 @@ def table(words: nn.Module, symbols: int, despite_hooks: bool = False) -> Tensor
         return words.weight  # type: ignore[return-value]
     # One row of tokens, since what stands in an embedding's place may want (B, T).
     return words(torch.arange(symbols, device=next(words.parameters()).device).unsqueeze(0)).squeeze(0)
-
-
-def frozen(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)``, of whose parameters none gets a gradient."""
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    return torch.func.functional_call(module, parameters, (x,))

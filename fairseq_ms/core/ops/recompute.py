@@ -28,11 +28,6 @@ def draw_seed() -> int:
     return int(torch.randint(0, 2**62, (), device="cpu"))
 
 
-def draw_uniform() -> float:
-    """A number in [0, 1) from torch's default CPU generator."""
-    return float(torch.rand((), device="cpu"))
-
-
 def mixed_seed(seed: int, *counters: int) -> int:
     """A 32-bit seed for one of many masks, which counters tell apart; every bit of every argument matters.
 

@@ -10,10 +10,10 @@ from fairseq_ms.core.layers import TransformerLayer
 from fairseq_ms.core.ops.recompute import (
     DropoutMasks,
     draw_seed,
-    draw_uniform,
     keep_mask,
     keep_prob,
 )
+from fairseq_ms.core.transformer_ql import draw_uniform
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import gradients
 

@@ -204,18 +204,15 @@ class HeldLog:
     """Holds back log records until there is a trainer, and drops them if the training is refused before."""
 
     def __init__(self) -> None:
-        self.kept = self._new()
+        self.kept = MemoryHandler(0)
         self.others: list[logging.Handler] | None = None
         self.can_end = False
-
-    def _new(self) -> MemoryHandler:
-        return MemoryHandler(sys.maxsize, logging.CRITICAL + 1, target=logging.root)  # type: ignore[arg-type]
 
     def hold(self) -> None:
         """Replace the root logger's handlers, unless that is done already or no call would restore them."""
         if self.can_end and self.others is None:
             # Who configures logging, as fairseq-hydra-train does, closes all handlers that there are.
-            self.kept = self._new()
+            self.kept = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, target=logging.root)  # type: ignore[arg-type]
             self.others, logging.root.handlers = logging.root.handlers, [self.kept]
 
     def show(self) -> None:

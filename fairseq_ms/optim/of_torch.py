@@ -1,5 +1,6 @@
 """torch's own optimizers: `--optimizer adamw`, and `--optimizer muon`, which is Muon and AdamW side by side."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -62,13 +63,9 @@ def _rate(cfg: AdamWFlags) -> float:
     return float(cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr)
 
 
-def _without_decay(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """What ``note_undecayed`` has noted."""
-    return [parameter for parameter in params if getattr(parameter, "param_group", None) == _UNDECAYED]
-
-
-def _with_decay(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    return [parameter for parameter in params if getattr(parameter, "param_group", None) != _UNDECAYED]
+def _decays(parameter: nn.Parameter) -> bool:
+    """Whether ``note_undecayed`` has not noted it."""
+    return getattr(parameter, "param_group", None) != _UNDECAYED
 
 
 @register_optimizer("adamw", dataclass=AdamWFlags)
@@ -80,8 +77,8 @@ class FairseqAdamW(FairseqOptimizer):
         params = list(params)
         apex = get_fused_adam_class() if torch.cuda.is_available() else None
         adamw = apex or partial(torch.optim.AdamW, fused=has_fused_optimizers(params))
-        self._optimizer = adamw(_with_decay(params), lr=_rate(cfg), **_settings(cfg))
-        if without := _without_decay(params):
+        self._optimizer = adamw(list(filter(_decays, params)), lr=_rate(cfg), **_settings(cfg))
+        if without := list(itertools.filterfalse(_decays, params)):
             self._optimizer.add_param_group({"params": without, "weight_decay": 0.0})
 
     @property
@@ -98,7 +95,7 @@ class FairseqMuon(FairseqOptimizer):
         super().__init__(cfg)
         rows = {parameter: getattr(parameter, "param_group", None) for parameter in params}
         matrices = {parameter: given for parameter, given in rows.items() if isinstance(given, tuple)}
-        others = [parameter for parameter in _with_decay(rows) if parameter not in matrices]
+        others = [parameter for parameter in filter(_decays, rows) if parameter not in matrices]
         if not matrices:
             got = f"{len(others)} other parameters"
             raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {got}")
@@ -109,7 +106,7 @@ class FairseqMuon(FairseqOptimizer):
             "adjust_lr_fn": str(cfg.adjust_lr_fn),
         }
         self._optimizer = MuonAndAdamW(matrices, others, _rate(cfg), float(cfg.adam_lr), muon, _settings(cfg))  # type: ignore[arg-type]
-        if without := _without_decay(rows):
+        if without := list(itertools.filterfalse(_decays, rows)):
             self._optimizer.add_param_group({"params": without, "weight_decay": 0.0})
 
     def set_lr(self, lr: float) -> None:

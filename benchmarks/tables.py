@@ -23,9 +23,6 @@ def tables(options: Options) -> dict[str, Table]:
 def by_value(chosen: list[Table], options: Options) -> Iterator[tuple[Table, list[Row]]]:
     """The cohorts of these tables, the most valuable first."""
     cohorts = [(table, rows) for table in chosen for rows in table.cohorts().values()]
-
-    def later(cohort: tuple[Table, list[Row]]) -> tuple[bool, bool]:
-        table, rows = cohort
-        return rows[0].settings[-1] in options.precisions[1:], table.name not in FIRST
-
-    return iter(sorted(cohorts, key=later))
+    cohorts.sort(key=lambda cohort: cohort[0].name not in FIRST)
+    cohorts.sort(key=lambda cohort: cohort[1][0].settings[-1] in options.precisions[1:])
+    return iter(cohorts)

@@ -214,10 +214,9 @@ class Trainer:
         for step in range(done, steps):
             over = time.monotonic() > self.deadline
             if over or time.monotonic() > saved + SAVE_SECONDS:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                state |= {"step": step, "seconds": seconds}
+                parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 with complete(file) as part:
-                    torch.save(state, part)
+                    torch.save({**parts, "step": step, "seconds": seconds}, part)
                 saved = time.monotonic()
             if over:
                 return None

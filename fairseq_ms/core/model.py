@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +17,21 @@ from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer, TokenEmbedding, compile_layers
 from fairseq_ms.core.ops.linear import TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
+from fairseq_ms.core.sampling import check_finite, check_sampling, draw
 
 Prompts = TypeVar("Prompts", Tensor, list[Tensor])
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout inside the block; each part as it was afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class CausalModel(nn.Module, ABC):
@@ -75,9 +89,9 @@ class CausalModel(nn.Module, ABC):
         """Features (B, T, D) of tokens that continue the texts of a state."""
         self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
-        return self.features(tokens_BT, self.known(state))
+        return self.features(tokens_BT, self._known(state))
 
-    def known(self, state: State) -> State:
+    def _known(self, state: State) -> State:
         """A state that remembers what it has read."""
         if not isinstance(state, Unread):
             return state
@@ -120,6 +134,7 @@ class CausalModel(nn.Module, ABC):
         losses = [F.cross_entropy(logits, target, reduction="sum") for logits, target in parts if logits is not None]
         return torch.stack(losses).sum() / count
 
+    @torch.no_grad()
     def generate(
         self,
         prompt: Prompts,
@@ -156,10 +171,51 @@ class CausalModel(nn.Module, ABC):
         a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
         be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
         """
-        # This and what it replays know the models; nothing but generating needs them.
-        from fairseq_ms.core.steps.generation import generate
+        # What replays steps knows the models; nothing but generating needs it.
+        from fairseq_ms.core.steps import Reader
 
-        return generate(self, prompt, n, temperature, top_k, top_p, state, generator, graphs, eos_idx, allowed, stop)
+        check_sampling(prompt, n, temperature, top_k, top_p)
+        if state is not None and isinstance(prompt, list):
+            raise ValueError("state must be left out with a list of prompts, which begin texts: got both")
+        rows = prompt if isinstance(prompt, list) else [prompt] if prompt.dim() == 1 else list(prompt)
+        counts = [row.numel() for row in rows]
+        prompts_BP = self.checked_tokens(nn.utils.rnn.pad_sequence(rows, batch_first=True))
+        lengths_B1 = torch.tensor(counts, device=prompts_BP.device).unsqueeze(1)
+        if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
+            raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
+        shortest, length = min(counts), max(counts) + n
+        texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(lengths_B1, dtype=torch.bool)
+        self.check_length(length - 1 + (state.length if state is not None else 0))
+        finite: Tensor | bool = True
+        is_ours = state is None
+        if state is not None:
+            self.check_state(state, texts[0])
+        with evaluating(self):
+            state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
+            read = Reader(self, state, graphs, state.length + length - 1)
+            for place in range(shortest, length):
+                logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
+                finite = logits_BV.isfinite().all() & finite
+                if allowed is not None:
+                    logits_BV = logits_BV.masked_fill(~allowed, -torch.inf)
+                next_B1 = draw(logits_BV, temperature, top_k, top_p, generator)
+                if eos_idx is not None:
+                    next_B1 = next_B1.masked_fill(ended_B1, eos_idx)
+                    ended_B1 = (next_B1 == eos_idx) & (place >= lengths_B1)
+                if place < max(counts):
+                    next_B1 = next_B1.where(place >= lengths_B1, prompts_BP[:, place, None])
+                texts.append(next_B1)
+                if eos_idx is not None and bool(ended_B1.all()):
+                    break
+                if stop is not None and stop(next_B1):
+                    break
+            if not is_ours:
+                read.settle()
+        check_finite(finite)
+        whole = torch.cat(texts, dim=1)
+        if isinstance(prompt, list):
+            return [row[: count + n] for row, count in zip(whole, counts)]
+        return whole[0] if prompt.dim() == 1 else whole
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) as int64; ValueError unless they are integers, at least one of them."""

@@ -20,7 +20,7 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph
+from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
 from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
 from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 
@@ -335,7 +335,7 @@ class StreamingModel(LanguageModel):
         """Features (B, T, D), and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
-        if state is not None and not torch.is_grad_enabled():
+        if state is not None and not records():
             return self.drop(self.advance(tokens_BT, state)), None
         x_BTD, memory, loss_B = self.stream(tokens_BT, state.memory if state is not None else None)
         if state is not None:

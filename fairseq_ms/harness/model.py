@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from fairseq_ms.core.steps.generation import check_finite
+from fairseq_ms.core.sampling import check_finite
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.harness import generation

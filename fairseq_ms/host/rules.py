@@ -58,7 +58,8 @@ def refuse(cfg: Any) -> None:
 def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
     """``main`` of fairseq-generate, which continues lines; raises UsageError for rows cut out of a corpus.
 
-    They leave no room to continue them, but can be scored, or begun anew from a prefix (not by a task of streams).
+    They leave no room to continue them, but can be scored, or begun anew from a prefix: not those of a task of streams,
+    which has ``before_checkpoint``.
     """
     if isinstance(cfg, Namespace):
         cfg = convert_namespace_to_omegaconf(cfg)

@@ -43,7 +43,6 @@ class MuonFlags(AdamWFlags):
         None,
         "learning rate of AdamW, which trains all but the layers' matrices; it follows the schedule of "
         "--lr, Muon's, in proportion (required)",
-        above=0,
     )
     muon_momentum: float = probability(0.95, "momentum of Muon")
     no_nesterov: bool = option(False, "plain momentum in place of Nesterov's for Muon")
@@ -143,8 +142,9 @@ def prepare_muon(cfg: Any, model: nn.Module) -> None:
             raise UsageError(f"{flag} must be left out with --optimizer muon, which needs whole matrices in float32")
     if own.adam_lr is None:
         raise UsageError("--adam-lr must be given with --optimizer muon: the rate of embeddings, norms and biases")
-    if not 0.0 < _rate(own) < math.inf:
-        raise UsageError(f"--lr must be above 0 with --optimizer muon: got {_rate(own)}")
+    for flag, rate in (("--lr", _rate(own)), ("--adam-lr", own.adam_lr)):
+        if not 0.0 < rate < math.inf:
+            raise UsageError(f"{flag} must be above 0 with --optimizer muon: got {rate}")
     check_ranges(MuonFlags.__dataclass_fields__, own)
     cfg.common.fp16_no_flatten_grads = True
     for matrix, rows in rows_of_projections(model).items():

@@ -15,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fairseq_ms import core
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.model import CausalModel
+from fairseq_ms.core.sampling import draw
 from fairseq_ms.core.steps import Reader, Steps, takes_graphs
 from fairseq_ms.core.steps.buffers import FixedState
 from fairseq_ms.core.steps.chunks import FixedChunks
 from fairseq_ms.core.steps.chunks import tensors as tensors_of
-from fairseq_ms.core.steps.generation import draw
 from tests.core.test_model import NAMES, build
 from tests.helpers.operations import Operations
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from fairseq_ms import core
-from fairseq_ms.core.steps.generation import draw
+from fairseq_ms.core.sampling import draw
 from fairseq_ms.core.streaming import StreamingModel
 from tests.helpers.cli import ROOT
 from tests.helpers.operations import Operations

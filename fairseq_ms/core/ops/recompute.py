@@ -44,12 +44,17 @@ def mixed_seed(seed: int, *counters: int) -> int:
     return state >> 32
 
 
+def records() -> bool:
+    """Whether autograd records what is computed now."""
+    return torch.is_grad_enabled()
+
+
 def saves() -> bool:
     """Whether operations with a gradient of their own are worth it: not in a compiled one, whose compiler decides.
 
     ``torch.compile`` computes again what is cheap, and would compile such an operation anew for every length.
     """
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return records() and not torch.compiler.is_compiling()
 
 
 @cache

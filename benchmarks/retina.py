@@ -1,4 +1,4 @@
-"""Retina attention by itself, against dense flash attention and dense masks, from short to long sequences."""
+"""Windows by themselves, against dense flash attention, dense masks and flex attention, from short to long texts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.device import peak
 from benchmarks.table import DTYPES, GB, TIME, Cell, Options, Row, Table, Work, assert_parity, to
@@ -19,7 +20,7 @@ HEAD_DIM = 64
 SCALES = [Scale(1, near=0, far=8), Scale(4, near=8, far=256), Scale(16, near=256, far=512)]
 # Of every scale, and of all.
 EACH, HEADS = 4, 12
-FLASH, MASKS, WINDOWS = KINDS = ("dense flash attention", "dense masks", "windows")
+FLASH, MASKS, WINDOWS, FLEX = KINDS = ("dense flash attention", "dense masks", "windows", "flex attention")
 # As many tokens at every length, on a GPU.
 TOKENS = 32_768
 # Queries and keys of unit variance, up to 512 of them in a softmax; gradients are sums of up to 71 products.
@@ -57,8 +58,8 @@ class Inputs:
         if kind == FLASH:
             q, k, v = self.whole
             return lambda: [F.scaled_dot_product_attention(q, k, v, is_causal=True)]
-        if kind == MASKS:
-            return Dense(self)
+        if kind in (MASKS, FLEX):
+            return dense(self) if kind == MASKS else flex(self)
         parts = list(zip(self.scales, SCALES))
         return lambda: [window_attention(*own, s.factor, s.near, s.far) for own, s in parts]
 
@@ -70,25 +71,31 @@ class Inputs:
         return [*(output.detach() for output in outputs), *grads]
 
 
-class Dense:
+def dense(inputs: Inputs) -> Callable[[], list[Tensor]]:
     """The same attention by ``scaled_dot_product_attention`` over all keys of a scale, with masks built once."""
+    parts, like = [], inputs.whole_grad
+    positions = torch.arange(inputs.length, device=like.device)
+    for own, scale in zip(inputs.scales, SCALES):
+        visible = scale.visible(positions[:, None], positions[: inputs.length // scale.factor])
+        sees_a_key = visible.any(-1, keepdim=True)
+        bias = like.new_zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
+        parts.append((partial(F.scaled_dot_product_attention, *own, attn_mask=bias), sees_a_key.to(like.dtype)))
+    return lambda: [attend() * sees_a_key for attend, sees_a_key in parts]
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
-        self.masks = []
-        like = inputs.whole_grad
-        positions = torch.arange(inputs.length, device=like.device)
-        for scale in SCALES:
-            visible = scale.visible(positions[:, None], positions[: inputs.length // scale.factor])
-            sees_a_key = visible.any(-1, keepdim=True)
-            bias = like.new_zeros(visible.shape).masked_fill_(~(visible | ~sees_a_key), -torch.inf)
-            self.masks.append((bias, sees_a_key.to(like.dtype)))
 
-    def __call__(self) -> list[Tensor]:
-        return [
-            F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * sees_a_key
-            for (q, k, v), (bias, sees_a_key) in zip(self.inputs.scales, self.masks)
-        ]
+def flex(inputs: Inputs) -> Callable[[], list[Tensor]]:
+    """The same attention by torch's ``flex_attention``, with masks of blocks built once; compiled on a GPU."""
+    attention: Callable[..., Tensor] = flex_attention
+    if inputs.whole_grad.is_cuda:
+        # Every scale and length is compiled for itself, and torch remembers few.
+        torch.compiler.reset()
+        attention = torch.compile(flex_attention, dynamic=False)
+    parts = []
+    for own, scale in zip(inputs.scales, SCALES):
+        sizes = inputs.length, inputs.length // scale.factor, inputs.device
+        mask = create_block_mask(lambda row, head, t, j, see=scale.visible: see(t, j), None, None, *sizes)
+        parts.append(partial(attention, *own, block_mask=mask))
+    return lambda: [attend() for attend in parts]
 
 
 def tables(options: Options) -> list[Table]:
@@ -98,7 +105,7 @@ def tables(options: Options) -> list[Table]:
         Row((kind, str(length), precision), partial(work, kind, length, precision, options), f"{length}, {precision}")
         for precision in options.precisions
         for length in lengths
-        for kind in KINDS
+        for kind in (KINDS if options.on_gpu else KINDS[:-1])
     ]
     windows = ", ".join(scale.window for scale in SCALES)
     how_many = f"as many rows as make {TOKENS:,} tokens" if options.on_gpu else "one row"
@@ -107,10 +114,7 @@ def tables(options: Options) -> list[Table]:
         "without dropout; flash attention is torch's, causal, of as many heads to all keys."
     )
     columns = {TIME: "us a token", "kept": "kept for backward, bytes a token", "peak": "peak, GB"}
-    ratios = {
-        "to flash attention": lambda settings: to(settings, model=FLASH),
-        "to dense masks": lambda settings: to(settings, model=MASKS),
-    }
+    ratios = {"to flash attention": partial(to, model=FLASH), "to dense masks": partial(to, model=MASKS)}
     settings = ["attention", "T", "precision"]
     return [Table("retina", "Retina attention", about, settings, columns, rows, 1e6, ratios, parity)]
 
@@ -120,9 +124,7 @@ def work(kind: str, length: int, precision: str, options: Options) -> Work:
     rows = TOKENS // length if options.on_gpu and not options.quick else 1
     inputs = Inputs(length, rows, options.device, DTYPES[precision])
     forward = inputs.forward(kind)
-
-    def run() -> None:
-        inputs.gradients(kind, forward)
+    run = partial(inputs.gradients, kind, forward)
 
     def others() -> Mapping[str, Cell]:
         return {"kept": saved_bytes(forward) / (rows * length), "peak": peak(run, options) / GB}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import growth, train_mem
+from benchmarks import growth, retina, train_mem
 from benchmarks.report import page
 from benchmarks.table import TIME, NotInstalledError, Options
 from benchmarks.tables import tables
@@ -39,6 +39,16 @@ def test_every_row_can_be_measured(name: str) -> None:
             assert set(work.others()) <= set(table.columns) - {TIME}, row.settings
         except NotInstalledError:
             continue
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_of_its_row_sees_what_windows_see() -> None:
+    # It has no gradients on a CPU.
+    inputs = retina.Inputs(640)
+    inputs.scales = [tuple(x.detach() for x in own) for own in inputs.scales]
+    assert retina.FLEX in {row.settings[0] for row in tables(replace(OPTIONS, device="cuda"))["retina"].rows}
+    for found, expected in zip(inputs.forward(retina.FLEX)(), inputs.forward(retina.WINDOWS)(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=retina.TOLERANCE)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

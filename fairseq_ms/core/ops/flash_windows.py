@@ -46,11 +46,16 @@ _serves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.cache
 def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether results and gradients of a small window, with and without sinks, are those of a mask; warns if not."""
+    """Whether results and gradients of a small window, with and without sinks, are those of a mask; warns if not.
+
+    With dropout, results are linear in the values: sum(result * grad) = sum(values * gradient of values), if the masks
+    of both passes are one.
+    """
     generator, wrong = torch.Generator().manual_seed(1), ""
     shapes = (2, 70, 4, 16), (2, 70, 2, 16), (2, 70, 2, 16), (2,)
     distance = torch.arange(70)[:, None] - torch.arange(70)
-    with torch.inference_mode(False), torch.enable_grad():
+    generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with torch.inference_mode(False), torch.enable_grad(), generators:
         *qkv, sinks_N = (torch.randn(shape, generator=generator).to(dtype).float().requires_grad_() for shape in shapes)
         q, k, v = (x.repeat_interleave(4 // x.size(2), 2).transpose(1, 2) for x in qkv)
         scores = (q @ k.mT / 4.0).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
@@ -60,9 +65,14 @@ def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
             wanted = torch.autograd.grad(expected, inputs, expected.detach(), retain_graph=True)
             own = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
             try:
-                found = flash_attention(own[0], own[1], own[2], 5, 0.0, own[3] if len(own) == 4 else None, dtype)
+                more = own[3] if len(own) == 4 else None
+                found, dropped = (flash_attention(own[0], own[1], own[2], 5, p, more, dtype) for p in (0.0, 0.5))
                 grads = torch.autograd.grad(found, own, expected.detach().to(device, dtype))
-                for one, other in zip([found.detach(), *grads], [expected.detach(), *wanted], strict=True):
+                (of_values,) = torch.autograd.grad(dropped, own[2], dropped.detach())
+                sums = [(x.float() * y).sum().detach() for x, y in ((dropped, dropped), (own[2], of_values))]
+                assert not torch.equal(found, dropped)
+                pairs = zip([found.detach(), *grads, sums[0]], [expected.detach(), *wanted, sums[1].cpu()], strict=True)
+                for one, other in pairs:
                     # A few roundings of values up to the largest.
                     atol = 8.0 * torch.finfo(dtype).eps * max(1.0, other.abs().max().item())
                     torch.testing.assert_close(one.float().cpu(), other, rtol=0.0, atol=atol)

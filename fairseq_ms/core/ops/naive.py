@@ -108,12 +108,13 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, igno
 def flash_forward(
     q_BRGH: Tensor, k_BRNH: Tensor, v_BRNH: Tensor, *rest: Any, scale: float, **window: int
 ) -> tuple[Tensor, ...]:
-    """Twin of torch's ``_flash_attention_forward`` for causal windows: the result, logarithms of sums, nothing else."""
-    rows = q_BRGH.size(1)
-    assert rest == (None, None, rows, rows, 0.0, True, False)
+    """Twin of torch's ``_flash_attention_forward`` for causal windows: the result, logarithms of sums, and a seed."""
+    rows, dropout, seed, nothing = q_BRGH.size(1), rest[4], torch.randint(2**31, (1,)), q_BRGH.new_zeros(0)
+    assert (*rest[:4], *rest[5:]) == (None, None, rows, rows, True, False)
     scores_BGRS = _windowed_scores(q_BRGH, k_BRNH, scale, **window)
-    nothing = 3 * [q_BRGH.new_zeros(0)]
-    return (scores_BGRS.softmax(-1) @ _by_query(q_BRGH, v_BRNH)).transpose(1, 2), scores_BGRS.logsumexp(-1), *nothing
+    weights_BGRS = scores_BGRS.softmax(-1) * _kept(scores_BGRS, dropout, seed)
+    out_BRGH = (weights_BGRS @ _by_query(q_BRGH, v_BRNH)).transpose(1, 2)
+    return out_BRGH, scores_BGRS.logsumexp(-1), seed, nothing, nothing
 
 
 def flash_backward(
@@ -129,16 +130,23 @@ def flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Twin of torch's ``_flash_attention_backward`` for the same: the gradients of q, k and v."""
     rows, group = q_BRGH.size(1), q_BRGH.size(2) // k_BRNH.size(2)
-    assert rest[:6] == (None, None, rows, rows, 0.0, True)
+    assert (*rest[:4], rest[5]) == (None, None, rows, rows, True)
     k_BGSH, v_BGSH = _by_query(q_BRGH, k_BRNH), _by_query(q_BRGH, v_BRNH)
     grad_BGRH, q_BGRH = grad_BRGH.transpose(1, 2), q_BRGH.transpose(1, 2)
     weights_BGRS = (_windowed_scores(q_BRGH, k_BRNH, scale, **window) - sums_BGR[..., None]).exp()
     own_BGR1 = (grad_BRGH * out_BRGH).sum(-1).transpose(1, 2)[..., None]
-    grad_scores_BGRS = weights_BGRS * (grad_BGRH @ v_BGSH.mT - own_BGR1) * scale
-    of_keys = grad_scores_BGRS.mT @ q_BGRH, weights_BGRS.mT @ grad_BGRH
+    kept_BGRS = _kept(weights_BGRS, rest[4], rest[6])
+    grad_scores_BGRS = weights_BGRS * (kept_BGRS * (grad_BGRH @ v_BGSH.mT) - own_BGR1) * scale
+    of_keys = grad_scores_BGRS.mT @ q_BGRH, (kept_BGRS * weights_BGRS).mT @ grad_BGRH
     # A head of keys has the sum of what all that share it have.
     grad_k, grad_v = (x.unflatten(1, (-1, group)).sum(2).transpose(1, 2) for x in of_keys)
     return (grad_scores_BGRS @ k_BGSH).transpose(1, 2), grad_k, grad_v
+
+
+def _kept(like: Tensor, dropout: float, seed: Tensor) -> Tensor:
+    """What dropout multiplies weights by, of one seed the same."""
+    kept = torch.rand(like.shape, generator=torch.Generator().manual_seed(int(seed))) >= dropout
+    return kept.to(like.dtype) / (1.0 - dropout)
 
 
 def _by_query(q_BRGH: Tensor, k_BRNH: Tensor) -> Tensor:

@@ -103,17 +103,22 @@ def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool) -> N
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("wrong", ["nothing", "window", "gradients of sinks", "no kernel", "arguments"])
+@pytest.mark.parametrize(
+    "wrong", ["nothing", "window", "gradients of sinks", "no kernel", "arguments", "seed", "dropout"]
+)
 def test_kernels_are_compared_before_they_are_used(wrong: str, monkeypatch, recwarn) -> None:
     def forward(*args: Any, **named: Any) -> tuple[Tensor, ...]:
         if wrong == "no kernel":
             raise RuntimeError("no kernel image is available")
         if wrong == "arguments":
             args = args[1:]
+        if wrong == "dropout":
+            args = (*args[:7], 0.0, *args[8:])
         return naive.flash_forward(*args, **{**named, "window_size_left": 4 + (wrong == "window")})
 
     def backward(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
         args = (*args[:5], args[5] + 0.5, *args[6:]) if "sinks" in wrong else args
+        args = (*args[:12], args[12] + 1, *args[13:]) if wrong == "seed" else args
         return naive.flash_backward(*args, **named)
 
     monkeypatch.setattr(flash_windows, "_forward", forward)

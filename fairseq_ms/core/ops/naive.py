@@ -145,6 +145,8 @@ def flash_backward(
 
 def _kept(like: Tensor, dropout: float, seed: Tensor) -> Tensor:
     """What dropout multiplies weights by, of one seed the same."""
+    if dropout == 0.0:  # compiled models know no generators
+        return torch.ones_like(like)
     kept = torch.rand(like.shape, generator=torch.Generator().manual_seed(int(seed))) >= dropout
     return kept.to(like.dtype) / (1.0 - dropout)
 

@@ -282,8 +282,8 @@ def runs_of(records: Mapping[str, Record], corpus: str, kind: str = "seed") -> d
     return dict(sorted(found.items(), key=lambda item: item[1][0]["all"]))
 
 
-def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
-    """The records as Markdown: what has run, and what has not."""
+def page(records: Mapping[str, Record], machine: Mapping[str, Any], figure: str) -> str:
+    """The records as Markdown, with the file of their figure: what has run, and what has not."""
     size = Size(*machine["size"])
     hours = sum(line["seconds"] for line in records.values()) / 3600.0
     about = (
@@ -299,7 +299,7 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
         f"too, and compare roughly. {hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
     )
     again = f"    python -m benchmarks.windows CORPUS... --out FOLDER --tokens {size.tokens / 1e6:g}e6 --report PAGE.md"
-    lines = ["# Windows at equal cache", "", *wrapped(about), "", again]
+    lines = ["# Windows at equal cache", "", *wrapped(about), "", again, "", f"![Losses of the best arms]({figure})"]
     lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
     windows = {arm.name: arm.windows for arm in ARMS}
     for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):
@@ -330,8 +330,8 @@ def page(records: Mapping[str, Record], machine: Mapping[str, Any]) -> str:
 
 
 def draw(records: Mapping[str, Record], figure: Any) -> None:
-    """Loss by position, and by distance back, of every arm on the first corpus."""
-    runs = runs_of(records, next(iter(records), "").partition(" | ")[0])
+    """Loss by position, and by distance back, of the eight best arms on the first corpus."""
+    runs = dict([*runs_of(records, next(iter(records), "").partition(" | ")[0]).items()][:8])
     left, right = figure.subplots(1, 2)
     positions = {n: [(int(e.removeprefix("to ")), x) for e, x in r[0]["position"].items()] for n, r in runs.items()}
     plot_panel(left, positions, "position", "loss, nats", legend=False)
@@ -385,7 +385,7 @@ def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, before)
     known = records.by_key()
     if args.report:
-        write_text(args.report, page(known, machine))
+        write_text(args.report, page(known, machine, f"{Path(args.report).stem}.png"))
         write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(known, figure), width=11.0)
     if over:
         print("the time is over: the same command goes on from here", file=sys.stderr)

@@ -185,7 +185,9 @@ def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: P
 def test_a_page_in_docs_is_that_of_its_records(name: str) -> None:
     papers = Path(__file__).parents[2] / "docs" / "papers"
     head, *lines = map(json.loads, (papers / name / "records.jsonl").read_text().splitlines())
-    assert (papers / f"{name}.md").read_text() == page({line["key"]: line for line in lines}, head["machine"])
+    assert (papers / f"{name}.md").read_text() == page(
+        {line["key"]: line for line in lines}, head["machine"], f"{name}.png"
+    )
 
 
 def test_a_folder_that_prepare_has_not_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

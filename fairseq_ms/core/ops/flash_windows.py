@@ -54,8 +54,8 @@ def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
     generator, wrong = torch.Generator().manual_seed(1), ""
     shapes = (2, 70, 4, 16), (2, 70, 2, 16), (2, 70, 2, 16), (2,)
     distance = torch.arange(70)[:, None] - torch.arange(70)
-    generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with torch.inference_mode(False), torch.enable_grad(), generators:
+    gpus = [device] if device.type == "cuda" else []
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(gpus):
         *qkv, sinks_N = (torch.randn(shape, generator=generator).to(dtype).float().requires_grad_() for shape in shapes)
         q, k, v = (x.repeat_interleave(4 // x.size(2), 2).transpose(1, 2) for x in qkv)
         scores = (q @ k.mT / 4.0).masked_fill((distance < 0) | (distance >= 5), -torch.inf)

@@ -119,7 +119,7 @@ class LSTMDecoder(nn.Module):
     def forward(
         self, tokens_BT: Tensor, main_WD: Tensor | None, chunks: ChunkTable, past: LSTMState | None = None
     ) -> Tensor:
-        """(B, T) tokens and the main output before each of W chunks to (B, T, U), zero at padding."""
+        """(B, T) tokens and the main output before each of W chunks to (B, T, U)."""
         if past is not None and main_WD is not None:
             rows_R, main_RD = chunks.begun(main_WD)
             past.begin(rows_R, self.lstm.project_context(main_RD))
@@ -158,7 +158,7 @@ class TransformerDecoder(nn.Module):
     def forward(
         self, tokens_BT: Tensor, main_WD: Tensor | None, chunks: ChunkTable, past: ChunkCaches | None = None
     ) -> Tensor:
-        """(B, T) tokens and the main output before each of W chunks to (B, T, U), zero at padding."""
+        """(B, T) tokens and the main output before each of W chunks to (B, T, U)."""
         steps = chunks.in_chunks(tokens_BT)
         table_VU = self.project_token(table(self.embed, self.symbols)) if past is None else past.table_VU
         if main_WD is not None:
@@ -250,7 +250,7 @@ class HAED(CausalModel):
         initialise_chunks(self, self.config.init_std)
 
     def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
-        """Features (B, T, U) of all positions, zero at padding (HAED, Section 3.1)."""
+        """Features (B, T, U) of all positions (HAED, Section 3.1)."""
         if state is not None and tokens_BT.size(1) > 1 and state.length:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)
         chunks = self.segmentation(tokens_BT, state and state.unfinished)

@@ -82,7 +82,7 @@ class ImplicitEmbedding(nn.Module):
             candidates_AL: the different candidates, padded on the right, those of this batch among them.
             counts_A: how often each of them occurs.
         """
-        chunks = self.segmentation(tokens_BT)
+        chunks = self.segmentation(tokens_BT, skip_padding=True)
         # A chunk is encoded once, whether it is read or a candidate or, as most are, both.
         distinct_YL, index, _ = unique_chunks(torch.cat([chunks.tokens_WL, candidates_AL]))
         read_W, candidate_A = index.split([chunks.tokens_WL.shape[0], candidates_AL.shape[0]])

@@ -33,5 +33,5 @@ def extended(src_tokens_BT: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 
 def predicted_chunks(segmentation: Segmentation, tokens_BT: Tensor) -> Tensor:
     """The finished chunks of a batch but the first of each row, which nothing predicts: (X, L) padded tokens."""
-    chunks = segmentation(tokens_BT)
+    chunks = segmentation(tokens_BT, skip_padding=True)
     return chunks.tokens_WL[chunks.index_W > 0]

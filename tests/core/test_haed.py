@@ -46,6 +46,18 @@ def test_a_text_in_parts_is_the_text_at_once_under_reorders(parts: tuple[str, ..
     assert state.length == 30
 
 
+@pytest.mark.parametrize("parts", PARTS, ids="-".join)
+def test_padding_is_a_symbol_wherever_it_is(parts: tuple[str, ...]) -> None:
+    """To whole texts and to states, as in every other model."""
+    model = small(**dict(zip(("encoder", "main", "decoder", "segmentation"), parts)), padding_idx=1)
+    tokens = torch.randint(2, 9, (3, 17))
+    tokens[0, :3], tokens[1, 5:12], tokens[1, 14:], tokens[2, -1] = 1, 1, 1, 1
+    state = model.new_state(3, 17)
+    with torch.no_grad():
+        found = [model.features(part, state) for part in tokens.split([2, 1, 6, 8], dim=1)]
+        torch.testing.assert_close(torch.cat(found, dim=1), model.features(tokens), rtol=0.0, atol=1e-11)
+
+
 def test_without_a_padding_symbol_every_symbol_is_a_token() -> None:
     model = small()
     assert (model.encoder.embed.num_embeddings, model.encoder.pad, model.project.out_features) == (10, 9, 9)

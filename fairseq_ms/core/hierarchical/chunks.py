@@ -59,13 +59,13 @@ class ChunkTable:
 
     @classmethod
     def of(cls, tokens_BT: Tensor, ends_BT: Tensor, valid_BT: Tensor, pad: int, max_length: int) -> ChunkTable:
-        """Tabulate (B, T) tokens, the first of each row valid, whose chunks end where ``ends_BT`` is True."""
+        """Tabulate (B, T) tokens, of each row the first ones valid, whose chunks end where ``ends_BT`` is True."""
         ends_BT = ends_BT & valid_BT
         finished_BT = ends_BT.cumsum(dim=1)
         counts_B = finished_BT[:, -1]
         first_B1 = (counts_B.cumsum(0) - counts_B).unsqueeze(1)
 
-        index_BT = valid_BT.cumsum(dim=1) - 1
+        index_BT = torch.arange(tokens_BT.size(1), device=tokens_BT.device).expand_as(tokens_BT)
         end_BT = torch.where(ends_BT, index_BT, torch.zeros_like(index_BT)).cummax(dim=1).values
         position_Q = valid_BT.flatten().nonzero().squeeze(1)
         decoded_Q = (first_B1 + finished_BT - 1).flatten()[position_Q]
@@ -175,16 +175,18 @@ class Segmentation(nn.Module):
         self.kind, self.separators = kind, separators
         self.max_length, self.pad = config.max_segment_len, config.pad
 
-    def forward(self, tokens_BT: Tensor, unfinished: Unfinished | None = None) -> ChunkTable:
+    def forward(
+        self, tokens_BT: Tensor, unfinished: Unfinished | None = None, skip_padding: bool = False
+    ) -> ChunkTable:
         """The chunks of a batch of tokens: of whole texts, or what one more token each adds to ``unfinished`` ones.
 
-        Padding may stand anywhere. With ``unfinished``, which moves on, it is a token like the others: hypotheses that
-        have finished go on with anything.
+        Padding is a symbol like the others; with ``skip_padding``, what is after a row's last token is in no chunk.
         """
         if unfinished is not None and not unfinished.fresh:
             return self._one_more(tokens_BT, unfinished)
-        valid_BT = tokens_BT != self.pad if unfinished is None else torch.ones_like(tokens_BT, dtype=torch.bool)
-        valid_BT[:, 0] = True
+        valid_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        if skip_padding:
+            valid_BT = before_padding(tokens_BT, self.pad)
         chunks = ChunkTable.of(tokens_BT, self.ends(tokens_BT, valid_BT), valid_BT, self.pad, self.max_length)
         if unfinished is not None:
             unfinished.fresh, unfinished.counts_B = False, chunks.counts_R
@@ -216,10 +218,10 @@ class Segmentation(nn.Module):
     def ends(self, tokens_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """True where a token is the last of its chunk; (B, T) tokens to (B, T) booleans.
 
-        Positions that are not valid are padding: they end nothing and count for nothing, wherever they stand. What
-        ends at position t depends on positions up to t only.
+        Positions that are not valid, at the end of a row, end nothing. What ends at position t depends on positions up
+        to t only.
         """
-        index_BT = valid_BT.cumsum(dim=1) - 1
+        index_BT = torch.arange(tokens_BT.size(1), device=tokens_BT.device).expand_as(tokens_BT)
         separator_BT = self.is_separator(tokens_BT) & valid_BT
         # A separator restarts the count and so does reaching the greatest length: within the run after a separator the
         # chunks are as long as they may be, and the place of a token is its distance to the separator, modulo that. The
@@ -294,7 +296,7 @@ class LSTMEncoder(ChunkEncoder):
         self.lstm = LSTM(config.token_dim, 0, config.encoder_units or 1024)
 
     def units(self, tokens_YL: Tensor) -> Tensor:
-        inside_YL = self._inside(tokens_YL)
+        inside_YL = before_padding(tokens_YL, self.pad)
         chunk_Q, place_Q = inside_YL.nonzero().unbind(1)
         slot_Q = torch.arange(chunk_Q.numel(), device=chunk_Q.device)
         steps = RaggedSteps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
@@ -305,16 +307,17 @@ class LSTMEncoder(ChunkEncoder):
         rows_Y, table_RI = torch.arange(tokens_YL.size(0), device=tokens_YL.device), table(self.embed, self.symbols)
         state = replace(self.lstm.new_state(tokens_YL.size(0), table_RI), table_RG=self.lstm.project_table(table_RI))
         units_YU = state.hidden_BU
-        for symbol_Y, inside_Y in zip(tokens_YL.unbind(1), self._inside(tokens_YL).unbind(1)):
+        for symbol_Y, inside_Y in zip(tokens_YL.unbind(1), before_padding(tokens_YL, self.pad).unbind(1)):
             steps = RaggedSteps(symbol_Y, rows_Y, rows_Y, rows_Y, len(rows_Y), more=True)
             units_YU = replaced(units_YU, inside_Y, self.lstm(table_RI, None, steps, state))
         return units_YU
 
-    def _inside(self, tokens_YL: Tensor) -> Tensor:
-        """Whether a token is read: all up to the last that is no padding, which finished hypotheses have anywhere."""
-        inside_YL = (tokens_YL != self.pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
-        inside_YL[:, 0] = True  # one at least
-        return inside_YL
+
+def before_padding(tokens_BT: Tensor, pad: int) -> Tensor:
+    """True up to the last token of a row that is no padding, and at the first; whatever precedes it is read."""
+    inside_BT = (tokens_BT != pad).int().flip(1).cummax(dim=1).values.flip(1).bool()
+    inside_BT[:, 0] = True
+    return inside_BT
 
 
 def unique_chunks(tokens_WL: Tensor) -> tuple[Tensor, Tensor, Tensor]:

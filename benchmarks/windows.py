@@ -1,17 +1,18 @@
 """Which windows pay at equal cache: models of every kind of windows, trained alike and compared where it counts.
 
-    python -m benchmarks.windows CORPUS... --out FOLDER [--only ARM...] [--minutes N] [--report PAGE]
+    python -m benchmarks.windows CORPUS... --out FOLDER [--only ARM...] [--minutes N] [--report PAGE] [--also FOLDER...]
 
-A CORPUS is a folder that ``fairseq-ms prepare`` has made, such as that of ``prepare code``. Every arm is trained at
-three rates for a tenth of the tokens and then, at the best, as a whole; the best four also with further seeds. A run
-that is done is one line of FOLDER/records.jsonl. Stopped by --minutes or SIGTERM, or killed, the same command goes on;
---report makes a page of the lines that there are, and its figure beside it.
+A CORPUS is a folder that ``fairseq-ms prepare`` has made, such as that of ``prepare code``. Every arm is trained for a
+tenth of the tokens at rates that double until the best is not the last, and then, at the best, as a whole, with each of
+its seeds. A run that is done is one line of FOLDER/records.jsonl. Stopped by --minutes or SIGTERM, or killed, the same
+command goes on; --report makes a page of the lines that there are, and its figure beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import logging
 import math
 import signal
@@ -30,60 +31,77 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.device import facts
-from benchmarks.prototypes import DenseAttention, keys_a_head, parse
 from benchmarks.records import Records
 from benchmarks.report import table_of, wrapped
 from benchmarks.table import FAILED, NUMBERS, Options, Record
 from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig, muon_and_adamw
 from fairseq_ms.core.ops.device import wait_for
+from fairseq_ms.core.scales import Scale, window_turns
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.scales import window_scales
 from fairseq_ms.tools.report import check_outputs, plot_panel, powers_of_two, write_png, write_text
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from fairseq_ms_pipeline.files import complete
 from fairseq_ms_pipeline.indexed import read_symbols, read_tokens
 
-# Of Muon; AdamW's is a fixed part of it, so that one number is searched.
-RATES, OF_ADAMW = (0.01, 0.02, 0.04), 0.3
-TUNING, WARMUP, BEST, SAVE_SECONDS = 0.1, 0.05, 4, 180.0
+# Of Muon; AdamW's is a fixed part of it, so that one number is searched, from the middle on.
+RATES, OF_ADAMW = (0.01, 0.02, 0.04, 0.08), 0.3
+TUNING, WARMUP, SAVE_SECONDS = 0.1, 0.05, 180.0
 # Distances back to the last occurrence of a pair of tokens, and positions, up to which losses are told apart.
 DISTANCES, POSITIONS = (8, 64, 256, 512, 1024), tuple(2**power for power in range(4, 13))
 COLUMNS = [*(f"to {d}" for d in DISTANCES), "beyond", "never"]
-JOINED = "+"  # between windows of one softmax, which only the prototype has
+# Windows as narrow as this do what a short convolution does, and stay so where others grow with the text.
+NARROW = 8
 PARTS, BARE = {"short_conv": 3, "qk_norm": "scaled"}, {"short_conv": 0, "qk_norm": False}
+# Columns of a model whose parameters one head of keys and values leaves to the FFN.
+ONE_KEY_HEAD = {"kv_heads": 1, "ffn_dim": 702}
 
 
 class Arm(NamedTuple):
-    """A row: what --only takes, windows (``parse``) for 1,024 tokens, other ``PARTS``, settings of the prototype."""
+    """A row: what --only takes, windows (``parse``) for 1,024 tokens, other ``PARTS``, how many seeds, and windows in
+    the first ``START`` of its steps, where these are others."""
 
     name: str
     windows: str
     parts: Mapping[str, Any] = {}
-    heads: Mapping[str, bool] = {}
+    seeds: int = 1
+    early: str | None = None
+
+    def share(self, heads: int) -> float:
+        """Of the keys and values of as many heads as queries have, how many there are."""
+        return self.parts.get("kv_heads", heads) / heads
 
 
-# The most valuable first. A head remembers 128 keys where the name says nothing of full ones or of another number.
+START = 0.02
+
+# The most valuable first. All but full ones remember 128 keys a head, or the 1,024 of one head of eight.
 ARMS = [
-    Arm("full", "1x=0:"),
+    Arm("full", "1x=0:", seeds=2),
+    Arm("full, no convolution", "1x=0:", {"short_conv": 0}, seeds=2),
+    Arm("four small heads", "1x=0:8*4,1x=0:248*4", seeds=2),
+    Arm("six small heads", "1x=0:8*6,1x=0:488*2", seeds=2),
     Arm("window 128", "1x=0:128"),
-    Arm("small heads", "1x=0:8*2,1x=0:168*6"),
-    Arm("full, no convolution", "1x=0:", {"short_conv": 0}),
-    Arm("small heads, full ones", "1x=0:8*2,1x=0:*6"),
-    Arm("tokens and gated blocks", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True}),
-    Arm("full, neither", "1x=0:", BARE),
-    Arm("small heads, full ones, no convolution", "1x=0:8*2,1x=0:*6", {"short_conv": 0}),
-    Arm(
-        "four widths, growing",
-        "1x=0:9*2,1x=0:18*2,1x=0:36*2,1x=0:73*2|1x=0:18*2,1x=0:36*2,1x=0:73*2,1x=0:146*2|"
-        "1x=0:36*2,1x=0:73*2,1x=0:146*2,1x=0:291*2|1x=0:73*2,1x=0:146*2,1x=0:291*2,1x=0:583*2",
-    ),
-    Arm("far heads", "1x=0:8*2,1x=0:224*4,16x=224:*2"),
-    Arm("four small heads", "1x=0:8*4,1x=0:248*4"),
-    Arm("six small heads", "1x=0:8*6,1x=0:488*2"),
-    Arm("four small heads, full ones", "1x=0:8*4,1x=0:*4"),
-    Arm("window 256", "1x=0:256"),
-    Arm("tokens and blocks", "1x=0:8*2,1x=0:112+16x=112:*6"),
-    Arm("tokens and gated blocks, not turned", "1x=0:8*2,1x=0:112+16x=112:*6", heads={"gate": True, "turned": False}),
+    Arm("by layer, wide last", "1x=0:8|1x=0:8|1x=0:8|1x=0:488"),
+    Arm("by layer, wide first", "1x=0:488|1x=0:8|1x=0:8|1x=0:8"),
+    Arm("full, a window of 8 first, no convolution", "1x=0:", {"short_conv": 0}, early="1x=0:8"),
+    Arm("full, two taps", "1x=0:", {"short_conv": 2}),
+    Arm("four small heads, two taps", "1x=0:8*4,1x=0:248*4", {"short_conv": 2}),
 ]
+# Rows of older records, whose models are not built any more.
+OLDER = {
+    "small heads": "1x=0:8*2,1x=0:168*6",
+    "small heads, full ones": "1x=0:8*2,1x=0:*6",
+    "tokens and gated blocks": "1x=0:8*2,1x=0:112+16x=112:*6",
+    "full, neither": "1x=0:",
+    "small heads, full ones, no convolution": "1x=0:8*2,1x=0:*6",
+    "four widths, growing": "1x=0:9*2,1x=0:18*2,1x=0:36*2,1x=0:73*2|1x=0:18*2,1x=0:36*2,1x=0:73*2,1x=0:146*2|"
+    "1x=0:36*2,1x=0:73*2,1x=0:146*2,1x=0:291*2|1x=0:73*2,1x=0:146*2,1x=0:291*2,1x=0:583*2",
+    "far heads": "1x=0:8*2,1x=0:224*4,16x=224:*2",
+    "four small heads, full ones": "1x=0:8*4,1x=0:*4",
+    "window 256": "1x=0:256",
+    "tokens and blocks": "1x=0:8*2,1x=0:112+16x=112:*6",
+    "tokens and gated blocks, not turned": "1x=0:8*2,1x=0:112+16x=112:*6",
+}
 
 # The first two have 1 and 16 million parameters outside embeddings; the last shows that everything runs.
 Size = namedtuple("Size", "dim heads layers length rows tokens held_out")
@@ -106,26 +124,52 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """Of its line in the records."""
-        return f"{self.corpus} | {self.arm.name} | {f'rate {self.rate:g}' if self.tuning else f'seed {self.seed}'}"
+        run = f"rate {self.rate:g}" if self.tuning else f"seed {self.seed} rate {self.rate:g}"
+        return f"{self.corpus} | {self.arm.name} | {run}"
 
 
-def build(arm: Arm, size: Size, symbols: int, seed: int) -> Vanilla | Retina:
-    """The model of an arm, with new weights: the core's own where it has such windows, else the prototype."""
+def parse(text: str, heads: int, stretch: int = 1) -> list[tuple[Scale, ...]]:
+    """The windows of each layer in turn, as ``--scale-windows`` has them, bounds above ``NARROW`` times ``stretch``.
+
+    Raises ValueError for what is no window, and for heads that do not add up.
+    """
+    layers = [
+        tuple(replace(w, near=_stretched(w.near, stretch), far=w.far and _stretched(w.far, stretch)) for w in windows)
+        for windows in window_scales(text)
+    ]
+    return [tuple(windows) for windows in window_turns(layers, heads, len(layers))]
+
+
+def _stretched(bound: int, stretch: int) -> int:
+    return bound * stretch if bound > NARROW else bound
+
+
+def keys_a_head(layers: Sequence[Sequence[Scale]], length: int) -> float:
+    """Positions that a head remembers of a text of T tokens, heads and layers averaged."""
+    windows = [window for turn in layers for window in turn]
+    keys = sum(w.heads * ((min(w.far or length, length) - w.near) // w.factor) for w in windows)
+    return keys / sum(w.heads for w in windows)
+
+
+def build(arm: Arm, size: Size, symbols: int, seed: int, early: bool = False) -> Vanilla | Retina:
+    """The model of an arm, with new weights, or with the windows that it has ``early``."""
     torch.manual_seed(seed)
     sizes = {"dim": size.dim, "ffn_dim": 4 * size.dim, "heads": size.heads, "layers": size.layers}
     start = {"init_residual": "scaled", "embedding_init_std": 0.1, "dropout": 0.0, "attention_dropout": 0.0}
     config: dict[str, Any] = {**sizes, **start, "vocab_size": symbols, "positions": "rotary", **PARTS, **arm.parts}
-    layers = parse(arm.windows, size.heads, max(1, size.length // 1024))
-    if arm.windows == "1x=0:":
+    if arm.windows == "1x=0:" and arm.early is None:
         return Vanilla(VanillaConfig.from_dict(config))
-    if JOINED not in arm.windows:
-        turns = tuple(tuple(replace(g.windows[0], heads=g.heads) for g in groups) for groups in layers)
-        return Retina(RetinaConfig(scales=turns, **config))
-    model = Vanilla(VanillaConfig.from_dict(config))
-    for layer, groups in zip(model.stack.layers, itertools.cycle(layers)):
-        layer.attention = DenseAttention(model.config, groups, **arm.heads)  # type: ignore[assignment]
-    model.reset_parameters()
-    return model
+    windows = arm.early if early and arm.early else arm.windows
+    return Retina(RetinaConfig(scales=tuple(parse(windows, size.heads, max(1, size.length // 1024))), **config))
+
+
+def narrowed(model: Vanilla | Retina, arm: Arm, size: Size, symbols: int) -> Vanilla | Retina:
+    """The model with the windows of its first steps and the same parameters."""
+    if arm.early is None:
+        return model
+    other = build(arm, size, symbols, 0, early=True).to(next(model.parameters()).device)
+    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    return other
 
 
 class Corpus:
@@ -204,7 +248,10 @@ class Trainer:
         kept = saved_bytes(lambda: self._loss(model, corpus.batch(size, 1, 0)[:1]), model) / size.length
         steps = max(1, int(size.tokens * (TUNING if job.tuning else 1.0)) // (size.rows * size.length))
         optimizer = muon_and_adamw(model, job.rate, OF_ADAMW * job.rate)
-        rates = [group["lr"] for group in optimizer.param_groups]
+        rates, narrow = (
+            [group["lr"] for group in optimizer.param_groups],
+            narrowed(model, job.arm, size, corpus.symbols),
+        )
         file, done, seconds, saved = self.out / f"{name}.pt", 0, 0.0, time.monotonic()
         if file.is_file():
             state = torch.load(file, map_location=self.device, weights_only=True)
@@ -224,7 +271,7 @@ class Trainer:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 warm = min(1.0, (step + 1) / (WARMUP * steps))
                 group["lr"] = rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
-            loss = self._loss(model, corpus.batch(size, job.seed, step))
+            loss = self._loss(narrow if step < START * steps else model, corpus.batch(size, job.seed, step))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -237,8 +284,10 @@ class Trainer:
         if not math.isfinite(numbers["all"]):
             return {**line, FAILED: "the loss is not finite"}
         inner = sum(p.numel() for part, p in model.named_parameters() if not part.startswith("embed."))
-        layers = parse(job.arm.windows, size.heads, max(1, size.length // 1024))
-        numbers |= {"keys": round(keys_a_head(layers, size.length), 1), "kept": round(kept)}
+        layers, share = parse(job.arm.windows, size.heads, max(1, size.length // 1024)), job.arm.share(size.heads)
+        for name, length in (("keys", size.length), ("keys at 8192", 8192)):
+            numbers[name] = round(keys_a_head(layers, length) * share, 1)
+        numbers["kept"] = round(kept)
         numbers["step"] = round(seconds / steps, 4)
         return {**line, NUMBERS: {**numbers, "parameters": inner, "updates": steps, "rate": job.rate}}
 
@@ -254,79 +303,110 @@ def commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def jobs(arms: Sequence[Arm], corpus: str, records: Records, seeds: int) -> Iterator[Job]:
-    """What is to be run, each decided by what the records say then: rates and a first seed of each arm, then seeds."""
+def jobs(arms: Sequence[Arm], corpus: str, records: Records, seeds: int | None) -> Iterator[Job]:
+    """What is to be run, each decided by what the records say then: of each arm its rates, then its seeds."""
 
     def known(job: Job) -> dict[str, Any]:
         return records.by_key().get(job.key, {}).get(NUMBERS, {})
 
-    found = []
     for arm in arms:
-        tuning = [Job(corpus, arm, 1, rate, True) for rate in RATES]
-        yield from tuning
-        if losses := [(known(job)["all"], job.rate) for job in tuning if known(job)]:
-            whole = Job(corpus, arm, 1, min(losses)[1], False)
-            yield whole
-            found += [(known(whole)["all"], whole)] if known(whole) else []
-    best = [job for _, job in sorted(found, key=lambda pair: pair[0])[:BEST]]
-    yield from (job._replace(seed=seed) for seed in range(2, seeds + 1) for job in best)
+        search, tried = [Job(corpus, arm, 1, rate, True) for rate in RATES], [1, 2]
+        yield from (search[place] for place in tried)
+        while losses := {place: known(search[place])["all"] for place in tried if known(search[place])}:
+            best = min(losses, key=lambda place: losses[place])
+            further = best + 1 if best == max(tried) else best - 1 if best == min(tried) else best
+            if further in tried or not 0 <= further < len(RATES):
+                yield from (Job(corpus, arm, seed, RATES[best], False) for seed in range(1, (seeds or arm.seeds) + 1))
+                break
+            tried.append(further)
+            yield search[further]
 
 
 def runs_of(records: Mapping[str, Record], corpus: str, kind: str = "seed") -> dict[str, list[dict[str, Any]]]:
-    """By name of an arm that has run, the best first: the numbers of its seeds, or of its searches ("rate")."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """By name of an arm that has run, the best first: the numbers of its seeds, or of its searches ("rate").
+
+    A seed that ran at several rates counts at the last.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for key, line in records.items():
         of, name, run = key.split(" | ")
         if of == corpus and run.startswith(f"{kind} ") and NUMBERS in line:
-            found.setdefault(name, []).append(line[NUMBERS])
-    return dict(sorted(found.items(), key=lambda item: item[1][0]["all"]))
+            found.setdefault(name, {})[" ".join(run.split()[:2])] = line[NUMBERS]
+    runs = {name: [*of_runs.values()] for name, of_runs in found.items()}
+    return dict(sorted(runs.items(), key=lambda item: item[1][0]["all"]))
 
 
-def page(records: Mapping[str, Record], machine: Mapping[str, Any], figure: str) -> str:
-    """The records as Markdown, with the file of their figure: what has run, and what has not."""
-    size = Size(*machine["size"])
-    hours = sum(line["seconds"] for line in records.values()) / 3600.0
+def page(tables: Sequence[tuple[Mapping[str, Any], Mapping[str, Record]]], figure: str) -> str:
+    """Tables, each a machine with its records, as Markdown with the file of their figure: what has run and what not."""
     about = (
-        f"Models that differ in their windows and are trained alike. All have {size.layers} layers of {size.heads} "
-        f"heads, {size.dim} wide, and read {size.tokens / 1e6:g} million tokens in rows of {size.length:,}, "
-        f"{size.rows} an update. Where a row says nothing else, they have rotary positions, QK norm with a learned "
-        "temperature a head, and before attention a convolution that adds the three tokens before each (`--short-conv "
-        f"3`). Muon has the best of the rates {', '.join(map(str, RATES))}, searched on a tenth of the tokens, and "
-        f"AdamW {OF_ADAMW:g} of it. Losses are in nats a token, over {size.held_out} rows of the validation text, "
-        "seeds side by side: *all* over whole rows, *late* over their second halves, *a tenth* at the end of the best "
-        "search. *Keys* are what a head remembers, on average; parameters leave out embeddings. Windows that only a "
-        "prototype with dense masks has show its costs, in brackets. Seconds are of a processor that others used, "
-        f"too, and compare roughly. {hours:.1f} hours on {machine['device']}, torch {machine['torch']}."
+        "Models that differ in their windows, in how many heads have keys and values of their own, or in their short "
+        "convolution, and are trained alike. Where a row says nothing else, they have rotary positions, QK norm with "
+        "a learned temperature a head, and before attention a convolution that adds the three tokens before each "
+        "(`--short-conv 3`). Muon has the best of the rates that were searched on a tenth of the tokens, each twice "
+        f"the one before, and AdamW {OF_ADAMW:g} of it. Losses are in nats a token, seeds side by side: *all* over "
+        "whole rows of the validation text, *late* over their second halves, *a tenth* at the end of the best search. "
+        "*Keys* are what a head of queries remembers, on average, at the end of a row and after 8,192 tokens; "
+        "parameters leave out embeddings. Windows of one softmax (+) are of a prototype with dense masks, whose costs "
+        "stand in brackets. Seconds are of a processor that others used, too, and compare roughly."
     )
-    again = f"    python -m benchmarks.windows CORPUS... --out FOLDER --tokens {size.tokens / 1e6:g}e6 --report PAGE.md"
-    lines = ["# Windows at equal cache", "", *wrapped(about), "", again, "", f"![Losses of the best arms]({figure})"]
-    lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
-    windows = {arm.name: arm.windows for arm in ARMS}
-    for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):
-        runs, searches, rows = runs_of(records, corpus), runs_of(records, corpus, "rate"), []
-        for name, of_seeds in runs.items():
-            first, losses = of_seeds[0], [", ".join(f"{run[n]:.3f}" for run in of_seeds) for n in ("all", "late")]
-            rate = f"{first['rate']:g}" + (" (at the edge)" if first["rate"] in (RATES[0], RATES[-1]) else "")
-            costs = [f"{first['kept'] / 1e3:.0f}", f"{first['step']:.2f}"]
-            costs = [f"({cost})" for cost in costs] if JOINED in windows.get(name, "") else costs
-            costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
-            start = f"{min(run['all'] for run in searches[name]):.3f}" if name in searches else ""
-            rows.append([name, f"`{windows.get(name, '')}`", f"{first['keys']:,.0f}", start, *losses, rate, *costs])
-        header = ["arm", "windows", "keys", "a tenth", "all", "late", "rate"]
-        header += ["parameters", "kept, kB a token", "s a step"]
-        lines += ["", f"## {corpus.capitalize()}", "", *table_of(header, rows)]
-        at_first = sorted(searches.keys() & runs.keys(), key=lambda name: min(run["all"] for run in searches[name]))
-        lines += ["", *wrapped(f"After a tenth of the tokens, the order was: {'; '.join(at_first)}.")]
-        for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
-            every = COLUMNS if by == "distance" else [f"to {place}" for place in POSITIONS]
-            columns = [column for column in every if all(column in of_seeds[0][by] for of_seeds in runs.values())]
-            rows = [[name, *(f"{of_seeds[0][by][c]:.3f}" for c in columns)] for name, of_seeds in runs.items()]
-            if by == "distance" and runs:
-                rows.append(["share of targets", *(f"{next(iter(runs.values()))[0]['share'][c]:.1%}" for c in columns)])
-            lines += ["", f"Losses of seed 1 by {title}:", "", *table_of(["arm", *columns], rows)]
-        if missing := [arm.name for arm in ARMS if arm.name not in runs]:
-            lines += ["", *wrapped(f"Not run: {'; '.join(missing)}.")]
+    lines = ["# Windows at equal cache", "", *wrapped(about), "", f"![Losses of the best arms]({figure})"]
+    for machine, records in tables:
+        for corpus in dict.fromkeys(key.partition(" | ")[0] for key in records):
+            lines += _table(machine, records, corpus)
     return "\n".join(lines) + "\n"
+
+
+def _table(machine: Mapping[str, Any], records: Mapping[str, Record], corpus: str) -> list[str]:
+    """The section of a corpus."""
+    size = Size(*machine["size"])
+    runs, searches, rows = runs_of(records, corpus), runs_of(records, corpus, "rate"), []
+    hours = sum(line["seconds"] for key, line in records.items() if key.startswith(f"{corpus} | ")) / 3600.0
+    about = (
+        f"{size.layers} layers of {size.heads} heads, {size.dim} wide, {size.tokens / 1e6:g} million tokens in rows of "
+        f"{size.length:,}, {size.rows} an update; {size.held_out} rows of the validation text. {hours:.1f} hours on "
+        f"{machine['device']}, torch {machine['torch']}."
+    )
+    lines = ["", f"## {corpus.capitalize()}, {size.tokens / 1e6:g} million tokens", "", *wrapped(about), ""]
+    lines.append(
+        f"    python -m benchmarks.windows CORPUS --out FOLDER --tokens {size.tokens / 1e6:g}e6 --report PAGE.md"
+    )
+    lines += ["", "These are tiny shapes: the numbers mean nothing."] if machine["quick"] else []
+    arms = {arm.name: arm for arm in ARMS}
+    windows = OLDER | {name: arm.windows for name, arm in arms.items()}
+    for name, of_seeds in runs.items():
+        first, losses = of_seeds[0], [", ".join(f"{run[n]:.3f}" for run in of_seeds) for n in ("all", "late")]
+        searched = sorted(run["rate"] for run in searches.get(name, ()))
+        rate = f"{first['rate']:g}" + (" (the highest)" if searched and first["rate"] == searched[-1] else "")
+        costs = [f"{first['kept'] / 1e3:.0f}", f"{first['step']:.2f}"]
+        costs = [f"({cost})" for cost in costs] if "+" in windows[name] else costs
+        costs.insert(0, f"{first['parameters'] / 1e6:.2f} M")
+        start = f"{min(run['all'] for run in searches[name]):.3f}" if name in searches else ""
+        keys = [f"{first[n]:,.0f}" if n in first else "" for n in ("keys", "keys at 8192")]
+        rows.append([name, f"`{windows[name]}`".replace("|", "/"), *keys, start, *losses, rate, *costs])
+    header = ["arm", "windows", "keys", "at 8,192", "a tenth", "all", "late", "rate"]
+    header += ["parameters", "kept, kB a token", "s a step"]
+    lines += ["", *table_of(header, rows)]
+    at_first = sorted(searches.keys() & runs.keys(), key=lambda name: min(run["all"] for run in searches[name]))
+    lines += ["", *wrapped(f"After a tenth of the tokens, the order was: {'; '.join(at_first)}.")]
+    for title, by in (("how far back the same pair of tokens last stood", "distance"), ("position", "position")):
+        every = COLUMNS if by == "distance" else [f"to {place}" for place in POSITIONS]
+        columns = [column for column in every if all(column in of_seeds[0][by] for of_seeds in runs.values())]
+        rows = [[name, *(f"{of_seeds[0][by][c]:.3f}" for c in columns)] for name, of_seeds in runs.items()]
+        if by == "distance" and runs:
+            rows.append(["share of targets", *(f"{next(iter(runs.values()))[0]['share'][c]:.1%}" for c in columns)])
+        lines += ["", f"Losses of seed 1 by {title}:", "", *table_of(["arm", *columns], rows)]
+    if (missing := [name for name in arms if name not in runs]) and not runs.keys() & OLDER.keys():
+        lines += ["", *wrapped(f"Not run: {'; '.join(missing)}.")]
+    return lines
+
+
+def recorded(folder: Path) -> tuple[dict[str, Any], dict[str, Record]]:
+    """The machine and the records of a folder; UsageError where there are none."""
+    file = folder / "records.jsonl"
+    if not file.is_file():
+        raise UsageError(f"--out and --also must name folders with a records.jsonl: got {folder}")
+    head, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return head["machine"], {line["key"]: line for line in lines}
 
 
 def draw(records: Mapping[str, Record], figure: Any) -> None:
@@ -342,17 +422,25 @@ def draw(records: Mapping[str, Record], figure: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is left; 0 when nothing is, 3 when the time is over before."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("corpora", nargs="*", type=Path, metavar="CORPUS", help="folder that fairseq-ms prepare made")
+    parser.add_argument(
+        "corpora",
+        nargs="*",
+        type=Path,
+        metavar="CORPUS",
+        help="folder that fairseq-ms prepare made (none: report alone)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of records.jsonl and checkpoints")
     names = [arm.name for arm in ARMS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="ARM", default=names, help="; ".join(names))
-    parser.add_argument("--seeds", type=int, default=2, help=f"of the best {BEST} arms (default: 2)")
+    parser.add_argument("--seeds", type=int, help="of every arm (default: its own number)")
     parser.add_argument("--size", choices=list(SIZES), default="cpu", help="of all models (default: cpu)")
     parser.add_argument("--tokens", type=float, metavar="N", help="of training (default: that of --size)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default: cpu)")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU (default: 1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many (default: never)")
     parser.add_argument("--report", metavar="PAGE.md", help="write a page of the records, and PAGE.png beside it")
+    also = "folders whose records come after those of --out on the page"
+    parser.add_argument("--also", nargs="+", type=Path, default=[], metavar="FOLDER", help=also)
     args = parser.parse_args(arguments)
     # fairseq lets everybody say everything.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
@@ -364,6 +452,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check_outputs(args)
+    over = train(args) if args.corpora else False
+    if args.report:
+        tables = [recorded(folder) for folder in (args.out, *args.also)]
+        write_text(args.report, page(tables, f"{Path(args.report).stem}.png"))
+        write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(tables[0][1], figure), width=11.0)
+    if over:
+        print("the time is over: the same command goes on from here", file=sys.stderr)
+    return 3 if over else 0
+
+
+def train(args: argparse.Namespace) -> bool:
+    """Run what is left of the corpora; whether the time is over before."""
     size, corpora = SIZES[args.size], [Corpus(folder) for folder in args.corpora]
     size = size._replace(tokens=args.tokens or size.tokens)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -383,13 +483,7 @@ def _run(args: argparse.Namespace) -> int:
                 records.append(line)
                 print(line["key"], line.get(FAILED) or line[NUMBERS]["all"], line["seconds"], "s", flush=True)
     signal.signal(signal.SIGTERM, before)
-    known = records.by_key()
-    if args.report:
-        write_text(args.report, page(known, machine, f"{Path(args.report).stem}.png"))
-        write_png(str(Path(args.report).with_suffix(".png")), lambda figure: draw(known, figure), width=11.0)
-    if over:
-        print("the time is over: the same command goes on from here", file=sys.stderr)
-    return 3 if over else 0
+    return over
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The driver of the windows' table: prototypes against the core, losses told apart by hand, runs that are stopped."""
+"""The driver of the windows' table: arms as their names say, losses told apart by hand, runs that are stopped."""
 
 import itertools
 import json
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,21 +13,27 @@ import torch
 from torch import nn
 
 from benchmarks import windows
-from benchmarks.prototypes import DenseAttention, keys_a_head, parse
-from benchmarks.windows import ARMS, PARTS, SIZES, Arm, Corpus, build, distances_back, evaluate, main, page
-from fairseq_ms.core import Retina, RetinaConfig, Vanilla, VanillaConfig
+from benchmarks.windows import (
+    ARMS,
+    RATES,
+    SIZES,
+    Arm,
+    Corpus,
+    Job,
+    build,
+    distances_back,
+    evaluate,
+    jobs,
+    keys_a_head,
+    main,
+    narrowed,
+    page,
+    parse,
+    recorded,
+)
 from tests.preprocess import sample
 
 QUICK = SIZES["quick"]
-SIZE: dict[str, Any] = {
-    "vocab_size": 40,
-    "dim": 16,
-    "ffn_dim": 32,
-    "heads": 4,
-    "layers": 2,
-    "positions": "rotary",
-    **PARTS,
-}
 
 
 @pytest.fixture(scope="module")
@@ -37,43 +42,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = sample.write_sample(folder / "text.txt", lines=900)
     sample.prepare("text", "--input", source, "--documents", "lines:20", "--bpe-merges", "60", "--out", folder / "text")
     return folder / "text"
-
-
-@pytest.mark.parametrize("text", ["1x=0:", "1x=0:5", "1x=0:4*1,4x=4:16*3", "1x=0:3*1,1x=0:*2,4x=4:*1"])
-def test_a_prototype_is_the_core_s_attention_where_the_core_has_such_windows(text: str) -> None:
-    model: Any = Vanilla(VanillaConfig.from_dict(SIZE))
-    (groups,) = parse(text, 4)
-    core: Any = Retina(RetinaConfig(scales=tuple(replace(g.windows[0], heads=g.heads) for g in groups), **SIZE))
-    for own, other in zip(model.stack.layers, core.layers, strict=True):
-        own.attention = DenseAttention(model.config, groups)
-        nn.init.normal_(own.attention.short_conv.weight)
-        weights_of(own.attention, other.attention)
-        other.ffn = own.ffn
-    core.embed, core.project, core.norm = model.embed, model.project, model.stack.norm
-    tokens = torch.randint(40, (2, 37), generator=torch.Generator().manual_seed(1))
-    ours, theirs = (m.eval().logits(m.features(tokens)) for m in (model, core))
-    # Sums in another order.
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    shared = [model.stack.layers[0].ffn.up.weight, model.embed.words.weight]
-    grads = [torch.autograd.grad(out.square().mean(), shared) for out in (ours, theirs)]
-    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)
-
-
-def weights_of(layer: Any, core: Any) -> None:
-    """Give a core's attention, whose heads of one scale share a projection, the weights of a prototype."""
-    for name in ("weight", "bias"):
-        of_scales: dict[int, list[torch.Tensor]] = {}
-        for own in layer.groups:
-            pair = getattr(own.pairs[0], name).detach()
-            of_scales.setdefault(own.group.windows[0].factor, []).append(pair)
-        # Keys of all heads of a scale lie in front of their values.
-        joined = [
-            torch.cat([h for half in zip(*(p.chunk(2) for p in pairs)) for h in half]) for pairs in of_scales.values()
-        ]
-        getattr(core.fine, name).data = torch.cat([getattr(layer.query, name).detach(), joined[0]])
-        for other, pair in zip(core.coarse, joined[1:], strict=True):
-            getattr(other, name).data = pair
-    core.norm, core.short_conv, core.qk, core.out = layer.norm, layer.short_conv, layer.qk, layer.out
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
@@ -90,37 +58,53 @@ def test_every_arm_is_causal_uses_all_its_parts_and_has_the_cache_that_it_says(a
     assert not torch.equal(before[:, 160:], after[:, 160:])
     model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-    number = re.search(r"\d+$", arm.name)
-    full = {"small": 770, "four": 516}.get(arm.name.partition(" ")[0], 1024)
-    keys = full if "full" in arm.name else int(number[0]) if number else 128
-    assert keys_a_head(parse(arm.windows, 8), 1024) == pytest.approx(keys, rel=0.015)
+    number = re.search(r"window (\d+)", arm.name)
+    keys = 1024 if arm.windows == "1x=0:" else int(number[1]) if number else 128
+    share = arm.share(8)
+    assert keys_a_head(parse(arm.windows, 8), 1024) * share == pytest.approx(keys * share, rel=0.015)
     # Small heads stay small in longer texts.
     assert keys_a_head(parse(arm.windows, 8, 4), 4096) == pytest.approx(4 * keys, rel=0.04)
 
 
-@pytest.mark.parametrize(("gate", "turned"), [(False, True), (True, True), (True, False)])
-def test_tokens_and_pooled_blocks_share_one_softmax_with_a_level(gate: bool, turned: bool) -> None:
-    config = VanillaConfig.from_dict({**SIZE, "heads": 1})
-    ((group,),) = parse("1x=0:4+2x=4:", 1)
-    model: Any = DenseAttention(config, [group], gate, turned)
-    own = model.groups[0]
-    for parameter in own.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    x, q = torch.randn(1, 9, 16), torch.randn(1, 1, 9, 16)
-    pooled = []
-    for pair in x[0, :8].split(2):
-        weights = (own.gates["1"](pair) + own.places["1"]).softmax(0) if gate else torch.full((2, 32), 0.5)
-        pooled.append((own.pairs[1](pair) * weights).sum(0))
-    pairs = [own.pairs[0](x), torch.stack(pooled)[None]]
-    rotations = [config.rotation_after(0, 9, x), config.rotation_after(0, 9, x, 2) if turned else None]
-    keys = [model.qk(pair, 0, 1, rotation)[0] for pair, rotation in zip(pairs, rotations, strict=True)]
-    k, v = torch.cat(keys).chunk(2, dim=-1)
-    expected = []
-    for t in range(9):
-        seen = [s for s in range(9) if 0 <= t - s < 4] + [9 + c for c in range(4) if t - 2 * c >= 4]
-        level = torch.stack([own.levels[0, int(s >= 9)] for s in seen])
-        expected.append((q[0, 0, t] @ k[seen].T / 4.0 + level).softmax(-1) @ v[seen])
-    torch.testing.assert_close(own(q, x, model.qk)[0, 0], torch.stack(expected), rtol=1e-5, atol=1e-5)
+def test_windows_of_the_first_steps_are_those_of_the_same_parameters() -> None:
+    (arm,) = (arm for arm in ARMS if arm.early)
+    model = build(arm, QUICK, 50, seed=1).eval()
+    early = narrowed(model, arm, QUICK, 50).eval()
+    tokens = torch.randint(50, (1, 40), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[0, 0] = (changed[0, 0] + 1) % 50
+    for own, far in ((early, False), (model, True)):
+        before, after = (own.logits(own.features(text)) for text in (tokens, changed))
+        # Four layers of windows of 8 reach back 28 tokens.
+        assert torch.equal(before[:, 29:], after[:, 29:]) is not far
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.logits(model.features(tokens))
+    early.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    optimizer.step()
+    assert not torch.equal(model.logits(model.features(tokens)), before)
+
+
+@pytest.mark.parametrize(
+    ("losses", "searched", "best"),
+    [
+        ({0.01: 3.0, 0.02: 2.0, 0.04: 2.5}, [0.02, 0.04, 0.01], 0.02),
+        ({0.02: 2.0, 0.04: 1.5, 0.08: 1.6}, [0.02, 0.04, 0.08], 0.04),
+        ({0.02: 2.0, 0.04: 1.5, 0.08: 1.4}, [0.02, 0.04, 0.08], 0.08),
+        ({0.01: 1.0, 0.02: 2.0, 0.04: 2.5}, [0.02, 0.04, 0.01], 0.01),
+        ({0.02: 2.0, 0.04: 1.5}, [0.02, 0.04, 0.08], 0.04),  # the loss of 0.08 is not finite
+    ],
+)
+def test_rates_are_searched_until_the_best_is_not_the_last(losses: dict, searched: list, best: float) -> None:
+    arm, lines = Arm("full", "1x=0:", seeds=2), {}
+    records: Any = SimpleNamespace(by_key=lambda: lines)
+    asked = []
+    for job in jobs([arm], "text", records, None):
+        asked.append(job)
+        lines[job.key] = {"numbers": {"all": losses[job.rate]}} if job.rate in losses else {"failed": "not finite"}
+    assert [job.rate for job in asked if job.tuning] == searched
+    assert set(searched) <= set(RATES)
+    assert asked[len(searched) :] == [Job("text", arm, seed, best, False) for seed in (1, 2)]
+    assert asked[-1].key == f"text | full | seed 2 rate {best}"
 
 
 @pytest.mark.parametrize("text", ["1x=0", "1x=0:8*2,,1x=0:*6", "1x=0:8*9", "4x=0:8", "1x=8:8", "1x=0:8+"])
@@ -167,27 +151,29 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(
 
 def test_the_page_says_what_has_run_and_what_has_not(prepared: Path, tmp_path: Path) -> None:
     out, report, png = tmp_path / "out", tmp_path / "page.md", tmp_path / "page.png"
-    command = [str(prepared), "--out", str(out), "--size", "quick", "--only", "full", "small heads"]
-    assert main([*command, "--report", str(report)]) == 0
+    command = [str(prepared), "--out", str(out), "--size", "quick", "--only", "full", "six small heads"]
+    older = Path(__file__).parents[2] / "docs" / "papers" / "windows"
+    assert main([*command, "--report", str(report), "--also", str(older)]) == 0
     text = report.read_text()
     lines = map(json.loads, (out / "records.jsonl").read_text().splitlines()[1:])
     losses = {line["key"]: line["numbers"]["all"] for line in lines}
-    assert len(losses) == 2 * 4 + 2
-    for arm in ("full", "small heads"):
-        seeds = ", ".join(f"{losses[f'text | {arm} | seed {seed}']:.3f}" for seed in (1, 2))
+    assert len(losses) == 2 * (3 + 2)
+    for arm in ("full", "six small heads"):
+        (rate,) = {key.rpartition(" ")[2] for key in losses if f"{arm} | seed" in key}
+        seeds = ", ".join(f"{losses[f'text | {arm} | seed {seed} rate {rate}']:.3f}" for seed in (1, 2))
         tenth = f"{min(loss for key, loss in losses.items() if f'{arm} | rate' in key):.3f}"
-        assert re.search(rf"(?m)^\| {arm} \| .*\| {tenth} \| {seeds} \|", text)
-    assert "window 128" in text.partition("Not run")[2]
+        assert re.search(rf"(?m)^\| {arm} \| .*\| {tenth} \| {seeds} \| [^|]+ \| {rate} ", text)
+    own, _, other = text.partition("## Code, 5 million tokens")
+    assert "window 128" in own.partition("Not run")[2]
+    assert re.search(r"(?m)^\| tokens and blocks \| .*\| \(79\) \|", other)
+    assert "Not run" not in other
     assert png.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["windows", "windows_longer"])
-def test_a_page_in_docs_is_that_of_its_records(name: str) -> None:
+def test_the_page_in_docs_is_that_of_its_records() -> None:
     papers = Path(__file__).parents[2] / "docs" / "papers"
-    head, *lines = map(json.loads, (papers / name / "records.jsonl").read_text().splitlines())
-    assert (papers / f"{name}.md").read_text() == page(
-        {line["key"]: line for line in lines}, head["machine"], f"{name}.png"
-    )
+    tables = [recorded(papers / name) for name in ("windows_longer", "windows")]
+    assert (papers / "windows.md").read_text() == page(tables, "windows.png")
 
 
 def test_a_folder_that_prepare_has_not_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -226,20 +226,25 @@ class StreamingModel(LanguageModel):
         mems, known = memory.states, memory.pending_BT.size(1)
         tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
         whole = tokens_BT.size(1) - tokens_BT.size(1) % self.segment_len
-        outputs, losses = [], []
-        for s_BTD in self.embed_tokens(tokens_BT).split(self.segment_len, dim=1):
+        outputs, losses, counts = [], [], []
+        segments = zip(*(x.split(self.segment_len, dim=1) for x in (tokens_BT, self.embed_tokens(tokens_BT))))
+        for segment_BT, s_BTD in segments:
             y_BTD, moving = self.forward_segment(s_BTD, mems, self.sinusoids())
             outputs.append(y_BTD)
             if s_BTD.size(1) == self.segment_len:
                 mems, loss_B = self.remember(moving, mems)
-                losses += [loss_B] if loss_B is not None else []
+                if loss_B is not None:
+                    # A segment that ends in padding is none, as if the row were alone.
+                    whole_B = segment_BT[:, -1].ne(-1 if self.config.padding_idx is None else self.config.padding_idx)
+                    losses.append(loss_B.masked_fill(~whole_B, 0.0))
+                    counts.append(whole_B)
         y_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if not whole and self.training:
             y_BTD = keep_in_graph(y_BTD, self.idle_without_a_whole_segment())
         if self.training and self.has_auxiliary_loss and not losses:
             # Processes add up what they log by position, so it must not depend on the batch what that is.
-            losses = [y_BTD.new_zeros(y_BTD.size(0))]
-        loss_B = torch.stack(losses).mean(dim=0) if losses else None
+            losses, counts = [y_BTD.new_zeros(y_BTD.size(0))], [y_BTD.new_ones(y_BTD.size(0))]
+        loss_B = torch.stack(losses).sum(dim=0) / torch.stack(counts).sum(dim=0).clamp(min=1) if losses else None
         return self.drop(y_BTD[:, known:]), Memory(mems, tokens_BT[:, whole:]), loss_B
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fairseq_ms import core
 from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
 from fairseq_ms.core.streaming import StreamingModel
+from tests.helpers.gradients import assert_same_with_gradients
 
 VOCABULARY = 13
 # float64; sums of a few hundred terms of order 1, through at most seven layers.
@@ -151,6 +152,16 @@ def test_a_loss_behind_a_state_is_that_of_the_logits_and_trains_on_its_own_token
         assert (one is None or not one.any()) == (other is None or not other.any())
         if one is not None and other is not None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_on_the_right_changes_no_loss_of_a_memory() -> None:
+    """Nor its gradients: a batch has the losses of its rows alone, each counted as often as it has targets."""
+    model = model_of("CompressiveTransformer", 0, segment_len=4, padding_idx=1).train()
+    rows = [torch.randint(2, VOCABULARY, (1, length + 1)) for length in (23, 13, 4)]
+    padded = torch.nn.utils.rnn.pad_sequence([row[0] for row in rows], batch_first=True, padding_value=1)
+    found = model.loss(padded[:, :-1], padded[:, 1:], ignore_index=1)
+    alone = [model.loss(row[:, :-1], row[:, 1:]) * (row.size(1) - 1) for row in rows]
+    assert_same_with_gradients(found, torch.stack(alone).sum() / 40, list(model.parameters()), 1e-12)
 
 
 def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:

@@ -42,7 +42,7 @@ setup(
     # The scripts under preprocess/ import their pipeline by a name that is the plugin's own.
     packages=find_packages(include=["fairseq_ms", "fairseq_ms.*"]) + find_packages("preprocess"),
     package_dir={"fairseq_ms_pipeline": "preprocess/fairseq_ms_pipeline"},
-    package_data={"fairseq_ms": ["**/*.md", "presets/sizes.json", "py.typed"]},
+    package_data={"fairseq_ms": ["**/*.md", "presets/sizes.json", "py.typed", "shipped/*"]},
     python_requires=">=3.10,<3.14",
     # fairseq is an extra, not a requirement: several builds of it work here, under several distribution
     # names, and installing the plugin must never overwrite the one that is already there.

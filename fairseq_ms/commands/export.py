@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_data = "of the training data (default: unknown)"
     add_flag(parser, "--license", "--licence", default="unknown", metavar="ID", help=of_model)
     add_flag(parser, "--data-license", "--data-licence", default="unknown", metavar="TEXT", help=of_data)
+    parser.add_argument("--fp16", action="store_true", help="weights in half precision")
+    help = "leave our Python out: fairseq-ms alone reads the folder then, and transformers does not"
+    parser.add_argument("--no-python", action="store_true", help=help)
     help = "numbers for the card, as fairseq-ms perplexity --json writes them"
     parser.add_argument("--perplexity", type=Path, nargs="+", default=[], metavar="FILE", help=help)
 
@@ -34,5 +37,7 @@ def run(args: argparse.Namespace) -> None:
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
     checkpoint = trained.load(args.checkpoint, args.data, cpu=True)
     pipeline = tokenizer.pipeline_of(checkpoint.folder, args.level, args.tokenise, args.language, args.bpe_codes)
+    if args.fp16:
+        checkpoint.model.half()
     folder.write(args.out, checkpoint, pipeline, args)
     print(f"{args.out}: {folder.class_name(type(checkpoint.core))}")

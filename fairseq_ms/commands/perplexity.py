@@ -28,7 +28,12 @@ _UNITS = {"bits_per_character": "characters", "bits_per_byte": "bytes", "bits_pe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=place, help="file of fairseq-train, or of plain_pytorch/train.py")
+    help = (
+        "file of fairseq-train, or of plain_pytorch/train.py, or folder that fairseq-ms export wrote (with --data TEXT)"
+    )
+    parser.add_argument("checkpoint", nargs="?", type=place, metavar="CHECKPOINT", help=help)
+    help = "the model that comes with this package, instead of a CHECKPOINT"
+    parser.add_argument("--shipped", action="store_true", help=help)
     add_data(parser, "test")
     add_window(parser)
     add_counts(
@@ -47,9 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Evaluate, print the table and write the JSON file."""
     from fairseq_ms.export import tokenizer
+    from fairseq_ms.tools import exported
 
     if args.manifest is not None and not args.manifest.is_file():
         raise UsageError(f"--manifest must be a file: got {args.manifest}")
+    if args.shipped != (args.checkpoint is None):
+        raise UsageError(f"CHECKPOINT or --shipped must be given, and one alone: got {args.checkpoint or 'none'}")
+    if args.shipped:
+        args.checkpoint = exported.shipped()
     checkpoint = load(args.checkpoint, args.data, args.cpu, args.tokens_per_sample, args.sample_break_mode)
     if args.fp16:
         checkpoint.model.half()
@@ -83,9 +93,10 @@ def load(
 
     Raises UsageError as ``trained.load`` does.
     """
-    from fairseq_ms.tools import trained
+    from fairseq_ms.tools import exported, trained
 
-    checkpoint = trained.load(path, data, cpu)
+    whose = exported if (Path(path) / "config.json").is_file() else trained
+    checkpoint = whose.load(path, data, cpu)
     # Blocks of whole lines were for training alone.
     checkpoint.by_line = checkpoint.by_line if mode is None else mode == "eos"
     if segment is not None and checkpoint.streaming:

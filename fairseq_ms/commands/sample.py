@@ -23,8 +23,9 @@ _UNSETTLED = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help = "file of fairseq-train, or of plain_pytorch/train.py, or folder that fairseq-ms export wrote"
-    parser.add_argument("checkpoint", type=arguments.place, metavar="CHECKPOINT", help=help)
+    help = "file of fairseq-train, or of plain_pytorch/train.py, or folder that fairseq-ms export wrote (default: the "
+    help += "model that comes with this package)"
+    parser.add_argument("checkpoint", nargs="?", type=arguments.place, metavar="CHECKPOINT", help=help)
     help = "the text to go on with, which may have several lines (default: standard input)"
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help=help)
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     """Print the prompt and its continuation."""
     import torch
 
+    from fairseq_ms.tools import exported
     from fairseq_ms_pipeline.indexed import BOS, EOS, PAD
 
     if not args.temperature >= 0 or args.sampling_topk < 0 or not 0 < args.sampling_topp <= 1:
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"{wanted}: got {args.temperature}, {args.sampling_topk} and {args.sampling_topp}")
     if "" in args.stop:
         raise UsageError("--stop must have at least one character: got ''")
+    args.checkpoint = args.checkpoint or exported.shipped()
     prompt = _prompt(args)
     writer = _of_folder(args) if Path(args.checkpoint).is_dir() else _of_checkpoint(args)
     core, device = writer.core, next(writer.core.parameters()).device
@@ -203,15 +206,14 @@ def _of_checkpoint(args: argparse.Namespace) -> Writer:
 
 def _of_folder(args: argparse.Namespace) -> Writer:
     """The model of an exported folder."""
-    from fairseq_ms.export import folder, tokenizer
-    from fairseq_ms.tools.trained import on_device
+    from fairseq_ms.export import tokenizer
+    from fairseq_ms.tools import exported
 
     path = Path(args.checkpoint)
     if not (path / "config.json").is_file():
         arguments.check_checkpoint(args.checkpoint)
     if args.data is not None:
         raise UsageError(f"--data must be left out with an exported folder, which has its dictionary: got {args.data}")
-    core, config = folder.read(path)
-    on_device(core, args.cpu)
+    core, config = exported.read(path, args.cpu)
     pipeline, symbols = tokenizer.of_folder(path, config["pipeline"])
     return Writer(core, symbols, config["bos_token_id"], pipeline)

@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 # Numbers of `fairseq-ms perplexity --json` that the card repeats.
 _NUMBERS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte", "bits_per_source_byte")
 
+_LOADING = """```
+pip install {needed}
+```
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+inputs = tokenizer(["Once upon a time"], return_tensors="pt")
+print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50), skip_special_tokens=True))
+```"""
+_WITHOUT_PYTHON = """Without the model's Python it is read by fairseq_ms alone:
+
+```
+fairseq-ms sample FOLDER --prompt "Once upon a time"
+```"""
+
 
 def text(checkpoint: Trained, pipeline: Pipeline, args: Namespace, config: Mapping[str, Any]) -> str:
     """``README.md`` in the Hub's form; what no checkpoint says of itself comes from the command's flags."""
@@ -28,6 +46,7 @@ def text(checkpoint: Trained, pipeline: Pipeline, args: Namespace, config: Mappi
     begin = checkpoint.dictionary.symbols[config["bos_token_id"]]
     most = config["max_position_embeddings"]
     reads = f"at most {most} tokens, the first symbol included" if most else "texts of any length"
+    loading = _WITHOUT_PYTHON if args.no_python else _LOADING.format(needed=needed)
     return f"""---
 license: {args.license}
 library_name: transformers
@@ -41,18 +60,7 @@ tags:
 
 A language model of fairseq_ms, `{config["arch"]}`, with {parameters:,} parameters. It reads {reads}.
 
-```
-pip install {needed}
-```
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
-model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
-inputs = tokenizer(["Once upon a time"], return_tensors="pt")
-print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=50), skip_special_tokens=True))
-```
+{loading}
 
 A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>`.
 

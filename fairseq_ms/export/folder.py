@@ -50,6 +50,8 @@ def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Name
 
     core = checkpoint.core
     config = configuration(checkpoint)
+    if args.no_python:
+        del config["auto_map"]
     config["pipeline"] = {name: getattr(pipeline, name) for name in PIPELINE}
     # Never the padding symbol; the end of a line is no end of a text, and generation goes on after it.
     generation = {name: config[name] for name in ("bos_token_id", "pad_token_id")}
@@ -67,6 +69,8 @@ def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Name
     words = checkpoint.dictionary
     begin = words.symbols[config["bos_token_id"]]
     tokenizer.write(folder, pipeline, words.symbols, begin, config["max_position_embeddings"])
+    for file in folder.glob("*.py") if args.no_python else ():
+        file.unlink()
 
 
 def read(folder: Path) -> tuple[CausalModel, dict[str, Any]]:
@@ -143,6 +147,7 @@ def configuration(checkpoint: Trained) -> dict[str, Any]:
         "tie_word_embeddings": bool(tied),
         "vocab_size": len(words),
         "max_position_embeddings": core.max_length(),
+        "tokens_per_sample": checkpoint.segment,
         "bos_token_id": words.bos() if checkpoint.adds_bos else words.eos(),
         "eos_token_id": words.eos(),
         "pad_token_id": words.pad(),

@@ -163,6 +163,7 @@ class FastSymbols:
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_file(str(file))
+        self.symbols = [str(self.tokenizer.id_to_token(number)) for number in range(self.tokenizer.get_vocab_size())]
 
     def tokens_of(self, text: str) -> list[int]:
         """The tokens of a text, without a first symbol."""
@@ -207,7 +208,7 @@ def _write_fast(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin:
     from fairseq_ms_pipeline import byte_bpe
 
     assert pipeline.codes is not None
-    byte_bpe.for_transformers(pipeline.codes.parent, symbols, begin).save(str(folder / "tokenizer.json"))
+    byte_bpe.for_transformers(pipeline.codes.parent, symbols, begin).save(str(folder / "tokenizer.json"), pretty=False)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": byte_bpe.spelled(begin),

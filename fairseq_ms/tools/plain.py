@@ -138,10 +138,14 @@ class Plain(Trained):
             raise UsageError(f"--data must be as fairseq-ms prepare wrote it: {error}") from error
         return lines_of(tokens, indexed.EOS)
 
+    def pipeline(self) -> tuple[tokenizer.Pipeline, tokenizer.Symbols | tokenizer.FastSymbols]:
+        """What a text goes through, and its tokens."""
+        pipeline = tokenizer.pipeline_of(self.folder, None, None, None, None)
+        return pipeline, tokenizer.Symbols(tokenizer.lines_of(pipeline), self.dictionary.symbols)
+
     def _tokens_of(self, place: Path) -> Tensor:
         """The tokens of a text; of the one that it was trained on, those that were held out."""
-        pipeline = tokenizer.pipeline_of(self.folder, None, None, None, None)
-        symbols = tokenizer.Symbols(tokenizer.lines_of(pipeline), self.dictionary.symbols)
+        pipeline, symbols = self.pipeline()
         try:
             text = place.read_bytes()
             if self.given is None:

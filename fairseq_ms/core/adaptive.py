@@ -142,6 +142,7 @@ class AdaptiveSoftmax(nn.Module):
         bands: where they end, to how much each is projected, and dropout, of features too
         tied: embeddings whose words (and, with ``tie_projections``, whose projections) are used here too
         tie_projections: see above
+        project_head: project features for the head too, as wide as they are (Transformer-XL's ``proj_same_dim``)
     """
 
     def __init__(
@@ -151,12 +152,21 @@ class AdaptiveSoftmax(nn.Module):
         bands: Bands,
         tied: AdaptiveInput | None = None,
         tie_projections: bool = False,
+        project_head: bool = False,
     ) -> None:
         super().__init__()
         self.cutoff = bands.ends(vocab_size)
         self.drop = nn.Dropout(bands.dropout)
         tails = len(self.cutoff) - 1
         tied_bands: Any = None if tied is None else tied.embeddings
+
+        def project(band: int) -> nn.Module:
+            width = int(dim // bands.factor**band)
+            if tied is None or not tie_projections:
+                return nn.Linear(dim, width, bias=False)
+            return TiedLinear(tied_bands[band][1], transpose=True)
+
+        self.project_head = project(0) if project_head else None
         self.head: nn.Module
         if tied is None:
             self.head = nn.Linear(dim, self.cutoff[0] + tails, bias=False)
@@ -164,18 +174,9 @@ class AdaptiveSoftmax(nn.Module):
             self.head = TiedHead(tied_bands[0][0], dim, tails)
         self.tail = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise(self.cutoff), start=1):
-            first: nn.Module
-            last: nn.Module
-            if tied is None:
-                width = int(dim // bands.factor**band)
-                first, last = nn.Linear(dim, width, bias=False), nn.Linear(width, end - start, bias=False)
-            else:
-                words, projection = tied_bands[band]
-                if tie_projections:
-                    first = TiedLinear(projection, transpose=True)
-                else:
-                    first = nn.Linear(projection.out_features, projection.in_features, bias=False)
-                last = TiedLinear(words)
+            first, last = project(band), nn.Linear(int(dim // bands.factor**band), end - start, bias=False)
+            if tied is not None:
+                last = TiedLinear(tied_bands[band][0])
             self.tail.append(nn.Sequential(first, nn.Dropout(bands.dropout), last))
         self.reset_parameters()
 
@@ -184,6 +185,9 @@ class AdaptiveSoftmax(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
+
+    def _of_head(self, x: Tensor) -> Tensor:
+        return self.head(x if self.project_head is None else self.project_head(x))
 
     def _split(self, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Targets of the head and of every band, and the rows that each band has; None where it has none."""
@@ -203,14 +207,14 @@ class AdaptiveSoftmax(nn.Module):
         """Logits of the head and of every band that has targets, and their targets; None for other bands."""
         x_QD = self.drop(x_BTD.flatten(0, -2))
         targets, rows = self._split(target)
-        logits = [self.head(x_QD)]
+        logits = [self._of_head(x_QD)]
         for tail, rows_R in zip(self.tail, rows):
             logits.append(tail(x_QD.index_select(0, rows_R)) if rows_R is not None else None)
         return logits, targets
 
     def log_probs(self, x_BTD: Tensor) -> Tensor:
         """Features (B, T, D) -> log-probabilities (B, T, V) of all words."""
-        head = self.head(x_BTD).log_softmax(-1)
+        head = self._of_head(x_BTD).log_softmax(-1)
         parts = [head[..., : self.cutoff[0]]]
         for band, tail in enumerate(self.tail):
             parts.append(tail(x_BTD).log_softmax(-1) + head[..., self.cutoff[0] + band, None])

@@ -175,6 +175,8 @@ class ModelConfig(LayerConfig):
         tie_embeddings: predict by the word embedding
         adaptive_input, adaptive_softmax: narrower embeddings, and a cheaper softmax, for rarer words
         tie_adaptive_weights, tie_adaptive_projections: use the adaptive input's words (and projections) in the softmax
+        project_adaptive_head: project features for the adaptive softmax's most frequent words too, as Transformer-XL
+            does
         init_std: standard deviation of the normal distribution that weights start from
         embedding_init_std: that of word and position embeddings, ``init_std`` if not given
     """
@@ -194,6 +196,7 @@ class ModelConfig(LayerConfig):
     adaptive_softmax: Bands | None = None
     tie_adaptive_weights: bool = False
     tie_adaptive_projections: bool = False
+    project_adaptive_head: bool = False
     init_std: float = 0.02
     embedding_init_std: float | None = None
 
@@ -218,6 +221,8 @@ class ModelConfig(LayerConfig):
                 found = " and ".join(map(str, alike)) or "none"
                 rule = f"{name} needs adaptive_input and adaptive_softmax of the same cutoffs and factor"
                 raise ValueError(f"{rule}: got {found}")
+        if self.project_adaptive_head and self.adaptive_softmax is None:
+            raise ValueError("project_adaptive_head needs an adaptive_softmax: got none")
 
     @property
     def word_std(self) -> float:

@@ -274,8 +274,8 @@ class LanguageModel(CausalModel):
         self.adaptive_softmax, self.project = None, None
         if (bands := config.adaptive_softmax) is not None:
             tied = words if config.tie_adaptive_weights else None
-            tie_projections = config.tie_adaptive_projections
-            self.adaptive_softmax = AdaptiveSoftmax(predicted or symbols, config.dim, bands, tied, tie_projections)
+            options = config.tie_adaptive_projections, config.project_adaptive_head
+            self.adaptive_softmax = AdaptiveSoftmax(predicted or symbols, config.dim, bands, tied, *options)
         elif config.tie_embeddings:
             self.project = TiedOutput(self.embed)
         else:

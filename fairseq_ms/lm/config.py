@@ -76,6 +76,11 @@ class LanguageModelFlags(TransformerFlags):
         "if set, ties the projection weights of adaptive softmax and adaptive input",
         needs=["tie_adaptive_weights"],
     )
+    project_adaptive_head: bool = option(
+        False,
+        "project features for the most frequent words of adaptive softmax, too, as Transformer-XL does",
+        needs=["adaptive_softmax_cutoff"],
+    )
     init_std: float = option(0.02, "standard deviation of the normal distribution weights start from", least=0)
     embedding_init_std: Optional[float] = option(
         None, "standard deviation that word and position embeddings start from (default: --init-std)", least=0
@@ -272,6 +277,7 @@ def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dicti
         "max_positions": int(cfg.max_target_positions or 0),
         "adaptive_input": _bands(cfg, "adaptive_input") if cfg.adaptive_input else None,
         "adaptive_softmax": _bands(cfg, "adaptive_softmax") if cfg.adaptive_softmax_cutoff else None,
+        "project_adaptive_head": bool(cfg.project_adaptive_head and cfg.adaptive_softmax_cutoff),
         "scale_embedding": getattr(cfg, "scale_embedding", False),
     }
 

@@ -42,13 +42,14 @@ def _large(dim: int) -> Values:
 
 
 def _adaptive(cutoffs: str) -> Values:
-    """div_val 4, with the weights of input and output tied."""
+    """div_val 4 and proj_same_dim, with the weights of input and output tied."""
     return {
         "adaptive_input": True,
         "adaptive_input_cutoff": cutoffs,
         "adaptive_softmax_cutoff": cutoffs,
         "tie_adaptive_weights": True,
         "tie_adaptive_proj": True,
+        "project_adaptive_head": True,
     }
 
 

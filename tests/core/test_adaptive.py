@@ -1,42 +1,39 @@
-"""Adaptive embeddings and softmax against fairseq's, by the same names of parameters."""
+"""The adaptive softmax against sums over its bands, word by word."""
 
 import pytest
 import torch
-from fairseq import modules
 
-from fairseq_ms.core import adaptive
+from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax, Bands
 
-
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Equal but for the order in which a few products are summed."""
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+ENDS = (0, 4, 9, 20)
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-@pytest.mark.parametrize("cutoff", [[5, 9], [5, 20]])
-def test_adaptive_input_gives_what_fairseqs_gives(cutoff: list[int], factor: int) -> None:
-    theirs = modules.AdaptiveInput(20, 1, 8, factor, 8, list(cutoff))
-    ours = adaptive.AdaptiveInput(20, 1, 8, adaptive.Bands(tuple(cutoff), factor))
-    ours.load_state_dict(dict(theirs.named_parameters(remove_duplicate=False)))
-    tokens = torch.arange(20).view(4, 5)
-    assert_close(ours(tokens), theirs(tokens))
-
-
-@pytest.mark.parametrize(("tied", "tie_proj"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("cutoff", [[5, 9], [5, 20]])
-def test_adaptive_softmax_gives_what_fairseqs_gives(cutoff: list[int], tied: bool, tie_proj: bool) -> None:
-    words = modules.AdaptiveInput(20, 1, 8, 2, 8, list(cutoff))
-    theirs = modules.AdaptiveSoftmax(20, 8, list(cutoff), 0.0, 2, words if tied else None, tie_proj)
-    own_words = adaptive.AdaptiveInput(20, 1, 8, bands := adaptive.Bands(tuple(cutoff), 2.0))
-    ours = adaptive.AdaptiveSoftmax(20, 8, bands, own_words if tied else None, tie_proj)
-    ours.load_state_dict(dict(theirs.named_parameters(remove_duplicate=False)))
-    features = torch.linspace(-3, 3, 48).view(2, 3, 8)
-    log_probs = ours.log_probs(features)
-    assert_close(log_probs, theirs.get_log_prob(features, None))
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
-    for target in (torch.tensor([[1, 6, 11], [19, 4, 5]]), torch.tensor([[1, 2, 3], [0, 4, 1]])):
-        for one, other in zip((*ours(features, target),), (*theirs(features, target),)):
-            for mine, fairseqs in zip(one, other, strict=True):
-                assert (mine is None) == (fairseqs is None)
-                if mine is not None:
-                    assert_close(mine, fairseqs)
+@pytest.mark.parametrize("project_head", [False, True])
+@pytest.mark.parametrize(("tied", "tie_projections"), [(False, False), (True, False), (True, True)])
+def test_a_word_has_the_probability_of_its_band_times_its_own_within_it(
+    tied: bool, tie_projections: bool, project_head: bool
+) -> None:
+    """Tied projections are those of the input, of its first band with ``project_head`` (Transformer-XL)."""
+    bands = Bands((4, 9), 2.0)
+    words = AdaptiveInput(20, 1, 8, bands).double()
+    softmax = AdaptiveSoftmax(20, 8, bands, words if tied else None, tie_projections, project_head).double()
+    weights = softmax.state_dict()
+    inputs = {name: weight for name, weight in words.state_dict().items() if tie_projections}
+    head = [value for name, value in weights.items() if name.startswith("head.")]
+    projections = [inputs.get("embeddings.0.1.weight", weights.get("project_head.weight", torch.zeros(8, 8)).t())]
+    projections += [inputs.get(f"embeddings.{n}.1.weight", weights[f"tail.{n - 1}.0.weight"].t()) for n in (1, 2)]
+    x_D, found = torch.linspace(-3.0, 3.0, 8, dtype=torch.float64), []
+    first_D = x_D @ projections[0] if project_head else x_D
+    first = (torch.cat(head) @ first_D).softmax(0)
+    for word in range(20):
+        band = sum(word >= end for end in ENDS[1:])
+        if not band:
+            found.append(first[word])
+            continue
+        within = (weights[f"tail.{band - 1}.2.weight"] @ (x_D @ projections[band])).softmax(0)
+        found.append(first[ENDS[1] + band - 1] * within[word - ENDS[band]])
+    log_probs = softmax.log_probs(x_D[None, None])
+    torch.testing.assert_close(log_probs[0, 0].exp(), torch.stack(found), rtol=1e-12, atol=1e-15)
+    assert project_head == any(name.startswith("project_head") for name in weights)
+    logits, _ = softmax(x_D[None, None], torch.tensor([[1]]))
+    torch.testing.assert_close(logits[0].softmax(1)[0], first)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fairseq_ms import core
 from fairseq_ms.core.stream_state import WHOLE, Mems, Pasts
-from fairseq_ms.core.streaming import StreamingModel
+from fairseq_ms.core.streaming import RelativeAttention, StreamingModel
 from tests.helpers.gradients import assert_same_with_gradients
 
 VOCABULARY = 13
@@ -48,6 +48,15 @@ def cuts(rng: random.Random, length: int) -> list[int]:
     while sum(pieces) < length:
         pieces.append(rng.randint(1, min(9, length - sum(pieces))))
     return pieces
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_layers_attend_by_the_same_u_and_v(name: str) -> None:
+    model = model_of(name, 1)
+    layers = [module for module in model.modules() if isinstance(module, RelativeAttention)]
+    assert len(layers) > 1
+    assert all(layer.u is model.u and layer.v is model.v for layer in layers)
+    assert sum(name.endswith(("u", "v")) for name, _ in model.named_parameters()) == 2
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -31,6 +31,7 @@ WITHOUT_MAIN, WITHOUT_LOCAL = "without --main transformer", "without --decoder t
 IDLE: dict[str, tuple[Any, str]] = {
     "adaptive_softmax_factor": (2.0, "without --adaptive-softmax-cutoff"),
     "adaptive_softmax_dropout": (0.2, "without --adaptive-softmax-cutoff"),
+    "project_adaptive_head": (True, "without --adaptive-softmax-cutoff"),
     "adaptive_input_cutoff": ("4,7", "without --adaptive-input"),
     "adaptive_input_factor": (2.0, "without --adaptive-input"),
     "proj_init_std": (0.3, "without --adaptive-input or --adaptive-softmax-cutoff"),

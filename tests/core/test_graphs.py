@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from fairseq_ms.core.steps.buffers import FixedState
 from fairseq_ms.core.steps.chunks import FixedChunks
 from fairseq_ms.core.steps.chunks import tensors as tensors_of
 from tests.core.test_model import NAMES, build
+from tests.helpers.graphs import Device, recorded
 from tests.helpers.operations import Operations
 
 CAPACITY, PROMPT, STEPS = 400, 13, 300
@@ -57,6 +59,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "hred, fixed": ("HRED", {**PIXELS, "main_units": 20}, 2),
     "compressive": ("CompressiveTransformer", {"segment_len": 6, "mem_len": 4, "normalize_before": False}, 2),
 }
+__all__ = ["recorded"]  # a fixture
 FIXED = sorted({name for name, _, _ in MODELS.values()})
 every_model = pytest.mark.parametrize("which", MODELS)
 
@@ -188,12 +191,7 @@ def test_a_step_writes_all_windows_of_a_layer_at_once_and_reads_small_ones_toget
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if torch.get_default_device().type != "cuda":
-        # The steps are those that a GPU captures; here they run one by one.
-        monkeypatch.setattr("fairseq_ms.core.steps.replay.takes_graphs", lambda model, graphs: graphs)
+def test_generation_with_steps_of_fixed_shapes_draws_what_it_draws_without(name: str, recorded: Device) -> None:
     units = {"main_units": 20, "encoder_units": 24, "decoder_units": 16} if name in ("HAED", "HRED") else {}
     model, prompt = build(name, max_positions=128, **units).double(), torch.randint(11, (2, 5))
     for n, rows, eos_idx in ((1, 2, None), (2, 2, None), (60, 2, None), (30, 1, None), (40, 2, 2)):
@@ -308,3 +306,118 @@ def test_graphs_are_taken_unless_the_environment_or_hooks_forbid_it(
     assert len(called) == 5
     hook.remove()
     assert takes_graphs(model, None)
+
+
+@every_model
+def test_a_text_that_is_not_finite_leaves_nothing_in_the_next_one(which: str, recorded: Device) -> None:
+    model, prompt = small(which).double(), torch.randint(11, (2, 5))
+    weights = [*model.parameters()]
+    for graphs in (False, True):
+        expected = model.generate(prompt, 40, 0.0, graphs=False)
+        kept = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            for weight in weights:
+                weight.fill_(torch.nan)
+            with pytest.raises(ValueError, match="logits must be finite"):
+                model.generate(prompt, 90, graphs=graphs)
+            for weight, own in zip(weights, kept, strict=True):
+                weight.copy_(own)
+        steps = model.steps
+        assert model.generate(prompt, 40, 0.0, graphs=graphs).equal(expected)
+        assert model.steps is steps
+
+
+def test_graphs_are_captured_on_a_stream_of_the_device_of_their_model(recorded: Device) -> None:
+    steps: Any = Steps(build("Vanilla"), 1, 8)
+    steps.tokens_B1, steps.step = torch.empty(0, 1), lambda kind: torch.empty(0)
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda:1")
+
+    steps.tokens_B1 = steps.tokens_B1.as_subclass(Elsewhere)
+    for kind in (0, 0, 1, 1):
+        steps.run(kind)
+    device, stream, pool, mode = recorded.captures[0]
+    assert (device, stream, mode) == (torch.device("cuda:1"), "captures of cuda:1", "thread_local")
+    assert recorded.captures[1] == (device, stream, pool, mode)
+
+
+class Scaled(torch.nn.Module):
+    """An adapter as libraries have them: numbers and switches that a forward pass asks for."""
+
+    def __init__(self, base: torch.nn.Module) -> None:
+        super().__init__()
+        self.base, self.scaling, self.disabled, self.active = base, {"own": 0.5}, False, ["own"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        return y if self.disabled else y + sum(self.scaling[name] for name in self.active) * y.cos()
+
+
+def test_what_a_graph_has_read_of_a_model_is_read_again_where_it_is_another(recorded: Device) -> None:
+    model: Any = build("Vanilla", layers=1).double()
+    prompt, found = torch.randint(11, (1, 5)), list[Tensor]()
+    layer = model.get_submodule("stack.layers.0")
+    layer.ffn.up = adapter = Scaled(layer.ffn.up)
+
+    def replace() -> None:
+        layer.attention.norm = torch.nn.RMSNorm(24, dtype=torch.float64)
+
+    changes = [
+        lambda: None,
+        lambda: setattr(layer.attention.norm, "eps", 0.5),
+        lambda: adapter.scaling.update(own=-3.0),
+        lambda: setattr(adapter, "disabled", True),
+        lambda: setattr(adapter, "disabled", False),
+        lambda: adapter.active.append("own"),
+        replace,
+        lambda: setattr(adapter, "base", torch.nn.Linear(24, 32, dtype=torch.float64)),
+    ]
+    for change in changes:
+        change()
+        steps, expected = model.steps, model.generate(prompt, 50, 0.0, graphs=False)
+        assert model.generate(prompt, 50, 0.0, graphs=True).equal(expected)
+        assert model.steps is not steps
+        steps = model.steps
+        assert model.generate(prompt, 50, 0.0, graphs=True).equal(expected)
+        assert model.steps is steps
+        found.append(expected)
+    assert len({tuple(text.flatten().tolist()) for text in found}) >= 5
+
+
+def test_a_capture_that_fails_warns_once_and_the_model_generates_without_graphs(recorded: Device) -> None:
+    model, prompt, recorded.fails = build("Vanilla").double(), torch.randint(11, (2, 5)), True
+    expected = model.generate(prompt, 30, 0.0, graphs=False)
+    with pytest.warns(UserWarning, match=r"^this Vanilla generates without CUDA graphs, .*operation not perm") as said:
+        assert model.generate(prompt, 30, 0.0, graphs=True).equal(expected)
+        assert model.generate(prompt, 30, 0.0).equal(expected)
+    assert len(said) == len(recorded.captures) == 1
+    assert recorded.stream == "usual"
+    assert recorded.device == "cuda:0"
+    with pytest.raises(ValueError, match="graphs must not be True with this Vanilla, whose steps could not be capt"):
+        model.generate(prompt, 30, graphs=True)
+    # Another model is another matter.
+    recorded.fails, model = False, build("Vanilla").double()
+    assert model.generate(prompt, 30, 0.0, graphs=True).equal(expected)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_texts_in_several_threads_are_those_of_one_and_leave_the_mode_of_the_model(
+    graphs: bool, recorded: Device
+) -> None:
+    model, prompts = build("Vanilla", dropout=0.5).double().train(), torch.randint(11, (12, 1, 5))
+    model.stack.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    expected = [model.generate(prompt, 20 + n, 0.0, graphs=False) for n, prompt in enumerate(prompts)]
+    texts: dict[int, Tensor] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: texts.update({n: model.generate(prompts[n], 20 + n, 0.0, graphs=graphs)}))
+        for n in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(texts[n].equal(expected[n]) for n in range(12))
+    assert [module.training for module in model.modules()] == modes
+    assert recorded.most == int(graphs)

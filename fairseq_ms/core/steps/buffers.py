@@ -129,7 +129,8 @@ class FixedCache(KeyValueCache):
         return attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
 
     def load(self, cache: KeyValueCache) -> None:
-        """Take over what another cache holds."""
+        """Take over what another cache holds, and nothing else: NaN in places that a mask hides would be seen."""
+        self.buffer.zero_()
         kept, end = cache.kept()
         count = min(kept.size(3), self.slots.capacity)
         places = torch.arange(end - count, end, device=kept.device) % self.slots.capacity
@@ -150,8 +151,10 @@ class FixedRows(Rows):
         self.x.copy_(x)
 
     def load(self, rows: Rows) -> None:
-        """Take over what another one holds."""
-        self.x[:, : rows.x.size(1)].copy_(rows.x)
+        """Take over what another one holds, and nothing else."""
+        count = rows.x.size(1)
+        self.x[:, :count].copy_(rows.x)
+        self.x[:, count:].zero_()
 
     def reorder(self, order: Tensor) -> None:
         self.x.copy_(self.x.index_select(0, order))

@@ -7,12 +7,16 @@ that differ in what they do, since blocks end at some of them, have a graph each
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import Any
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput
 from fairseq_ms.core.bottomup import BottomUp
@@ -46,6 +50,12 @@ _STATES: dict[type, Callable[[Any, int, int], Any]] = {
 # Rooms for texts are powers of two from here on, so that the graphs of one text serve the next.
 _LEAST_ROOM = 256
 
+# torch captures one graph at a time in a process.
+_CAPTURING = threading.Lock()
+# Models whose steps could not be captured, and the graphs of these, which torch's allocator still refers to.
+_REFUSED: WeakSet[nn.Module] = WeakSet()
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+
 
 def has_steps(model: CausalModel) -> bool:
     """Whether there are steps of fixed shapes for a model."""
@@ -74,9 +84,61 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
         why = f"on {device}: CUDA graphs need a GPU"
     elif autocast_dtype(device) is not None:
         why = "under autocast, which casts weights again at every step"
+    elif model in _REFUSED:
+        why = f"with this {type(model).__name__}, whose steps could not be captured"
     if graphs and why:
         raise ValueError(f"graphs must not be True {why}: got True")
     return why is None
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which graphs of a device are captured: torch's own belongs to the device that comes first."""
+    return torch.cuda.Stream(device)
+
+
+# What is compared by value in a key; everything else has to be the same object.
+_VALUES = {bool, int, float, complex, str, tuple, torch.dtype, torch.device}
+# What every module has: hooks, of which there are none, and the mode.
+_USUAL = {*vars(nn.Module())} - {"_parameters", "_buffers", "_modules"}
+
+
+def _key(model: nn.Module) -> list[Any]:
+    """Everything that a captured step of a model has read from it and does not read again.
+
+    That is where its tensors lie, and all numbers, names and objects that its modules hold, also in containers.
+    """
+    found: list[Any] = []
+    seen: set[nn.Module] = set()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.append((value.data_ptr(), value.dtype, value.shape, value.stride()))
+        elif isinstance(value, nn.Module):
+            if value not in seen:
+                seen.add(value)
+                found.append(type(value))
+                add({name: part for name, part in vars(value).items() if name not in _USUAL})
+        elif isinstance(value, dict):
+            found.extend(value)
+            for part in value.values():
+                add(part)
+        elif isinstance(value, list | tuple | set):
+            found.append(len(value))
+            for part in value:
+                add(part)
+        else:
+            found.append(value)
+
+    add(model)
+    return found
+
+
+def _same(key: list[Any], other: list[Any]) -> bool:
+    """Whether two keys are equal."""
+    if len(key) != len(other):
+        return False
+    return all(a is b or (type(a) is type(b) and type(a) in _VALUES and a == b) for a, b in zip(key, other))
 
 
 class Steps:
@@ -90,8 +152,8 @@ class Steps:
         capacity: tokens of a text that there is room for
     """
 
-    # Where the model's weights are, and of what type, where the steps may serve another text.
-    weights: list[tuple[int, torch.dtype]]
+    # That of the model, where the steps may serve another text.
+    key: list[Any]
 
     def __init__(self, model: CausalModel, batch_size: int, capacity: int) -> None:
         state_of = _state_of(model)
@@ -111,17 +173,17 @@ class Steps:
     @classmethod
     def of(cls, model: CausalModel, batch_size: int, length: int) -> Steps:
         """Those that the model has kept, if they serve texts of this length, or new ones."""
-        kept = model.steps
-        # The model has none until its text is done, so that two texts at a time have a state each.
-        length = min(length, model.max_length() or length)
-        model.steps, weights = None, [(weight.data_ptr(), weight.dtype) for weight in model.state_dict().values()]
-        if kept is None or kept.batch_size != batch_size or kept.capacity < length or kept.weights != weights:
+        # The model has none until its text is done, so that two texts at a time have a state each. At once, since
+        # texts may begin in several threads.
+        kept = vars(model).pop("steps", None)
+        length, key = min(length, model.max_length() or length), _key(model)
+        if kept is None or kept.batch_size != batch_size or kept.capacity < length or not _same(kept.key, key):
             kept = None  # so that there are never two at a time
             room = max(_LEAST_ROOM, 1 << (length - 1).bit_length())
             # What is made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 kept = cls(model, batch_size, min(room, model.max_length() or room))
-            kept.weights = weights
+            kept.key = key
         return kept
 
     @property
@@ -154,22 +216,44 @@ class Steps:
 
     def run(self, kind: int) -> Tensor:
         """A step of a kind, from its graph if there is one."""
-        if not has_graphs(self.tokens_B1.device) or kind not in self.graphs:
+        if not has_graphs(self.tokens_B1.device) or self.model in _REFUSED:
+            return self.step(kind)
+        if kind not in self.graphs:
             self.graphs[kind] = None
             return self.step(kind)
-        captured = self.graphs[kind]
+        captured = self.graphs[kind] = self.graphs[kind] or self._capture(kind)
         if captured is None:
-            graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
-            # Other threads may use the GPU meanwhile, and it need not be the current one.
-            with (
-                torch.cuda.device(self.tokens_B1.device),
-                torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"),
-            ):
-                captured = graph, self.step(kind)
-            self.graphs[kind] = captured
+            return self.step(kind)
         graph, x_B1D = captured
         graph.replay()
         return x_B1D
+
+    def _capture(self, kind: int) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
+        """The graph of a step that is not run now, and its features; None, with a warning, where capture fails."""
+        device = self.tokens_B1.device
+        stream, graph = _capture_stream(device), torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        try:
+            # torch does not leave the stream of a capture that fails, so it is entered here as well. Other threads may
+            # use the GPU meanwhile.
+            with (
+                _CAPTURING,
+                torch.cuda.device(device),
+                torch.cuda.stream(stream),
+                torch.cuda.graph(graph, self.pool, stream, capture_error_mode="thread_local"),
+            ):
+                return graph, self.step(kind)
+        except RuntimeError as error:
+            _REFUSED.add(self.model)
+            _BROKEN.append(graph)
+            with suppress(RuntimeError, AttributeError, IndexError):
+                # Otherwise it may still take what it draws for a part of that graph.
+                generator = torch.cuda.default_generators[device.index or 0]
+                generator.graphsafe_set_state(generator.clone_state())
+            cause = " ".join(str(error.__context__ or error).split())[:300]
+            name = type(self.model).__name__
+            warnings.warn(f"this {name} generates without CUDA graphs, and slower: {cause}", stacklevel=2)
+            return None
 
     def step(self, kind: int) -> Tensor:
         """What a step does."""

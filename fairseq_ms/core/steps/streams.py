@@ -144,6 +144,9 @@ class FixedStream(_FixedStreams):
     def load(self, state: Any) -> None:
         super().load(state)
         self.position_1.fill_(self.past + state.done)
+        for cache in self.caches.values():
+            # What follows the memory is masked, which hides no NaN.
+            cache.buffer.zero_()
         self.begin_segment()
         for name, cache in self.caches.items() if state.done else ():
             cache.load(state.caches[name])

@@ -256,11 +256,11 @@ class HAED(CausalModel):
         chunks = self.segmentation(tokens_BT, state and state.unfinished)
         m_WD = None
         if len(chunks.tokens_WL):  # one more token need not end a chunk
-            e_WE = self.encoder(chunks.tokens_WL, chunks.ended_B is not None)  # equation 1: each chunk by itself
+            e_WE = self.encoder(chunks.tokens_WL)  # equation 1: each chunk by itself
             m_WD = self.main(e_WE, chunks, state and state.main)  # equation 2: the chunks up to each
         x_BTU = self.chunk_decoder(tokens_BT, m_WD, chunks, state and state.decoder)  # equation 3: the next chunk
         if state is not None:
-            state.move_on(tokens_BT.size(1), chunks.ended_B)
+            state.move_on(tokens_BT.size(1))
         return x_BTU
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:

@@ -103,16 +103,6 @@ class TransformerQL(StreamingModel):
         # drawn in [(j - 2) p / (l - 1), (j - 1) p / (l - 1)) keeps scales j .. l, counted from 1.
         return 1 + int(drawn * (scales - 1) / self.droppath) if drawn < self.droppath else 0
 
-    def done(self, tokens: int) -> dict[str, int]:
-        """By the memories' names, how many states a segment has for them after so many of its tokens."""
-        names, fine = dict.fromkeys((layer.name for layer in self.final), tokens), (tokens, 0)
-        for scale, layers in zip(self.lengths, self.scales):
-            count, trail = fine
-            count = (trail + count - scale.skip) // scale.ratio if tokens else 0
-            names |= dict.fromkeys([*(layer.name for layer in layers), scale.output], count)
-            fine = count, scale.trail
-        return names
-
     def memory_lengths(self) -> dict[str, int]:
         names: dict[str, int] = {}
         for scale, layers in zip(self.lengths, self.scales):

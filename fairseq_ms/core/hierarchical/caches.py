@@ -15,7 +15,7 @@ from fairseq_ms.core.hierarchical.config import HAEDConfig
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.ops.linear import add_before, after_zeros
-from fairseq_ms.core.ops.lstm import LSTMState, RaggedSteps, replaced
+from fairseq_ms.core.ops.lstm import LSTMState, RaggedSteps
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,8 @@ class RowCache:
         return add_before(joined, weight_ND).view_as(x)
 
     def remember(self, last_RND: Tensor, rows_R: Tensor | slice = slice(None)) -> None:
-        """Let these be the last N inputs of all rows or some; the tensor that had them stays as it is."""
-        inputs_BLND = self.caches.inputs_BLND.clone()
-        inputs_BLND[rows_R, self.layer] = last_RND.to(inputs_BLND.dtype)
-        self.caches.inputs_BLND = inputs_BLND
+        """Let these be the last N inputs of all rows or some."""
+        self.caches.inputs_BLND[rows_R, self.layer] = last_RND.to(self.caches.inputs_BLND.dtype)
 
     def write(self, qkv: Tensor, heads: int) -> None:
         """Take in keys and values of projected (X, 3 * N * H)."""
@@ -143,17 +141,13 @@ class RowCaches:
     def extend(self, row_R: Tensor, counts_R: Tensor, most: int) -> list[RowCache]:
         """What each layer attends to when some rows get so many more positions, padded to ``most``."""
         place_RC = self.lengths_B[row_R].unsqueeze(1) + torch.arange(most, device=row_R.device)
-        seen = self.seen(place_RC)
+        seen = int(place_RC.max()) + 1
         self.reserve(seen)
         hidden_RCS = torch.arange(seen, device=row_R.device) > place_RC.unsqueeze(2)
         bias = self.buffers.new_zeros(hidden_RCS.shape).masked_fill_(hidden_RCS, -torch.inf).unsqueeze(1)
         self.lengths_B = self.lengths_B.index_add(0, row_R, counts_R)
         where = row_R.unsqueeze(1), place_RC, bias, counts_R
         return [RowCache(self, layer, *where) for layer in range(len(self.buffers))]
-
-    def seen(self, place_RC: Tensor) -> int:
-        """How many positions of the buffers matter to those at these places."""
-        return int(place_RC.max()) + 1
 
     def reserve(self, positions: int) -> None:
         """Make room for so many positions in every row."""
@@ -183,10 +177,9 @@ class ChunkCaches:
 
     def begin(self, rows_R: Tensor, context_RU: Tensor) -> None:
         """Let some rows begin a chunk, with a new context."""
-        self.context_BU = replaced(self.context_BU, rows_R, context_RU)
-        self.layers.lengths_B = replaced(self.layers.lengths_B, rows_R, 0)
-        if self.layers.inputs_BLND.numel():
-            self.layers.inputs_BLND = replaced(self.layers.inputs_BLND, rows_R, 0.0)
+        self.context_BU = self.context_BU.index_copy(0, rows_R, context_RU)
+        self.layers.lengths_B = self.layers.lengths_B.index_fill(0, rows_R, 0)
+        self.layers.inputs_BLND = self.layers.inputs_BLND.index_fill(0, rows_R, 0.0)
 
     def unfinished(self, steps: RaggedSteps, at_Q: Tensor) -> list[Rectangles]:
         """How each layer joins whole texts, whose last chunks it takes in; ``at_Q`` is where each step lies."""
@@ -223,7 +216,3 @@ class HAEDState(State):
 
     def parts(self) -> Iterable[Reorderable]:
         return self.main, self.decoder, self.unfinished
-
-    def move_on(self, count: int, ended_B: Tensor | None = None) -> None:
-        """Count tokens that have been read; with them, chunks of some rows may have ended."""
-        super().move_on(count)

@@ -6,14 +6,14 @@ Where a chunk ends is a function of the tokens read so far and of nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.hierarchical.config import HAEDConfig
-from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps, replaced
+from fairseq_ms.core.ops.lstm import LSTM, RaggedSteps
 from fairseq_ms.core.ops.plain import table
 
 
@@ -27,8 +27,7 @@ class ChunkTable:
     exactly one decoded chunk, and there are as many decoded chunks as source chunks.
 
     For one ``more`` token of every row, source chunks are those that it ends, if any, and there is a decoded chunk a
-    row. Of fixed shapes, they are the chunks of all rows as far as they have come, and ``ended_B`` says which have
-    ended, or none where none can have.
+    row.
 
     Attributes:
         tokens_WL: the W source chunks of the batch, row by row, padded with ``pad``; L is the greatest chunk length.
@@ -39,7 +38,6 @@ class ChunkTable:
         decoded_Q: which of the decoded chunks the output at that position belongs to.
         place_Q: its place in that chunk, from 0.
         more: whether these are one more token each.
-        ended_B: see above.
     """
 
     tokens_WL: Tensor
@@ -50,7 +48,6 @@ class ChunkTable:
     decoded_Q: Tensor
     place_Q: Tensor
     more: bool = False
-    ended_B: Tensor | None = None
 
     @property
     def row_R(self) -> Tensor:
@@ -116,12 +113,9 @@ class ChunkTable:
         )
 
     def begun(self, x_WD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows R that are now in a chunk after one of these, and what the last one in each of them has, (R, D).
-
-        Of fixed shapes, the rows are given as ``ended_B``.
-        """
+        """The rows R that are now in a chunk after one of these, and what the last one in each of them has, (R, D)."""
         if self.more:
-            return self.row_W if self.ended_B is None else self.ended_B, x_WD
+            return self.row_W, x_WD
         return self.row_R, x_WD.index_select(0, self.counts_R.cumsum(0) - 1)
 
 
@@ -139,10 +133,6 @@ class Unfinished:
         self.place_B = torch.full((rows,), -1, device=device)
         self.counts_B = torch.zeros_like(self.place_B)
         self.fresh = True
-
-    def rows_of(self, ends_B: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The rows W that have a chunk to encode where some have ended, and ``ends`` if those are more than ended."""
-        return ends_B.nonzero().squeeze(1), None
 
     def reorder(self, order: Tensor) -> None:
         self.tokens_BL = self.tokens_BL.index_select(0, order)
@@ -201,12 +191,12 @@ class Segmentation(nn.Module):
         chunk_BL = unfinished.tokens_BL.scatter(1, unfinished.place_B.unsqueeze(1), tokens_B1)
         ends_B, unfinished.place_B = self.advance(unfinished.place_B, tokens_B1[:, 0])
         row_B = torch.arange(ends_B.numel(), device=ends_B.device)
-        row_W, ended_B = unfinished.rows_of(ends_B)
+        row_W = ends_B.nonzero().squeeze(1)
         tokens_WL, index_W = chunk_BL[row_W], unfinished.counts_B[row_W]
-        unfinished.tokens_BL = replaced(chunk_BL, row_W if ended_B is None else ended_B, self.pad)
+        unfinished.tokens_BL = chunk_BL.index_fill(0, row_W, self.pad)
         unfinished.counts_B = unfinished.counts_B + ends_B
         one_W = torch.ones_like(row_W)
-        return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, True, ended_B)
+        return ChunkTable(tokens_WL, row_W, index_W, one_W, row_B, row_B, unfinished.place_B, True)
 
     def is_separator(self, tokens: Tensor) -> Tensor:
         """True where a token ends a word, whatever the shape."""
@@ -252,26 +242,22 @@ class ChunkEncoder(nn.Module, ABC):
         self.pad, self.symbols, self.out_dim = config.pad, config.symbols, config.width_of_encodings
         self.embed = nn.Embedding(config.symbols, config.token_dim, padding_idx=config.pad)
 
-    def forward(self, tokens_WL: Tensor, fixed: bool = False) -> Tensor:
-        """(W, L) tokens, padded on the right, to (W, E) encodings; of ``fixed`` shapes, whatever the tokens are."""
-        if fixed or tokens_WL.shape[0] == 1:
-            return self.encode(tokens_WL, fixed)
+    def forward(self, tokens_WL: Tensor) -> Tensor:
+        """(W, L) tokens, padded on the right, to (W, E) encodings."""
+        if tokens_WL.shape[0] == 1:
+            return self.encode(tokens_WL)
         distinct_YL, which_W, _ = unique_chunks(tokens_WL)
         return self.encode(distinct_YL).index_select(0, which_W)
 
-    def encode(self, tokens_YL: Tensor, fixed: bool = False) -> Tensor:
+    def encode(self, tokens_YL: Tensor) -> Tensor:
         """As ``forward``, without looking for repeated chunks."""
-        units_YE = (self.padded_units if fixed else self.units)(tokens_YL)
+        units_YE = self.units(tokens_YL)
         missing = self.out_dim - units_YE.shape[1]
         return F.pad(units_YE, (0, missing)) if missing >= 0 else units_YE[:, : self.out_dim]
 
     @abstractmethod
     def units(self, tokens_YL: Tensor) -> Tensor:
         """(Y, L) tokens to one vector each, as wide as the encoder has units."""
-
-    def padded_units(self, tokens_YL: Tensor) -> Tensor:
-        """The same by operations that do not depend on how much is padding."""
-        return self.units(tokens_YL)
 
 
 class MLPEncoder(ChunkEncoder):
@@ -302,15 +288,6 @@ class LSTMEncoder(ChunkEncoder):
         steps = RaggedSteps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
         hidden_QU = self.lstm(table(self.embed, self.symbols), None, steps)
         return hidden_QU.index_select(0, inside_YL.sum(dim=1).cumsum(0) - 1)
-
-    def padded_units(self, tokens_YL: Tensor) -> Tensor:
-        rows_Y, table_RI = torch.arange(tokens_YL.size(0), device=tokens_YL.device), table(self.embed, self.symbols)
-        state = replace(self.lstm.new_state(tokens_YL.size(0), table_RI), table_RG=self.lstm.project_table(table_RI))
-        units_YU = state.hidden_BU
-        for symbol_Y, inside_Y in zip(tokens_YL.unbind(1), before_padding(tokens_YL, self.pad).unbind(1)):
-            steps = RaggedSteps(symbol_Y, rows_Y, rows_Y, rows_Y, len(rows_Y), more=True)
-            units_YU = replaced(units_YU, inside_Y, self.lstm(table_RI, None, steps, state))
-        return units_YU
 
 
 def before_padding(tokens_BT: Tensor, pad: int) -> Tensor:

@@ -105,11 +105,10 @@ class LSTMState:
     table_RG: Tensor | None = None
 
     def begin(self, rows_R: Tensor, context_RG: Tensor) -> None:
-        """Let some rows begin anew, with a new context; which, as ``replaced`` is told."""
+        """Let some rows begin anew, with a new context."""
         assert self.context_BG is not None
-        self.context_BG = replaced(self.context_BG, rows_R, context_RG)
-        self.hidden_BU = replaced(self.hidden_BU, rows_R, 0.0)
-        self.cell_BU = replaced(self.cell_BU, rows_R, 0.0)
+        self.context_BG = self.context_BG.index_copy(0, rows_R, context_RG)
+        self.hidden_BU, self.cell_BU = (x_BU.index_fill(0, rows_R, 0.0) for x_BU in (self.hidden_BU, self.cell_BU))
 
     def at(self, rows_R: Tensor) -> LSTMState:
         """The state of some rows."""
@@ -119,13 +118,6 @@ class LSTMState:
     def reorder(self, order: Tensor) -> None:
         moved = self.at(order)
         self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
-
-
-def replaced(x_B: Tensor, rows: Tensor, new: Tensor | float) -> Tensor:
-    """x (B, ...) with other rows: those at indices (R,), or of as many new ones those that are True in (B,)."""
-    if rows.dtype == torch.bool:
-        return torch.where(rows.view(-1, *[1] * (x_B.dim() - 1)), new, x_B)
-    return x_B.index_copy(0, rows, new) if isinstance(new, Tensor) else x_B.index_fill(0, rows, new)
 
 
 @ours
@@ -241,8 +233,8 @@ class LSTM(nn.Module):
             before = some.hidden_BU.unsqueeze(0), some.cell_BU.unsqueeze(0)
             out_Q1U, ((hidden_QU,), (cell_QU,)) = self.cell(x_QI.unsqueeze(1), before)
             out_QU = out_Q1U.squeeze(1)
-        state.hidden_BU = replaced(state.hidden_BU, rows_Q, hidden_QU)
-        state.cell_BU = replaced(state.cell_BU, rows_Q, cell_QU)
+        state.hidden_BU = state.hidden_BU.index_copy(0, rows_Q, hidden_QU)
+        state.cell_BU = state.cell_BU.index_copy(0, rows_Q, cell_QU)
         return out_QU
 
     def _by_hand(

@@ -21,18 +21,15 @@ from torch import Tensor, nn
 from fairseq_ms.core.adaptive import AdaptiveInput
 from fairseq_ms.core.bottomup import BottomUp
 from fairseq_ms.core.cache import State
-from fairseq_ms.core.haed import HAED
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_graphs
 from fairseq_ms.core.ops.plain import all_hooked, hooked
 from fairseq_ms.core.ops.recompute import autocast_dtype
 from fairseq_ms.core.retina import Retina
 from fairseq_ms.core.steps.buffers import FixedState
-from fairseq_ms.core.steps.chunks import FixedChunks
 from fairseq_ms.core.steps.states import FixedBottomUp, FixedRetina, FixedTopDown, FixedVanilla
-from fairseq_ms.core.steps.streams import FixedStream, PhasedStream
+from fairseq_ms.core.steps.streams import FixedStream
 from fairseq_ms.core.topdown import TopDown
-from fairseq_ms.core.transformer_ql import TransformerQL
 from fairseq_ms.core.transformer_xl import TransformerXL
 from fairseq_ms.core.vanilla import Vanilla
 
@@ -43,8 +40,6 @@ _STATES: dict[type, Callable[[Any, int, int], Any]] = {
     TopDown: FixedTopDown,
     BottomUp: FixedBottomUp,
     TransformerXL: FixedStream,
-    TransformerQL: PhasedStream,
-    HAED: FixedChunks,
 }
 
 # Rooms for texts are powers of two from here on, so that the graphs of one text serve the next.

@@ -245,6 +245,18 @@ def test_a_reader_gives_what_a_state_gives_whatever_it_reads_and_in_any_order_of
     assert reader.steps is kept
 
 
+@torch.no_grad()
+def test_a_caller_may_write_into_tokens_that_a_reader_has_read(recorded: Device) -> None:
+    model, tokens, buffer = build("Vanilla").double(), torch.randint(11, (2, 12)), torch.zeros(2, 1, dtype=torch.long)
+    reader = Reader(model, model.new_state(2), True)
+    reader(tokens[:, :3])
+    for column in tokens[:, 3:10].split(1, dim=1):
+        reader(buffer.copy_(column))
+    buffer.zero_()
+    found = model.logits(reader(tokens[:, 10:]))
+    torch.testing.assert_close(found, model(tokens)[0][:, 10:], rtol=0.0, atol=1e-9)
+
+
 def test_steps_refuse_other_rows_than_they_have_and_a_text_for_which_there_is_no_room() -> None:
     steps, token = Steps(build("Vanilla"), 3, 2), torch.zeros(3, 1, dtype=torch.long)
     steps(token)

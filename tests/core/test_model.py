@@ -134,6 +134,22 @@ def test_generation_at_temperature_zero_takes_the_most_probable_token(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_text_grows_to_the_longest_there_is_and_no_further(name: str) -> None:
+    """Whose last token is drawn and not read."""
+    model, prompt = build(name, max_positions=24), torch.randint(11, (2, 5))
+    most = model.max_length()
+    if most is None:
+        return
+    for known in (0, 3):
+        state = model(prompt[:, :known])[1] if known else None
+        rest = most - known - 4
+        with pytest.raises(ValueError, match=f"got {most + 1}$"):
+            model.generate(prompt, rest + 1, state=state)
+        assert model.generate(prompt, rest, state=state).size(1) == 5 + rest
+        assert state is None or state.length == most
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_each_prompt_of_a_list_has_the_text_that_it_has_alone(name: str) -> None:
     model, prompts = build(name).double(), [torch.randint(11, (count,)) for count in (17, 1, 5, 17)]
     texts = model.generate(prompts, 14, temperature=0.0)

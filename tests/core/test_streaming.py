@@ -179,3 +179,16 @@ def test_a_state_cannot_go_back_behind_what_was_trained_on() -> None:
     for length in (4, -1):
         with pytest.raises(core.cache.CannotTruncate):
             state.truncate(length)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_caller_may_write_into_tokens_that_a_state_has_read(name: str) -> None:
+    model, tokens, buffer = model_of(name, 1).eval(), tokens_of(2, 23), tokens_of(2, 1)
+    state = model.new_state(2)
+    for column in tokens[:, :21].split(1, dim=1):
+        model(buffer.copy_(column), state)
+    buffer.fill_(0)
+    # To go back is to read again.
+    state.truncate(19)
+    torch.testing.assert_close(model(tokens[:, 19:], state)[0], model(tokens)[0][:, 19:], **EXACT)

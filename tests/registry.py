@@ -19,11 +19,6 @@ from fairseq_ms.lm.base import BaseLanguageModel
 POSITIONS = 64
 
 
-def seeds(first: int, count: int) -> list[Any]:
-    """``range(count)`` for ``parametrize``; `make test` takes the ``first`` of them."""
-    return [*range(first), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(first, count))]
-
-
 ARCHITECTURES = sorted(
     name
     for name, model in MODEL_REGISTRY.items()

@@ -174,10 +174,9 @@ class AdaptiveSoftmax(nn.Module):
             self.head = TiedHead(tied_bands[0][0], dim, tails)
         self.tail = nn.ModuleList()
         for band, (start, end) in enumerate(pairwise(self.cutoff), start=1):
-            first, last = project(band), nn.Linear(int(dim // bands.factor**band), end - start, bias=False)
-            if tied is not None:
-                last = TiedLinear(tied_bands[band][0])
-            self.tail.append(nn.Sequential(first, nn.Dropout(bands.dropout), last))
+            width = int(dim // bands.factor**band)
+            last = nn.Linear(width, end - start, bias=False) if tied is None else TiedLinear(tied_bands[band][0])
+            self.tail.append(nn.Sequential(project(band), nn.Dropout(bands.dropout), last))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -207,7 +206,7 @@ class AdaptiveSoftmax(nn.Module):
         """Logits of the head and of every band that has targets, and their targets; None for other bands."""
         x_QD = self.drop(x_BTD.flatten(0, -2))
         targets, rows = self._split(target)
-        logits = [self._of_head(x_QD)]
+        logits: list[Tensor | None] = [self._of_head(x_QD)]
         for tail, rows_R in zip(self.tail, rows):
             logits.append(tail(x_QD.index_select(0, rows_R)) if rows_R is not None else None)
         return logits, targets

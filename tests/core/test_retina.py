@@ -13,7 +13,7 @@ from fairseq_ms.core.retina import RetinaAttention, SlidingCache
 from fairseq_ms.core.scales import window_turns
 from tests.core.test_model import build
 from tests.helpers.gradients import assert_same_with_gradients, gradients
-from tests.registry import seeds
+from tests.helpers.seeds import seeds
 
 
 def random_windows(rng: random.Random) -> list[core.Scale]:

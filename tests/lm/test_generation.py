@@ -11,7 +11,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_ms.core.steps import has_steps
 from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.incremental import Decoding
-from tests.registry import GENERATORS, Case, exact_case, random_case, seeds, setting
+from tests.helpers.seeds import seeds
+from tests.registry import GENERATORS, Case, exact_case, random_case, setting
 
 MAX_NEW_TOKENS = 12
 

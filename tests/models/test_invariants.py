@@ -13,7 +13,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.helpers.operations import Operations
-from tests.registry import GENERATORS, build, exact_case, random_case, seeds, setting
+from tests.helpers.seeds import seeds
+from tests.registry import GENERATORS, build, exact_case, random_case, setting
 
 # What a kernel does not do (masks, a precision) torch's plain products do.
 BACKENDS = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]

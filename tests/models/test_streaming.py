@@ -11,9 +11,10 @@ from fairseq_ms.core import Memory
 from tests.helpers.dropout import drop_nothing
 from tests.helpers.gradients import assert_same_with_gradients
 from tests.helpers.operations import Operations
+from tests.helpers.seeds import seeds
 from tests.references import streaming as references
 from tests.references.parts import weights_of
-from tests.registry import Case, build, dictionary, exact_case, random_case, seeds
+from tests.registry import Case, build, dictionary, exact_case, random_case
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
 SEEDS = seeds(8, 20)

@@ -15,7 +15,8 @@ from fairseq_ms.errors import UsageError
 from fairseq_ms.tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from tests.helpers import trained
 from tests.helpers.dropout import drop_nothing
-from tests.registry import Case, build, dictionary, random_case, seeds
+from tests.helpers.seeds import seeds
+from tests.registry import Case, build, dictionary, random_case
 
 ARCHS = ["transformer_xl", "compressive_transformer", "transformer_ql"]
 # float64: another batch size is another order of summation.

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_ms.core import Scale
 from fairseq_ms.core.ops import naive
 from fairseq_ms.core.ops.rotary import rotate, rotation
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from tests.core.test_model import build
 from tests.helpers.gradients import assert_same_with_gradients
-from tests.registry import build, dictionary
 
 
 @pytest.mark.parametrize("positions", [range(1), range(13), range(40, 47), range(15, 60, 5), range(10**6, 10**6 + 3)])
@@ -34,26 +35,25 @@ def test_angles_are_exact_far_out_and_applied_in_the_type_of_the_input(dtype: to
     assert rotate(x, angles, 1).dtype == dtype
 
 
-ARCHS: dict[str, dict[str, Any]] = {
-    "vanilla_lm": {"decoder_layers": 3},
-    "retina_lm": {"decoder_layers": 3, "scale_windows": "1x=0:8,4x=8:24"},
-    "multiscale_topdown": {"scale_layers": "4x=2,1x=2"},
-    "multiscale_bottomup": {"scale_layers": "4x=2,1x=2"},
-    "coarse_lm": {"scale_layers": "4x=3"},
+MODELS: dict[str, dict[str, Any]] = {
+    "Vanilla": {"layers": 3},
+    "Retina": {"layers": 3, "scales": (Scale(1, far=8), Scale(4, near=8, far=24))},
+    "TopDown": {"scales": (Scale(1, 2), Scale(4, 2))},
+    "BottomUp": {"scales": (Scale(1, 2), Scale(4, 2))},
+    "CoarseLM": {"scale": Scale(4, 3)},
 }
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_training_step_keeps_the_angles_once_and_nothing_else_for_rotary_positions(arch: str, dropout: float) -> None:
-    sizes = {"decoder_embed_dim": 32, "decoder_ffn_embed_dim": 40, "decoder_attention_heads": 4}
-    tokens, kept = torch.randint(4, 13, (3, 37)), {}
+def test_a_training_step_keeps_the_angles_once_and_nothing_else_for_rotary_positions(name: str, dropout: float) -> None:
+    sizes = {"dim": 32, "ffn_dim": 40, "heads": 4, "dropout": dropout, "attention_dropout": dropout, **MODELS[name]}
+    tokens, kept = torch.randint(11, (3, 37)), {}
     for positions in ("none", "rotary"):
-        flags = {**sizes, **ARCHS[arch], "positions": positions, "dropout": dropout, "attention_dropout": dropout}
-        model = build(arch, flags, dictionary(9)).train()
+        model = build(name, **sizes, positions=positions).train()
         kept[positions] = saved_bytes(lambda model=model: model(tokens)[0], model)
     # cos and sin of 4 pairs of channels, in float32.
-    blocks = {"vanilla_lm": 37, "retina_lm": 37 + 9, "multiscale_topdown": 37 + 10, "coarse_lm": 10}
+    blocks = {"Vanilla": 37, "Retina": 37 + 9, "TopDown": 37 + 10, "CoarseLM": 10}
     # Bottom-up: for its two stacks, and for the queries and blocks of the aggregation between them.
-    positions_kept = blocks.get(arch, 2 * (37 + 9))
+    positions_kept = blocks.get(name, 2 * (37 + 9))
     assert kept["rotary"] - kept["none"] == 4 * 2 * 4 * positions_kept

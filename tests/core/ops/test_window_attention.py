@@ -12,7 +12,7 @@ from fairseq_ms.core.ops import flash_windows, naive, window_attention, window_b
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
 from tests.helpers.gradients import assert_same_with_gradients, gradients
-from tests.registry import seeds
+from tests.helpers.seeds import seeds
 
 attention = window_attention.window_attention
 LENGTHS = [1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 197, 330, 600]

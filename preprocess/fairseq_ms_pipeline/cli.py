@@ -172,7 +172,12 @@ def plan(job: Job) -> str:
         rows["disk"] = f"about {need / 1e6:,.0f} MB if uncompressed, {free / 1e6:,.0f} MB free"
     given = ", ".join(f"{split}: {' '.join(names)}" for split, names in dataset.split_names.items())
     fractions = f"valid {dataset.valid_fraction:g}, test {dataset.test_fraction:g}"
-    rows["split"] = given or f"{fractions} of documents ({dataset.documents})"
+    whole = (
+        "bytes: whole files, and the ends of long ones"
+        if dataset.documents == "ends"
+        else f"documents ({dataset.documents})"
+    )
+    rows["split"] = given or f"{fractions} of {whole}"
     rows["tokenise"] = f"{dataset.tokenise}, empty lines: {dataset.blank_lines}"
     most = f"{dataset.bpe_sample_bytes / 1e6:,.0f} MB of train"
     learnt = f"{dataset.bpe_merges:,} BPE operations learnt on at most {most}"

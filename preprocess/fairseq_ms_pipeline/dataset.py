@@ -62,7 +62,8 @@ class Dataset:
     tokenise: `moses` (sacremoses) or `none` (already tokenised).
     language: of Moses, one of ``languages``.
     documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
-    `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `).
+    `line`, `lines:N` (runs of N lines) or `wikitext` (headings like ` = Title = `); `ends` splits by bytes instead,
+    whole files and the ends of long ones.
     blank_lines: `keep` (an empty line is a lone end-of-line token) or `drop`.
     json_names, json_fields: files of articles (JSON and tables), and the fields in which their text is.
     split_names: for a data set whose split is given, the file-name patterns of each split; empty otherwise.
@@ -101,7 +102,7 @@ class Dataset:
             if needs and importlib.util.find_spec(package.replace("-", "_")) is None:
                 raise ValueError(f"{name} needs the package {package}: run pip install {package}.")
         kind, _, size = self.documents.partition(":")
-        known = kind in ("file", "blank", "line", "wikitext") and not size
+        known = kind in ("ends", "file", "blank", "line", "wikitext") and not size
         lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction
         spoken = languages() if self.tokenise == "moses" else [self.language]
         check_all(
@@ -116,7 +117,7 @@ class Dataset:
             (both < 1, "--valid-fraction and --test-fraction together must stay below 1", both),
             (
                 known or (kind == "lines" and size.isdigit() and int(size) > 0),
-                "--documents must be file, blank, line, lines:N or wikitext",
+                "--documents must be ends, file, blank, line, lines:N or wikitext",
                 self.documents,
             ),
         )

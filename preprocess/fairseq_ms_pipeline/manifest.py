@@ -12,6 +12,11 @@ from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.files import Json, read_json, sha256_of
 
 NAME = "manifest.json"
+# Data sets of one's own, or as good as that. Four passes over their text, with the updates of a preset for long texts:
+# of so many tokens, and no more than half an hour of a core, nor fewer than its warm-up takes.
+_OWN = ("text", "code", "stdlib_docs")
+_UPDATE, _FEWEST, _MOST = 4096, 100, 1200
+_PRESETS = {"chars": "haed_small", "images": "pixels_haed"}
 PACKAGES = ("fairseq", "fairseq-fixed", "numpy", "sacremoses", "subword-nmt", "tokenizers", "torch")
 
 
@@ -79,16 +84,16 @@ def encoders_of(settings: Json, folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def about_prompts(settings: Json, folder: Path) -> str:
-    """What `prepare` says last: the flags that fairseq has for this text, if any, as a line of its own."""
+def last_words(manifest: Json, folder: Path) -> str:
+    """What `prepare` says last: the flags that fairseq has for this text, if any, and what comes next."""
     flags = []
-    for group, chosen in encoders_of(settings, folder).items():
+    for group, chosen in encoders_of(manifest["settings"], folder).items():
         flags += [f"--{group}", chosen.pop("_name")]
         # fairseq's default language is left out.
         given = {f"--{name.replace('_', '-')}": value for name, value in chosen.items() if value != "en"}
         flags += [part for flag, value in given.items() for part in (flag, value) if part is not True]
     says = f"fairseq's commands read prompts as {NAME} says; without it they need\n  {shlex.join(flags)}\n"
-    return says if flags else ""
+    return f"{says if flags else ''}next: {next_command(manifest, folder)}"
 
 
 def differences(dataset: Dataset, manifest: Json) -> list[str]:
@@ -106,17 +111,37 @@ def differences(dataset: Dataset, manifest: Json) -> list[str]:
 
 
 def table(manifest: Json) -> str:
-    """The counts of all splits as a table to read."""
-    wanted = ("documents", "images", "lines", "words", "words_with_eol", "targets", "unknown", "bytes")
-    columns = [column for column in wanted if column in manifest["splits"][SPLITS[0]]]
-    rows = [f"  {'split':<6}" + "".join(f"{column:>16}" for column in columns)]
-    for split in SPLITS:
-        counts = manifest["splits"][split]
-        rows.append(f"  {split:<6}" + "".join(f"{counts[column]:>16,}" for column in columns))
+    """The counts of all splits as a table to read: what they take of the bytes, and tokens, first."""
+    splits = {split: dict(manifest["splits"][split]) for split in SPLITS}
+    for counts in splits.values():
+        counts |= {"tokens": counts["targets"], "bytes": counts.get("source_bytes", counts.get("bytes"))}
+    wanted = ("documents", "images", "lines", "words", "words_with_eol", "unknown")
+    columns = ["bytes", "tokens", *(column for column in wanted if column in splits[SPLITS[0]])]
+    columns = [column for column in columns if splits[SPLITS[0]][column] is not None]
+    rows = [["split", *columns]]
+    for split, counts in splits.items():
+        rows.append([split, *(f"{counts[column]:,}" for column in columns)])
+        if "bytes" in columns:
+            rows[-1][1] += f" ({counts['bytes'] / sum(other['bytes'] for other in splits.values()):.1%})"
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])) for row in rows]
+    lines = [f"  {row[0]:<{widths[0]}}  {line}" for row, line in zip(rows, lines)]
     vocabulary = manifest["vocabulary"]
     average = manifest["splits"]["train"]["targets"] / vocabulary["types"]
-    rows.append(
+    lines.append(
         f"  {vocabulary['types']:,} types, each {average:,.2f} times in train on average, "
         f"{vocabulary['dictionary_size']:,} symbols in the dictionary"
     )
-    return "\n".join(rows)
+    return "\n".join(lines)
+
+
+def next_command(manifest: Json, folder: Path) -> str:
+    """What trains on a prepared folder."""
+    data, name = shlex.quote(str(folder / "bin")), manifest["dataset"]
+    if name in _OWN:
+        updates = 4 * manifest["splits"]["train"]["targets"] // _UPDATE
+        most = max(_FEWEST, min(_MOST, updates))
+        return f"fairseq-ms train retina_lm_long_2048 --data {data} --max-update {most}"
+    if name in _PRESETS:
+        return f"fairseq-ms train {_PRESETS[name]} --data {data}"
+    return "fairseq-ms config --list --papers, which names a preset for fairseq-ms train PRESET --data " + data

@@ -131,8 +131,9 @@ def in_work_folder(
     ready = work / "ready"
     if check_out(out, settings):
         shutil.rmtree(work, ignore_errors=True)
-        print(f"{out} is prepared already.", manifests.about_prompts(settings, out), sep="\n", end="")
-        return read_json(out / manifests.NAME)
+        manifest = read_json(out / manifests.NAME)
+        print(f"{out} is prepared already.\n{manifests.last_words(manifest, out)}")
+        return manifest
     is_new = not out.exists()
     ready.mkdir(parents=True, exist_ok=True)
     with only_run_in(work):
@@ -153,7 +154,7 @@ def in_work_folder(
     print(f"{dataset.title} in {out}:\n{manifests.table(manifest)}\n{progress.report()}")
     for difference in manifests.differences(dataset, manifest):
         print(f"WARNING: {difference}")
-    print(end=manifests.about_prompts(settings, out))
+    print(manifests.last_words(manifest, out))
     return manifest
 
 

@@ -68,7 +68,7 @@ def _advice(dataset: Dataset, empty: list[str]) -> str:
         return f"name its files {', '.join(SPLITS)}"
     if dataset.name != "text":
         return "give it more text"
-    lines_each = int(dataset.documents.partition(":")[2] or 100) // 10 or 1
+    lines_each = 1 if dataset.documents == "ends" else int(dataset.documents.partition(":")[2] or 100) // 10 or 1
     ways = [f"--documents lines:{lines_each}"] if dataset.documents not in ("line", "lines:1") else []
     # Where nothing is left to train on, larger fractions leave less.
     ways += [f"a larger --{split}-fraction" for split in empty if "train" not in empty]

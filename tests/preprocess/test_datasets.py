@@ -212,14 +212,14 @@ def test_a_flag_that_would_be_ignored_is_refused(tmp_path, dataset, flags, sente
     assert not (tmp_path / "out").exists()
 
 
-def test_a_single_file_of_text_is_told_the_flag_that_splits_it(tmp_path: Path) -> None:
+def test_a_single_file_of_a_few_lines_is_told_the_flag_that_splits_it(tmp_path: Path) -> None:
     text, out = tmp_path / "mine.txt", tmp_path / "out"
-    text.write_text("\n".join(sentences(1000, 5)) + "\n")
+    text.write_text("\n".join(" ".join(sentences(40, seed)) for seed in range(19)) + "\n")
     command = ("text", "--input", text, "--out", out, "--bpe-merges", "50")
     told = prepare(*command, check=False).stderr
-    flag = re.search(r"give (--documents [\w:]+)", told)
+    flag = re.search(r"give (--documents [\w:]+) or a larger", told)
     assert flag is not None, told
-    prepare(*command, *flag[1].split())
+    prepare(*command, *flag[1].split(), "--valid-fraction", "0.2", "--test-fraction", "0.2")
     assert all(counts["lines"] > 0 for counts in counts_of(out).values())
 
 

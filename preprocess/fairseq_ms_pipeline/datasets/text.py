@@ -8,6 +8,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from fairseq_ms_pipeline import manifest as manifests
 from fairseq_ms_pipeline.cli import (
     add_bpe_flags,
     add_input_flags,
@@ -19,8 +20,9 @@ from fairseq_ms_pipeline.cli import (
 from fairseq_ms_pipeline.dataset import SPLITS, Dataset
 from fairseq_ms_pipeline.datasets.code import NAMES as CODE
 from fairseq_ms_pipeline.documents import Reader
+from fairseq_ms_pipeline.files import read_json
 from fairseq_ms_pipeline.flags import add_flag
-from fairseq_ms_pipeline.run import Job
+from fairseq_ms_pipeline.run import WORK, Job
 from fairseq_ms_pipeline.sources import DELIMITED, TABLES, check_inputs, text_files
 
 DATASET = Dataset(
@@ -29,6 +31,7 @@ DATASET = Dataset(
     bpe_merges=30000,
     tokenise="moses",
     blank_lines="drop",
+    documents="ends",
     text_names=("*.txt", "*.tokens"),
     json_names=("*.json", "*.jsonl", *DELIMITED, *TABLES),
     json_fields=("text",),
@@ -77,15 +80,15 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         "--split",
         choices=("auto", "given", "random"),
         default="auto",
-        help="given: by the names train, valid and test of files or folders; random: by document; "
+        help="given: by the names train, valid and test of files or folders; random: as --documents says; "
         "auto (default): given if all three names are there",
     )
     parser.add_argument("--valid-fraction", type=float, help=f"default: {DATASET.valid_fraction}")
     parser.add_argument("--test-fraction", type=float, help=f"default: {DATASET.test_fraction}")
     parser.add_argument(
         "--documents",
-        default=DATASET.documents,
-        help="what a random split keeps together: file (default), blank, line, lines:N, wikitext",
+        help="ends (default): split by bytes, into whole files and the ends of those that have over a tenth of all; or "
+        "what a random split keeps together: file, blank, line, lines:N, wikitext",
     )
     add_flag(
         parser, "--tokenise", "--tokenize", choices=("moses", "none"), help="default: moses; with hf_byte_bpe: none"
@@ -108,9 +111,17 @@ def is_given(args: argparse.Namespace, dataset: Dataset) -> bool:
     return not missing
 
 
+def documents_of(out: Path) -> str:
+    """How to split where no flag says it: as the folder was begun, which may have been before there was another way."""
+    run = next((file for file in (out / manifests.NAME, out / WORK / "plan.json") if file.is_file()), None)
+    found = read_json(run) if run is not None else {}
+    settings = found.get("settings") if isinstance(found, dict) else None
+    return str((settings or {}).get("documents", DATASET.documents))
+
+
 def make_job(args: argparse.Namespace) -> Job:
     """The run of this data set as the flags ask for it."""
-    dataset = replace(DATASET, level=args.level)
+    dataset = replace(DATASET, level=args.level, documents=documents_of(args.out))
     if args.bpe and args.level != "bpe":
         raise ValueError(f"--bpe has no meaning with the level {args.level}: leave it out.")
     if args.bpe == "hf_byte_bpe":

@@ -200,7 +200,7 @@ class ChunkedAttention:
             count, keys = scores.shape[1:]
             # As many keys as rows of queries.
             last = -(-count // self.factor)
-            hidden = torch.full((last, last), -torch.inf, dtype=scores.dtype)
+            hidden = torch.full((last, last), -torch.inf, dtype=scores.dtype, device=scores.device)
             scores[..., keys - last :] += self._by_query(hidden.triu(1), count)
             if self.width is not None:
                 scores[..., :last] += self._by_query(hidden.tril(keys - last - self.width), count)

@@ -8,6 +8,7 @@ other arguments, windows go another way.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -44,43 +45,72 @@ def _serves(device: torch.device, dtype: torch.dtype) -> bool:
 _serves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+# What kernels are tried on: rows, width of a head, window, and whether they are given what they take or float32, as
+# under autocast. A window within one of their tiles, one over several, and none.
+_TRIED = (70, 16, 5, False), (300, 64, 150, True), (300, 64, None, True)
+
+
 @functools.cache
 def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether results and gradients of a small window, with and without sinks, are those of a mask; warns if not.
-
-    With dropout, results are linear in the values: sum(result * grad) = sum(values * gradient of values), if the masks
-    of both passes are one.
-    """
-    generator, wrong = torch.Generator().manual_seed(1), ""
-    shapes = (2, 70, 4, 16), (2, 70, 2, 16), (2, 70, 2, 16), (2,)
-    distance = torch.arange(70)[:, None] - torch.arange(70)
+    """Whether results and gradients of some windows, with and without sinks, are those of masks; warns if not."""
+    wrong = ""
     gpus = [device] if device.type == "cuda" else []
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(gpus):
-        *qkv, sinks_N = (torch.randn(shape, generator=generator).to(dtype).float().requires_grad_() for shape in shapes)
-        q, k, v = (x.repeat_interleave(4 // x.size(2), 2).transpose(1, 2) for x in qkv)
-        scores = (q @ k.mT / 4.0).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
-        with_sinks = torch.cat([scores, sinks_N.repeat_interleave(2).view(4, 1, 1).expand(2, 4, 70, 1)], dim=-1)
-        for inputs, of_mask in ((qkv, scores), ([*qkv, sinks_N], with_sinks)):
-            expected = (of_mask.softmax(-1)[..., :70] @ v).transpose(1, 2)
-            wanted = torch.autograd.grad(expected, inputs, expected.detach(), retain_graph=True)
-            own = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
+        for (rows, width, window, is_cast), with_sinks in itertools.product(_TRIED, (False, True)):
             try:
-                more = own[3] if len(own) == 4 else None
-                found, dropped = (flash_attention(own[0], own[1], own[2], 5, p, more, dtype) for p in (0.0, 0.5))
-                grads = torch.autograd.grad(found, own, expected.detach().to(device, dtype))
-                (of_values,) = torch.autograd.grad(dropped, own[2], dropped.detach())
-                sums = [(x.float() * y).sum().detach() for x, y in ((dropped, dropped), (own[2], of_values))]
-                assert not torch.equal(found, dropped)
-                pairs = zip([found.detach(), *grads, sums[0]], [expected.detach(), *wanted, sums[1].cpu()], strict=True)
-                for one, other in pairs:
-                    # A few roundings of values up to the largest.
-                    atol = 8.0 * torch.finfo(dtype).eps * max(1.0, other.abs().max().item())
-                    torch.testing.assert_close(one.float().cpu(), other, rtol=0.0, atol=atol)
+                _compare(device, dtype, torch.float32 if is_cast else dtype, rows, width, window, with_sinks)
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 wrong = wrong or " ".join(f"{type(error).__name__} {error}".split())[:300]
     if wrong:
         warnings.warn(f"windows do without flash kernels, and are slower: those of {device} gave {wrong}", stacklevel=2)
     return not wrong
+
+
+def _compare(
+    device: torch.device,
+    dtype: torch.dtype,
+    given: torch.dtype,
+    rows: int,
+    width: int,
+    window: int | None,
+    with_sinks: bool,
+) -> None:
+    """Raise an error unless a window gives what a mask gives, for 4 heads of queries and 2 of keys in one tensor.
+
+    With dropout, results are linear in the values: sum(result * grad) = sum(values * gradient of values), if the masks
+    of both passes are one.
+    """
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(2, rows, 8 * width), (2,)][: 1 + with_sinks]
+    drawn = [torch.randn(shape, generator=generator, device="cpu").to(dtype).float() for shape in shapes]
+    inputs = [x.requires_grad_() for x in drawn]
+    q, k, v = (x.repeat_interleave(4 // x.size(2), 2).transpose(1, 2) for x in _heads(inputs[0], width))
+    row_R = torch.arange(rows, device="cpu")
+    distance = row_R[:, None] - row_R
+    scores = (q @ k.mT / math.sqrt(width)).masked_fill((distance < 0) | (distance >= (window or rows)), -torch.inf)
+    if with_sinks:
+        scores = torch.cat([scores, inputs[1].repeat_interleave(2).view(4, 1, 1).expand(2, 4, rows, 1)], dim=-1)
+    expected = (scores.softmax(-1)[..., :rows] @ v).transpose(1, 2)
+    wanted = torch.autograd.grad(expected, inputs, expected.detach())
+    own = [x.detach().to(device, given).requires_grad_() for x in inputs]
+    heads = q, k, v = _heads(own[0], width)
+    sinks_N = own[1] if with_sinks else None
+    found, dropped = (flash_attention(*heads, window, p, sinks_N, dtype) for p in (0.0, 0.5))
+    grads = torch.autograd.grad(found, own, expected.detach().to(found))
+    (of_values,) = torch.autograd.grad(dropped, v, dropped.detach())
+    sums = [(x.float() * y).sum().detach() for x, y in ((dropped, dropped), (v, of_values))]
+    assert not torch.equal(found, dropped)
+    pairs = zip([found.detach(), *grads, sums[0]], [expected.detach(), *wanted, sums[1].cpu()], strict=True)
+    for one, other in pairs:
+        # A few roundings of values up to the largest.
+        atol = 8.0 * torch.finfo(dtype).eps * max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one.float().cpu(), other, rtol=0.0, atol=atol)
+
+
+def _heads(wide: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of 4 heads of queries and 2 each of keys and values, (B, R, 8 * H) -> (B, R, heads, H)."""
+    q, k, v = wide.unflatten(-1, (8, width)).split([4, 2, 2], dim=2)
+    return q, k, v
 
 
 def flash_attention(

@@ -60,8 +60,8 @@ def window_attention(
     With a T x C table of scores, of which a ``mask`` keeps a share, as dropout does; twin of
     ``window_attention.window_attention`` (Multi-scale Transformer LMs, Section 3.4).
     """
-    t_T1 = torch.arange(q_BNTH.size(2))[:, None]
-    start_C = factor * torch.arange(k_BNCH.size(2))
+    t_T1 = torch.arange(q_BNTH.size(2), device=q_BNTH.device)[:, None]
+    start_C = factor * torch.arange(k_BNCH.size(2), device=q_BNTH.device)
     # The block is finished, and its start lies in the window.
     visible_TC = (start_C + factor - 1 <= t_T1) & (near <= t_T1 - start_C)
     visible_TC &= t_T1 - start_C < (t_T1.max() + 1 if far is None else far)
@@ -80,7 +80,7 @@ def rotate(x_BTO: Tensor, positions: Sequence[int], heads: int, head_dim: int, b
         *turned, rest = x_BO.split([head_dim] * heads + [x_BO.size(-1) - heads * head_dim], dim=-1)
         for head, x_BH in enumerate(turned):
             real, imaginary = x_BH.chunk(2, dim=-1)
-            speeds_F = torch.tensor([base ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=torch.float64)
+            speeds_F = x_BH.new_tensor([base ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=torch.float64)
             z_BF = torch.complex(real, imaginary) * torch.polar(torch.ones_like(speeds_F), position * speeds_F)
             turned[head] = torch.cat([z_BF.real, z_BF.imag], dim=-1)
         rows.append(torch.cat([*turned, rest], dim=-1))
@@ -109,7 +109,12 @@ def flash_forward(
     q_BRGH: Tensor, k_BRNH: Tensor, v_BRNH: Tensor, *rest: Any, scale: float, **window: int
 ) -> tuple[Tensor, ...]:
     """Twin of torch's ``_flash_attention_forward`` for causal windows: the result, logarithms of sums, and a seed."""
-    rows, dropout, seed, nothing = q_BRGH.size(1), rest[4], torch.randint(2**31, (1,)), q_BRGH.new_zeros(0)
+    rows, dropout, seed, nothing = (
+        q_BRGH.size(1),
+        rest[4],
+        torch.randint(2**31, (1,), device="cpu"),
+        q_BRGH.new_zeros(0),
+    )
     assert (*rest[:4], *rest[5:]) == (None, None, rows, rows, True, False)
     scores_BGRS = _windowed_scores(q_BRGH, k_BRNH, scale, **window)
     weights_BGRS = scores_BGRS.softmax(-1) * _kept(scores_BGRS, dropout, seed)
@@ -147,8 +152,8 @@ def _kept(like: Tensor, dropout: float, seed: Tensor) -> Tensor:
     """What dropout multiplies weights by, of one seed the same."""
     if dropout == 0.0:  # compiled models know no generators
         return torch.ones_like(like)
-    kept = torch.rand(like.shape, generator=torch.Generator().manual_seed(int(seed))) >= dropout
-    return kept.to(like.dtype) / (1.0 - dropout)
+    drawn = torch.rand(like.shape, generator=torch.Generator().manual_seed(int(seed)), device="cpu")
+    return (drawn >= dropout).to(like) / (1.0 - dropout)
 
 
 def _by_query(q_BRGH: Tensor, k_BRNH: Tensor) -> Tensor:
@@ -160,7 +165,10 @@ def _windowed_scores(
     q_BRGH: Tensor, k_BRNH: Tensor, scale: float, window_size_left: int | None = None, window_size_right: int = 0
 ) -> Tensor:
     """Row r has those of keys r - left .. r."""
-    row_R, left = torch.arange(q_BRGH.size(1)), q_BRGH.size(1) if window_size_left is None else window_size_left
+    row_R, left = (
+        torch.arange(q_BRGH.size(1), device=q_BRGH.device),
+        q_BRGH.size(1) if window_size_left is None else window_size_left,
+    )
     distance_RS = row_R[:, None] - row_R
     seen_RS = (-window_size_right <= distance_RS) & (distance_RS <= left)
     return (q_BRGH.transpose(1, 2) @ _by_query(q_BRGH, k_BRNH).mT * scale).masked_fill(~seen_RS, -torch.inf)

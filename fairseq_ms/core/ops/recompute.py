@@ -78,7 +78,7 @@ def keep_mask(seed: int, p: float, like: Tensor) -> Tensor:
         return mask.bernoulli_(keep_prob(p), generator=generator)
     # bernoulli_ takes 8 ns a number on a CPU, a sixteenth of a layer's time; this takes 1 ns.
     count = mask.numel()
-    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    draws = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator)
     lanes = draws.view(torch.int16)[:count].view(like.shape)
     return torch.lt(lanes, round(keep_prob(p) * _LEVELS) - _LEVELS // 2, out=mask)
 

@@ -33,8 +33,8 @@ def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
 
     The last row is of no distance that a query sees: it makes ``rel_shift`` a view.
     """
-    frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = torch.arange(keys - 1, -2, -1, dtype=torch.float64)[:, None] * frequencies
+    frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
+    angles = torch.arange(keys - 1, -2, -1, dtype=torch.float64, device="cpu")[:, None] * frequencies
     table = torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]
     return table.to(like)
 

@@ -104,9 +104,15 @@ def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool) -> N
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    "wrong", ["nothing", "window", "gradients of sinks", "no kernel", "arguments", "seed", "dropout"]
+    "wrong",
+    [
+        *("nothing", "window", "wide window", "no window", "gradients of sinks", "no kernel", "arguments", "seed"),
+        *("dropout", "strides", "long texts", "wide heads"),
+    ],
 )
 def test_kernels_are_compared_before_they_are_used(wrong: str, monkeypatch, recwarn) -> None:
+    wide = {"window": 4, "wide window": 149, "no window": None}
+
     def forward(*args: Any, **named: Any) -> tuple[Tensor, ...]:
         if wrong == "no kernel":
             raise RuntimeError("no kernel image is available")
@@ -114,7 +120,15 @@ def test_kernels_are_compared_before_they_are_used(wrong: str, monkeypatch, recw
             args = args[1:]
         if wrong == "dropout":
             args = (*args[:7], 0.0, *args[8:])
-        return naive.flash_forward(*args, **{**named, "window_size_left": 4 + (wrong == "window")})
+        left = named.pop("window_size_left", None)
+        wider = wrong in ("window", "no window", "wide window") and left == wide[wrong]
+        named |= {} if left is None and not wider else {"window_size_left": (left or 200) + wider}
+        q, k, v, *rest = args
+        if wrong == "strides":
+            v = v.reshape(-1).as_strided(v.shape, v.contiguous().stride()) if v.is_contiguous() else torch.zeros_like(v)
+        if (wrong == "long texts" and q.size(1) > 128) or (wrong == "wide heads" and q.size(3) > 32):
+            k = k.roll(1, 1)
+        return naive.flash_forward(q, k, v, *rest, **named)
 
     def backward(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
         args = (*args[:5], args[5] + 0.5, *args[6:]) if "sinks" in wrong else args

@@ -5,7 +5,7 @@
 #   make test    run the tests but the papers' and those that take over ten seconds
 #   make test-all    run all tests
 #   make test-portable   run the numeric tests once more with the kernels of old processors
-#   make gpu     test what concerns a GPU, measure everything there, write docs/results_gpu.md, and run all tests of numerics
+#   make gpu     test what concerns a GPU, measure everything there, write docs/papers/results_gpu.md, and run all tests of numerics
 #   make gpu-pack    put what `make gpu` needs on a machine without a network into the folder gpu-pack
 #   make curves  record the loss curves that tests/curves compares with anew
 #   make sizes   count the presets anew for fairseq-ms config --list
@@ -127,7 +127,7 @@ test-portable: env $(TESTS)
 DEVICE ?= cuda
 MINUTES ?= 0
 ROWS ?= --rounds 3
-PAGE ?= docs/results_gpu.md
+PAGE ?= docs/papers/results_gpu.md
 RECORDS ?= docs/papers/results_gpu.jsonl
 GPU = timeout --foreground $(MINUTES)m $(RUN) -m fairseq_ms bench all --device $(DEVICE) $(ROWS) --report $(PAGE) --records $(RECORDS)
 FIRST := core/test_graphs.py core/ops/test_window_attention.py core/ops/test_attention.py core/ops/test_linear.py \

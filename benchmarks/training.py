@@ -107,7 +107,7 @@ def model_work(name: str, shape: Shape, criterion: str, precision: str, options:
 
 
 def tables(options: Options) -> list[Table]:
-    """BookCorpus' and WikiText-103's sizes, and those of docs/recipes.md."""
+    """BookCorpus' and WikiText-103's sizes, and those of docs/models.md."""
     books = replace(PAPER, dropout=0.1, vocabulary=BOOKS if options.on_gpu else FEW)
     wikitext = replace(PAPER, dropout=0.1, vocabulary=WIKITEXT, layers=16)
     recipes = Shape(dim=128, ffn_dim=512, heads=4, vocabulary=FEW, layers=6)

@@ -1,4 +1,4 @@
-"""Presets of no paper: models for long texts, those that docs/recipes.md measures (`_tiny`), and others like them.
+"""Presets of no paper: models for long texts, those that docs/models.md measures (`_tiny`), and others like them.
 
 The others have about 10 (`_small`) and 100 million parameters (`_base`), with 8,000 and 32,000 symbols, and HAED with
 characters.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fairseq_ms.presets import haed, transformer_ql  # noqa: F401  (the papers' presets come first)
 from fairseq_ms.presets.registry import PRESETS, Preset, Recipe, Settings, Values, register_presets
 
-SOURCE = "the recipes of docs/recipes.md"
+SOURCE = "the presets of docs/models.md"
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ def test_every_preset_of_tables_2_to_4_has_the_papers_number() -> None:
 
 @pytest.mark.parametrize(("name", "device"), [("results_gpu", "cuda"), ("results_cpu", "cpu")])
 def test_a_page_in_docs_is_what_its_records_say(name: str, device: str) -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    first, *lines = map(json.loads, (docs / "papers" / f"{name}.jsonl").read_text().splitlines())
+    docs = Path(__file__).parents[2] / "docs" / "papers"
+    first, *lines = map(json.loads, (docs / f"{name}.jsonl").read_text().splitlines())
     found = tables(Options(device=device))
     rows = {table.key(row) for table in found.values() for row in table.rows}
     assert {line["key"] for line in lines} <= rows | set(found)

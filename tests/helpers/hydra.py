@@ -19,7 +19,7 @@ from fairseq_ms.tools import untrained
 from tests.registry import dictionary
 
 OF_PAPERS = {name: preset for name, preset in CONFIGS.items() if preset.recipe.source.endswith('"')}
-"""The presets and runs of the papers, without those of docs/recipes.md."""
+"""The presets and runs of the papers, without those of docs/models.md."""
 
 
 def composed(written: Any) -> Any:

@@ -14,7 +14,7 @@ from tests.install.test_examples import parse, recorded
 
 CLAIMS_FOLDER = ROOT / "user_dir_examples" / "claims"
 RESULTS = [ROOT / "docs" / "papers" / name for name in ("claims.jsonl", "recipes.jsonl")]
-PAGE = ROOT / "docs" / "papers" / "claims.md"
+PAGE = ROOT / "docs" / "papers" / "results_claims.md"
 # Texts of the papers, where they are at hand.
 TEXTS = os.environ.get("FAIRSEQ_MS_PAPERS")
 sys.path.insert(0, str(CLAIMS_FOLDER))

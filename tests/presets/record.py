@@ -18,7 +18,7 @@ SYMBOLS = {
     "Multi-scale": {"wt103": 33_346, "books": 31_300, "ccnews": 63_724},
     "Transformer-QL": {"simplebooks92": 98_304, "simplebooks2": 11_492, "wt103": 267_735},
     "Hierarchical": {"": 260},
-    "docs/recipes.md": {"haed": 260, "base": 32_000},
+    "docs/models.md": {"haed": 260, "base": 32_000},
 }
 # Of a preset for no data of a paper's: what fairseq-ms prepare text is shown with.
 OTHERWISE = 8_000

@@ -1,4 +1,4 @@
-"""Presets of docs/recipes.md: their sizes, and that each learns by the file that is written for it."""
+"""Presets of docs/models.md: their sizes, and that each learns by the file that is written for it."""
 
 import math
 from itertools import islice
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_recipe_of_a_size_is_a_preset() -> None:
-    assert [name for name, preset in PRESETS.items() if preset.recipe.source.endswith("docs/recipes.md")] == NAMES
+    assert [name for name, preset in PRESETS.items() if preset.recipe.source.endswith("docs/models.md")] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

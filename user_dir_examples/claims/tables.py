@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The tables and the figure of docs/papers/claims.md, from the results of driver.py.
+"""The tables and the figure of docs/papers/results_claims.md, from the results of driver.py.
 
     python user_dir_examples/claims/tables.py docs/papers/claims.jsonl docs/papers/recipes.jsonl
-        [--page docs/papers/claims.md] [--figure docs/papers/figures/claims.png]
+        [--page docs/papers/results_claims.md] [--figure docs/papers/figures/claims.png]
 
 Prints a table of the claims of each paper with their verdicts, one for each part that has results, and one of the runs
 that are not done; --page writes them into a page, after comments that name them. Several seeds are given as their

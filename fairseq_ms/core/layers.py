@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.config import RESIDUAL_STARTS, LayerConfig, ModelConfig
-from fairseq_ms.core.ops.attention import self_attention_linear
+from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.ops.linear import NORMS, Before, activation_linear, norm_heads, norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
@@ -140,9 +140,11 @@ class SelfAttention(nn.Module):
         projected, _ = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, past)
         qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
-        if past is None:
-            return self_attention_linear(qkv, self.heads, self.out, dropout, self.recompute, self.qk.sinks)
-        return self.out(past.attend(qkv, self.heads, dropout, self.recompute, self.qk.sinks))
+        if past is not None:
+            return self.out(past.attend(qkv, self.heads, dropout, self.recompute, self.qk.sinks))
+        q, k, v = split_qkv(qkv, self.heads)
+        y_BNTH = attend(q, k, v, None, True, dropout, self.recompute, self.qk.sinks)
+        return self.out(merge_heads(y_BNTH))
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> KeyValueCache:
         """An empty cache for B texts of about ``capacity`` tokens, of the type and on the device of ``like``."""

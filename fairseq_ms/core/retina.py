@@ -16,13 +16,16 @@ from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import merge_heads
+from fairseq_ms.core.ops.attention import merge_heads, split_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
-from fairseq_ms.core.ops.window_attention import Heads, LayerWindows, window_attention_linear
+from fairseq_ms.core.ops.window_attention import attend_window
 from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, window_turns
 
 # Tokens that continue a text at a time: each is compared with all of them, and with what a window remembers.
 _AT_A_TIME = 256
+
+# Queries (B, N, T, H), keys and values (B, N, C, H), and sinks (N,) or None, of the heads of a window.
+Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +93,15 @@ class RetinaAttention(nn.Module):
         fine, coarse = self.project(x_BTD, past)
         if past is not None and past.continues:
             return self.out(past.attend(self, fine, coarse, rotations))
-        fine, *coarse = self.turned(fine, coarse, rotations)
-        windows = LayerWindows(self.scales, self.head_dim, self.dropout if self.training else 0.0, self.qk.sinks)
+        heads = self.by_window(*self.turned(fine, coarse, rotations))
         if past is not None:
-            past.append(windows.heads(fine, *coarse))
-        return window_attention_linear(windows, (fine, *coarse), self.out, self.recompute)
+            past.append(heads)
+        dropout = self.dropout if self.training else 0.0
+        seen = [
+            attend_window(scale, q, k, v, dropout, self.recompute, sinks_N)
+            for scale, (q, k, v, sinks_N) in zip(self.scales, heads)
+        ]
+        return self.out(torch.cat(seen, dim=2).flatten(2))
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
         """Queries of all heads beside keys and values of the N heads at 1x, (B, T, D + 2 * N * H), and of every other
@@ -121,6 +128,18 @@ class RetinaAttention(nn.Module):
         queries = [sum(self.heads.values()), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
         return list(map(self.qk, [fine, *coarse], queries, self.heads.values(), turns))
+
+    def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
+        """What ``turned`` gives, by window."""
+        counts, dim = [scale.heads for scale in self.scales], self.head_dim * sum(self.heads.values())
+        keys: list[Tensor] = []
+        for factor, pair in zip(self.heads, [fine[..., dim:], *coarse]):
+            # (B, C, 2 * N * H) -> by window of the factor, (2, B, N, C, H)
+            both = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
+            keys += both.split([scale.heads for scale in self.scales if scale.factor == factor], dim=2)
+        queries = split_heads(fine[..., :dim], sum(counts)).split(counts, dim=1)
+        sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
+        return [(q, *pair.unbind(0), own) for q, pair, own in zip(queries, keys, sinks)]
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> WindowCache:
         """An empty one, of the type and on the device of ``like``, with room for texts of ``capacity`` tokens."""
@@ -202,7 +221,7 @@ class WindowCache:
 
     def append(self, heads: Sequence[Heads]) -> None:
         """Take in keys and values of new positions, by window."""
-        for window, (_, k_BNCH, v_BNCH) in zip(self.windows, heads):
+        for window, (_, k_BNCH, v_BNCH, _) in zip(self.windows, heads):
             window.append(k_BNCH, v_BNCH)
 
     def attend(
@@ -213,11 +232,9 @@ class WindowCache:
         rotations: Mapping[int, Tensor | None] | None,
     ) -> Tensor:
         """Take in new positions, as ``RetinaAttention.project`` gives them: what their queries see, (B, T, D)."""
-        windows = LayerWindows(self.scales, attention.head_dim, 0.0, attention.qk.sinks)
-        heads = windows.heads(*attention.turned(fine, coarse, rotations))
-        sinks = windows.by_window(attention.qk.sinks)
+        heads = attention.by_window(*attention.turned(fine, coarse, rotations))
         seen = []
-        for window, scale, (q, k, v), sinks_N in zip(self.windows, self.scales, heads, sinks):
+        for window, scale, (q, k, v, sinks_N) in zip(self.windows, self.scales, heads):
             k, v = window.append(k, v)
             start, oldest = self.windows[0].length - q.size(2), window.length - k.size(2)
             seen.append(scale.see(q, k, v, start, oldest, sinks_N=sinks_N))

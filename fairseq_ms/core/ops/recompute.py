@@ -105,10 +105,9 @@ class DropoutMasks:
         """The mask of a whole tensor: 0 with probability p, else 1 / (1 - p)."""
         return keep_mask(self.seed, self.p, like).mul_(1.0 / self.keep_prob)
 
-    def keep(self, like: Tensor, index: int, place: tuple[int, ...] = ()) -> Tensor:
-        """The mask of one piece of many, as ``keep_mask``: number ``index`` at a place."""
-        seed = mixed_seed(self.seed, *place) if place else self.seed
-        return keep_mask(mixed_seed(seed, index), self.p, like)
+    def keep(self, like: Tensor, index: int) -> Tensor:
+        """The mask of one piece of many, as ``keep_mask``: number ``index``."""
+        return keep_mask(mixed_seed(self.seed, index), self.p, like)
 
 
 def drop(x: Tensor, p: float) -> tuple[Tensor, DropoutMasks]:

@@ -1,4 +1,4 @@
-"""Attention through a window over blocks of tokens, forward and backward, at a cost linear in the number of tokens.
+"""Attention through a window over blocks of tokens, at a cost linear in the number of tokens.
 
 The keys of a scale k are blocks of k tokens. Block j is visible at query t iff it is finished and its first token lies
 in the window, near <= t - j k < far (Multi-scale Transformer LMs, Section 3.4, Figure 1e). Where near and far are
@@ -12,107 +12,26 @@ queries share what they see::
         t = 4, 5                   row 1     x x . .
         t = 6, 7                   row 2     . x x .
 
-On a GPU, in half precision, torch's flash kernels compute just that (``flash_windows``); elsewhere, blocks of queries
-are taken against the keys that they see (``window_blocks``).
+On a GPU, in half precision, torch's flash kernels compute just that (``flash_windows``). Elsewhere, queries that see
+all blocks before them are full attention over rows, and those of a narrower window are taken some rows at a time
+against the blocks that these rows see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from fairseq_ms.core.ops.attention import Attended, zeros_like
-from fairseq_ms.core.ops.flash_windows import precision
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import DropoutMasks, check_probability
-from fairseq_ms.core.ops.window_blocks import Heads, Window
+from fairseq_ms.core.ops.attention import attend
+from fairseq_ms.core.ops.flash_windows import flash_attention, precision
+from fairseq_ms.core.ops.recompute import check_probability, checkpointed, keep_in_graph, saves
 from fairseq_ms.core.scales import Scale, check_window
 
-
-class LayerWindows:
-    """All windows of a layer, on its projections.
-
-    These are ``fine``, (B, T, D + 2 * N * H), queries of all windows beside keys and values of those at 1x; and of
-    every other factor k keys beside values, (B, T // k, 2 * N * H).
-
-    Args:
-        scales: the windows with their heads, those of one factor side by side, 1x first
-        head_dim: H
-        dropout: probability of dropping an attention weight
-        sinks_N: of all heads in this order, as in ``attention.attend``
-    """
-
-    def __init__(
-        self, scales: Sequence[Scale], head_dim: int, dropout: float = 0.0, sinks_N: Tensor | None = None
-    ) -> None:
-        self.scales, self.head_dim, self.dropout, self.sinks_N = scales, head_dim, dropout, sinks_N
-        self.masks: DropoutMasks | None = None
-        # By factor, the heads of its windows.
-        factors = dict.fromkeys(scale.factor for scale in scales)
-        self.counts = [[scale.heads for scale in scales if scale.factor == factor] for factor in factors]
-
-    def heads(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
-        """By window, views of its queries, keys and values."""
-        width = self.head_dim * sum(scale.heads for scale in self.scales)
-        found: list[Tensor] = []
-        for pair, counts in zip([fine[..., width:], *coarse], self.counts):
-            # (B, C, 2 * N * H) -> by window of the factor, (2, B, N, C, H)
-            both = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
-            found += both.split(counts, dim=2)
-        return [(q, k, v) for q, (k, v) in zip(self.split(fine[..., :width]), found)]
-
-    def split(self, x_BTD: Tensor) -> Sequence[Tensor]:
-        """(B, T, D) -> by window, (B, N, T, H)."""
-        return x_BTD.unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split([s.heads for s in self.scales], dim=1)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """What all heads see, (B, T, D)."""
-        # Here, since torch's own attention draws masks of its own.
-        self.masks = DropoutMasks(self.dropout) if self.dropout > 0.0 else None
-        heads = self.heads(*inputs)
-        rows, length = heads[0][0].size(0), heads[0][0].size(2)
-        out_BTD = inputs[0].new_empty(rows, length, self.head_dim * sum(scale.heads for scale in self.scales))
-        for window, own, out in zip(self.windows(length), heads, self.split(out_BTD)):
-            window.forward(own, out)
-        return out_BTD
-
-    def backward(
-        self, grad_BTD: Tensor, *inputs: Tensor, again: bool = True
-    ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
-        """The result once more, if asked for, and the gradients of the inputs and sinks given that of the result."""
-        out_BTD, grads = torch.empty_like(grad_BTD) if again else None, [torch.empty_like(x) for x in inputs]
-        grad_sinks_N, windows = zeros_like(self.sinks_N), self.windows(grad_BTD.size(1))
-        outs = self.split(out_BTD) if out_BTD is not None else [None] * len(windows)
-        each = self.split(grad_BTD), self.heads(*inputs), self.heads(*grads), outs, self.by_window(grad_sinks_N)
-        for window, grad, own, into, out, grad_sinks in zip(windows, *each):
-            window.backward(grad, own, into, out, grad_sinks)
-        return out_BTD, grads, grad_sinks_N
-
-    def by_autograd(self, *inputs: Tensor, flash: torch.dtype | None = None) -> Tensor:
-        """The same as ``forward``, by torch's own attention, whose gradients are autograd's."""
-        heads = self.heads(*inputs)
-        windows = zip(self.windows(heads[0][0].size(2)), heads)
-        return torch.cat([window.by_autograd(own, self.dropout, flash) for window, own in windows], 2).flatten(2)
-
-    def windows(self, length: int) -> list[Window]:
-        """Those over T tokens."""
-        own = zip(self.scales, self.by_window(self.sinks_N))
-        return [Window(scale, length, self.masks, place, sinks) for place, (scale, sinks) in enumerate(own)]
-
-    def by_window(self, sinks_N: Tensor | None) -> Sequence[Tensor | None]:
-        """Those of each one's heads."""
-        counts = [scale.heads for scale in self.scales]
-        return [None] * len(counts) if sinks_N is None else sinks_N.split(counts)
-
-
-class _OneWindow(LayerWindows):
-    """A window, on queries, keys and values by head."""
-
-    def heads(self, q: Tensor, *keys: Tensor) -> list[Heads]:
-        k, v = keys
-        return [(q, k, v)]
+# Queries that share one slice of keys, if the window is wider than a narrow block, and if it is not.
+_QUERY_BLOCK, _NARROW_BLOCK = 64, 32
 
 
 def window_attention(
@@ -137,30 +56,121 @@ def window_attention(
     if not isinstance(factor, int) or factor < 1:
         raise ValueError(f"factor must be a whole number of at least 1: got {factor}")
     check_probability("dropout", dropout)
-    check_window(Scale(factor, near=near, far=far), "near and far")
+    scale = Scale(factor, near=near, far=far)
+    check_window(scale, "near and far")
     wanted = (*q.shape[:2], q.size(2) // factor, q.size(3)) if q.dim() == 4 else None
     if wanted is None or k.shape != wanted or v.shape != wanted:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q must be (B, N, T, H), k and v (B, N, T // {factor}, H): got {shapes}")
-    windows = _OneWindow([Scale(factor, near=near, far=far, heads=q.size(1))], q.size(3), dropout)
-    return windows.split(window_attention_linear(windows, (q, k, v)))[0]
+    return attend_window(scale, q, k, v, dropout).transpose(1, 2)
 
 
-def window_attention_linear(
-    windows: LayerWindows, inputs: Sequence[Tensor], out: nn.Linear | None = None, recompute: bool = True
+def attend_window(
+    scale: Scale,
+    q_BNTH: Tensor,
+    k_BNCH: Tensor,
+    v_BNCH: Tensor,
+    dropout: float = 0.0,
+    recompute: bool = True,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """Attention through all windows of a layer, and the projection after it, if any: (B, T, D) -> (B, T, D).
+    """``window_attention`` of a scale's window, (B, T, N, H); ``recompute`` and ``sinks_N`` as in ``attend``.
 
-    Its naive twin is ``naive.window_attention`` of every window's heads. Here alone it is decided who computes it:
-    flash kernels where they run, else blocks of queries. Those have a backward of their own on a CPU, for which, with
-    ``recompute``, the inputs alone are kept.
+    With ``recompute``, windows over blocks and those that see less than everything are computed again in backward, and
+    queries, keys and values are all that is kept.
     """
-    flash = precision(inputs[0], windows.head_dim)
-    on_cpu = inputs[0].device.type == "cpu" and not torch.compiler.is_compiling()
-    if flash is not None or not (recompute and on_cpu):
-        attended = windows.by_autograd(*inputs, flash=flash)
-    elif out is not None and torch.is_grad_enabled() and plain(out):
-        return Attended.apply(windows, out.weight, out.bias, windows.sinks_N, *inputs)
+    length, near, factor = q_BNTH.size(2), scale.near, scale.factor
+    # Where T is a symbol, a compiler takes far longer over a maximum of it, and over quotients below 0.
+    queries = length - near if length > near else 0
+    if not queries:
+        # Zeros that still lead back to all parameters: distributed training waits for every gradient.
+        inputs = [q_BNTH, k_BNCH, v_BNCH, *([] if sinks_N is None else [sinks_N])]
+        return keep_in_graph(torch.zeros_like(q_BNTH), inputs).transpose(1, 2)
+    rows = (queries + factor - 1) // factor
+    seen = q_BNTH[:, :, near:], k_BNCH[:, :, :rows], v_BNCH[:, :, :rows]
+    flash = precision(q_BNTH, q_BNTH.size(-1))
+    width = None if scale.far is None else (scale.far - near) // factor
+    if flash is not None and not (factor == 1 and width is None and sinks_N is None):
+        y_BTNH = _by_flash(*seen, factor, width, dropout, sinks_N, flash)
     else:
-        attended = Attended.apply(windows, None, None, windows.sinks_N, *inputs)
-    return attended if out is None else out(attended)
+        again = recompute and saves() and not (factor == 1 and (width is None or width >= rows))
+        options: Any = factor, width, dropout, recompute, sinks_N
+        y_BTNH = checkpointed(_by_rows, *seen, *options) if again else _by_rows(*seen, *options)
+    return F.pad(y_BTNH, (0, 0, 0, 0, near, 0)) if near else y_BTNH
+
+
+def _by_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    factor: int,
+    width: int | None,
+    dropout: float,
+    sinks_N: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """What the queries of row r see of blocks r - width + 1 .. r, (B, T, N, H), by flash kernels."""
+    rows_BRNkH = _split_rows(q, factor)
+    keys = k.transpose(1, 2), v.transpose(1, 2)
+    y_BRGH = flash_attention(rows_BRNkH.flatten(2, 3), *keys, width, dropout, sinks_N, dtype)
+    return _join_rows(y_BRGH.view(rows_BRNkH.shape), q.size(2))
+
+
+def _by_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    factor: int,
+    width: int | None,
+    dropout: float,
+    recompute: bool,
+    sinks_N: Tensor | None,
+) -> Tensor:
+    """The same by operations that every device has."""
+    rows_BRNkH = _split_rows(q, factor)
+    batch, rows, heads = rows_BRNkH.shape[:3]
+    if width is None or width >= rows:
+        if factor > 1:  # the k queries of a row are as many heads
+            k, v = (x.repeat_interleave(factor, 1) for x in (k, v))
+            sinks_N = None if sinks_N is None else sinks_N.repeat_interleave(factor)
+        y_BNRH = attend(rows_BRNkH.flatten(2, 3).transpose(1, 2), k, v, None, True, dropout, recompute, sinks_N)
+        return _join_rows(y_BNRH.transpose(1, 2).unflatten(2, (heads, factor)), q.size(2))
+    least = _NARROW_BLOCK if width * factor <= _NARROW_BLOCK else _QUERY_BLOCK
+    # So that no more than five times as many keys are copied as there are.
+    step = max(-(-least // factor), width // 4)
+    blocks, span = (rows + step - 1) // step, step + width - 1
+    # (B, R, N, k, H) -> (B, blocks, step, N, k, H) -> (B * N, blocks, step * k, H)
+    padded = F.pad(rows_BRNkH, (0, 0, 0, 0, 0, 0, 0, blocks * step - rows)).unflatten(1, (blocks, step))
+    own = padded.permute(0, 3, 1, 2, 4, 5).flatten(3, 4).flatten(0, 1)
+    # Slices of the keys, each from ``width - 1`` before its block's first row on: (B * N, blocks, span, H)
+    sliced = [F.pad(x, (0, 0, width - 1, blocks * step - rows)).flatten(0, 1) for x in (k, v)]
+    k, v = (x.unfold(1, span, step).transpose(-1, -2) for x in sliced)
+    bias = _band(blocks, step, factor, width, q)
+    sinks = None if sinks_N is None else sinks_N.repeat(batch).view(-1, 1, 1)
+    y = attend(own, k, v, bias, False, dropout, recompute, sinks)
+    y_BNRkH = y.unflatten(0, (batch, heads)).unflatten(3, (step, factor)).flatten(2, 3)
+    return _join_rows(y_BNRkH.transpose(1, 2), q.size(2))
+
+
+def _band(blocks: int, step: int, factor: int, width: int, like: Tensor) -> Tensor:
+    """What each block's queries see of their slice of keys, of which ``width - 1`` precede the first: a bias."""
+    row_J1 = torch.arange(step * factor, device=like.device)[:, None] // factor
+    key_S = torch.arange(step + width - 1, device=like.device)
+    first_X11 = width - 1 - torch.arange(blocks, device=like.device)[:, None, None] * step
+    hidden_XJS = (key_S < row_J1) | (key_S >= row_J1 + width) | (key_S < first_X11)
+    return like.new_zeros(hidden_XJS.shape).masked_fill_(hidden_XJS, -torch.inf)
+
+
+def _split_rows(q_BNTH: Tensor, factor: int) -> Tensor:
+    """Queries by row of k, (B, R, N, k, H); the last row is filled up with zeros."""
+    q_BTNH = q_BNTH.transpose(1, 2)
+    if factor == 1:
+        return q_BTNH.unsqueeze(3)
+    rows = (q_BTNH.size(1) + factor - 1) // factor
+    padded = F.pad(q_BTNH, (0, 0, 0, 0, 0, rows * factor - q_BTNH.size(1)))
+    return padded.unflatten(1, (rows, factor)).transpose(2, 3)
+
+
+def _join_rows(y_BRNkH: Tensor, length: int) -> Tensor:
+    """The inverse of ``_split_rows``: (B, T, N, H)."""
+    return y_BRNkH.transpose(2, 3).flatten(1, 2)[:, :length]

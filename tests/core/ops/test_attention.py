@@ -8,14 +8,8 @@ from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.layers import SelfAttention
 from fairseq_ms.core.ops import attention as module
 from fairseq_ms.core.ops import naive, recompute
-from fairseq_ms.core.ops.attention import (
-    ChunkedAttention,
-    attend,
-    merge_heads,
-    self_attention_linear,
-    split_qkv,
-)
-from fairseq_ms.core.ops.recompute import DropoutMasks, keep_prob
+from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
+from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients
 
@@ -47,8 +41,8 @@ def masks_of(monkeypatch) -> list[torch.Tensor]:
 
 
 def by_query(drawn: list[torch.Tensor], chunks: int, queries: int) -> list[torch.Tensor]:
-    """Masks of chunks, (B * N, rows, S) each, as one (B, N, S) a query."""
-    rows = [mask[:, t].unflatten(0, (2, 3)) for mask in drawn[:chunks] for t in range(mask.size(1))]
+    """Masks of chunks, (B, N, rows, S) each, as one (B, N, S) a query."""
+    rows = [mask[:, :, t] for mask in drawn[:chunks] for t in range(mask.size(2))]
     assert len(rows) == queries
     return rows
 
@@ -85,10 +79,10 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
         assert torch.equal(first, again)
 
 
+@pytest.mark.cpu
 def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
-    attention = ChunkedAttention(None, False, DropoutMasks(0.5))
-    same = torch.ones(1, 2 * module._QUERY_CHUNK, 3, 4)
-    y = attention.forward(same[:, None, :, 0], same[:, None, :, 0], torch.randn(same.shape)[:, None, :, 0])
+    nothing = torch.zeros(1, 1, 2 * module._QUERY_CHUNK, 3, requires_grad=True)
+    y = attend(nothing, nothing[:, :, :3], torch.eye(3)[None, None], dropout=0.5)
     first, second = y.split(module._QUERY_CHUNK, dim=2)
     assert not torch.equal(first, second)
 
@@ -96,9 +90,7 @@ def test_chunks_of_a_sequence_have_masks_of_their_own() -> None:
 @pytest.mark.parametrize("length", [1, 6, 64, 131])
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.cpu)])
 @either
-def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
-    length: int, dropout: float, sinks: bool, monkeypatch
-) -> None:
+def test_self_attention_is_the_formula(length: int, dropout: float, sinks: bool, monkeypatch) -> None:
     layer = SelfAttention(LayerConfig(dim=15, ffn_dim=1, heads=3, attention_dropout=dropout, sinks=sinks)).double()
     if layer.qk.sinks is not None:
         nn.init.normal_(layer.qk.sinks)
@@ -115,18 +107,23 @@ def test_self_attention_that_keeps_its_projection_alone_is_the_formula(
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_self_attention_keeps_its_projection_alone_and_computes_in_its_own_type(dropout: float) -> None:
-    qkv, out = torch.randn(2, 70, 45, requires_grad=True), nn.Linear(15, 15)
+@either
+def test_no_scores_are_kept_and_types_stay(dropout: float, sinks: bool) -> None:
+    qkv, sinks_N = torch.randn(2, 200, 144, requires_grad=True), torch.zeros(3) if sinks else None
 
     def attended(dtype: torch.dtype) -> torch.Tensor:
         torch.manual_seed(3)
-        return self_attention_linear(qkv.to(dtype), 3, out.to(dtype), dropout, recompute=True)
+        q, k, v = split_qkv(qkv.to(dtype), 3)
+        return merge_heads(attend(q, k, v, None, True, dropout, True, None if sinks_N is None else sinks_N.to(dtype)))
 
-    assert saved_bytes(lambda: attended(torch.float32), out) == qkv.untyped_storage().nbytes()
+    # With dropout, queries, keys and values; else the result, too, and a number a query; sinks take eight more of 16
+    # channels, and a key more. All scores are four times as many numbers as there are queries, keys and values.
+    most = 1.001 if dropout else 4.2 / 3.0 * (1.51 if sinks else 1.0)
+    assert saved_bytes(lambda: attended(torch.float32)) <= most * qkv.nbytes
     results = []
     for dtype in (torch.float32, torch.float64):
         result = attended(dtype)
         results.append((result.double(), torch.autograd.grad(result.square().sum(), qkv)[0]))
     for one, other in zip(*results):
-        # float32's rounding of sums of 70 products; bfloat16's is 65,536 times as much.
+        # float32's rounding of sums of 200 products; bfloat16's is 65,536 times as much.
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from fairseq_ms.core.ops import window_blocks
 from fairseq_ms.core.ops.recompute import Dropout, keep_prob, mixed_seed
-from fairseq_ms.core.ops.window_attention import LayerWindows
-from fairseq_ms.core.scales import Scale
+from fairseq_ms.core.ops.window_attention import window_attention
 
 P = 0.3
 
@@ -19,13 +17,11 @@ def dropped_streams(groups: int, rows: int, blocks: int, queries: int, window: i
     block, whose queries see fewer keys, is left out, and all but the first ``keys`` columns.
     """
     heads, head_dim, length = 2, window, blocks * queries
-    windows = LayerWindows(groups * [Scale(1, far=window, heads=heads)], head_dim, P)
-    # Queries, keys and values.
-    fine = torch.zeros(rows, length, 3, groups * heads, head_dim)
-    fine[:, :, 2] = torch.eye(head_dim)[torch.arange(length) % head_dim][:, None]
-    out = windows.forward(fine.flatten(2))
-    # (B, T, groups * N * H) -> (groups, B, blocks, Q, N, H)
-    out = out.view(rows, blocks, queries, groups, heads, head_dim).permute(3, 0, 1, 2, 4, 5)
+    nothing = torch.zeros(rows, heads, length, head_dim, requires_grad=True)
+    values = torch.eye(head_dim)[torch.arange(length) % head_dim].expand_as(nothing)
+    out = torch.stack([window_attention(nothing, nothing, values, far=window, dropout=P) for _ in range(groups)])
+    # (groups, B, N, T, H) -> (groups, B, blocks, Q, N, H)
+    out = out.unflatten(3, (blocks, queries)).permute(0, 1, 3, 4, 2, 5)
     kept = (out[..., :keys] != 0.0).double()
     # -> (groups * B * blocks * N, Q * keys)
     return kept[:, :, 1:].transpose(3, 4).flatten(4).flatten(0, 3)
@@ -42,14 +38,13 @@ def assert_independent(streams: torch.Tensor) -> None:
     assert together.abs().max() < 6.0 / bits**0.5
 
 
-def test_masks_of_groups_rows_heads_and_pieces_are_uncorrelated(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Pieces of one query block each, and more rows than fit into eight bits.
-    monkeypatch.setattr(window_blocks, "_PIECE", 32)
+def test_masks_of_groups_rows_heads_and_blocks_are_uncorrelated() -> None:
+    # More rows than fit into eight bits.
     assert_independent(dropped_streams(groups=2, rows=258, blocks=3, queries=32, window=32, keys=32))
 
 
-def test_masks_of_the_chunks_of_a_piece_are_uncorrelated() -> None:
-    # A window as long as the sequence: one piece, which is worked through in chunks of 64 queries.
+def test_masks_of_chunks_are_uncorrelated() -> None:
+    # A window as long as the sequence, which is worked through in chunks of 64 queries.
     assert_independent(dropped_streams(groups=2, rows=9, blocks=4, queries=64, window=256, keys=64))
 
 

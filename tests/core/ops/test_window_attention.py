@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.ops import flash_windows, naive, window_attention, window_blocks
+from fairseq_ms.core.ops import flash_windows, naive, window_attention
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
+from fairseq_ms.tools.saved_bytes import saved_bytes
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 from tests.helpers.seeds import seeds
 
@@ -24,6 +25,13 @@ def random_window(rng: random.Random) -> tuple[int, int, int | None]:
     return k, near, rng.choice([None, *(near + k * width for width in (1, 2, 7, 30, 64, 300))])
 
 
+def use_twins_of_flash_kernels(monkeypatch) -> None:
+    """As if they served here, in the type of the queries."""
+    monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
+    monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
+    monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
+
+
 def heads(length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Queries, keys and values of 2 rows and 3 heads, the heads of a position side by side."""
     shapes = [(2, rows, 3, width) for rows in (length, length // factor, length // factor)]
@@ -31,32 +39,32 @@ def heads(length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.f
 
 
 @pytest.mark.parametrize("seed", seeds(25, 150))
-@pytest.mark.parametrize("way", [way + sinks for way in ("blocks", "autograd", "flash") for sinks in ("", ", sinks")])
+@pytest.mark.parametrize("way", [way + sinks for way in ("again", "kept", "flash") for sinks in ("", ", sinks")])
 def test_outputs_and_gradients_are_those_of_the_naive_twin(way: str, seed: int, monkeypatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(window_blocks, "_PIECE", rng.choice([1, 64, 128, 512]))
-    monkeypatch.setattr(window_blocks, "_WIDE", rng.choice([40, 256]))
-    monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
-    monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
+    if "flash" in way:
+        use_twins_of_flash_kernels(monkeypatch)
     length, (factor, near, far) = rng.choice(LENGTHS), random_window(rng)
     inputs = q, k, v = heads(length, factor)
     # One of them as good as none.
     sinks = torch.tensor([-40.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True) if "sinks" in way else None
-    window = window_attention._OneWindow([Scale(factor, near=near, far=far, heads=3)], 4, sinks_N=sinks)
-    if "blocks" in way:
-        found = window_attention.Attended.apply(window, None, None, sinks, *inputs)
-    else:
-        found = window.by_autograd(*inputs, flash=q.dtype if "flash" in way else None)
-    found = window.split(found)[0]
+    scale = Scale(factor, near=near, far=far)
+    found = window_attention.attend_window(scale, q, k, v, recompute="again" in way, sinks_N=sinks).transpose(1, 2)
     expected = naive.window_attention(q, k, v, factor, near, far, sinks_N=sinks)
     assert_same_with_gradients(found, expected, [*inputs, *([] if sinks is None else [sinks])], 1e-10)
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("window", [(1, 0, 16), (4, 8, 24), (4, 8, None)])
+def test_nothing_but_queries_keys_and_values_is_kept(window: tuple[int, int, int | None]) -> None:
+    inputs = q, k, v = heads(200, window[0])
+    assert saved_bytes(lambda: attention(q, k, v, *window)) == sum(x.nbytes for x in inputs)
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("seed", range(12))
-def test_dropout_has_the_same_mask_forward_and_backward(seed: int, monkeypatch) -> None:
+def test_dropout_has_the_same_mask_forward_and_backward(seed: int) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(window_blocks, "_PIECE", rng.choice([64, 128, 512]))
     length, (factor, near, far) = rng.choice([40, 131, 200]), random_window(rng)
     near, far = (0, 40) if factor > 16 else (near, far)
     factor = 1 if factor > 16 else factor
@@ -92,12 +100,12 @@ def test_half_precision_is_near_the_twin_in_double(window: tuple[int, int, int |
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool) -> None:
+def test_this_torch_has_the_flash_kernels_that_are_called(with_sinks: bool, monkeypatch) -> None:
     """With their own shapes and gradients, on a device that computes nothing."""
     q, k, v = (x.detach().to("meta", torch.bfloat16).requires_grad_() for x in heads(70, 4, 12))
     sinks = torch.zeros(3, device="meta", requires_grad=True) if with_sinks else None
-    window = window_attention._OneWindow([Scale(4, near=8, far=24, heads=3)], 12, 0.1, sinks)
-    window.by_autograd(q, k, v, flash=torch.bfloat16).sum().backward()
+    monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
+    window_attention.attend_window(Scale(4, near=8, far=24), q, k, v, 0.1, sinks_N=sinks).sum().backward()
     assert all(x.grad is not None for x in (q, k, v, *([sinks] if sinks is not None else [])))
     assert flash_windows._kernel("not_there") is None
 

@@ -10,6 +10,7 @@
 #   make curves  record the loss curves that tests/curves compares with anew
 #   make sizes   count the presets anew for fairseq-ms config --list
 #   make lint    check style and types
+#   make package build sdist and wheel in dist/
 #   make docs    build the documentation's site in site/
 #   make env     only build the environment
 #   make clean   remove the environment and everything built
@@ -31,13 +32,13 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_USER := 0
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT
 
-.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack curves sizes lint docs clean
+.PHONY: help env demo demo-analysis demo-haed test test-all test-portable gpu gpu-pack curves sizes lint package docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-# Stamps, each written when its step has succeeded: the pins decide about the environment, setup.py about the plugin's
-# own command.
+# Stamps, each written when its step has succeeded: the pins decide about the environment, pyproject.toml about the
+# plugin's own command.
 PINS := $(VENV)/.pins-installed
 PLUGIN := $(VENV)/.plugin-installed
 
@@ -57,7 +58,7 @@ $(PINS): $(PACKED)
 	@touch $@
 endif
 
-$(PLUGIN): $(PINS) setup.py fairseq_ms/version.py
+$(PLUGIN): $(PINS) pyproject.toml fairseq_ms/version.py
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
 	@requirements/link_plugin.sh $(RUN) "$(CURDIR)/fairseq_ms"
 	@touch $@
@@ -172,6 +173,11 @@ lint: env $(TESTS)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check --quiet .
 	@$(RUN) -m mypy
+
+package: env $(TESTS)
+	@rm -rf dist
+	@$(RUN) -m build --no-isolation --outdir dist . > /dev/null
+	@ls dist
 
 # The site's libraries live beside the environment's, which are of other versions.
 SITE := $(VENV)/docs

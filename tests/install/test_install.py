@@ -185,7 +185,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 @pytest.fixture
 def clone(tmp_path) -> Path:
     """The Makefile and what it reads, in a folder of their own."""
-    for name in ("Makefile", "setup.py", "fairseq_ms/version.py"):
+    for name in ("Makefile", "pyproject.toml", "fairseq_ms/version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
@@ -260,7 +260,7 @@ def test_the_environment_is_built_again_only_after_a_failure_or_a_change_of_the_
     assert calls(FAIL="1") == ["failed", "built"]
     assert calls() == ["built", "plugin"]
     assert calls() == []
-    change(clone / "setup.py")
+    change(clone / "pyproject.toml")
     assert calls() == ["plugin"]
     # Other requirements are of libraries beside the environment.
     for name in ("build", "fairseq", "libraries"):

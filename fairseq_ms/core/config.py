@@ -40,6 +40,8 @@ class LayerConfig:
         dropout, attention_dropout, activation_dropout: probabilities
         activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (``layers.FeedForward``)
         norm: "layer" or "rms"
+        norm_eps: what norms add to a variance or mean square
+        final_norm: whether the last of pre-LN layers has a norm after it
         normalize_before: norms stand in front of attention and feed-forward (pre-LN), or after the residual
             connections (post-LN)
         qk_norm: an RMS norm of every head's queries and keys, before they are turned; with "scaled", queries are then
@@ -68,6 +70,8 @@ class LayerConfig:
     activation_dropout: float = 0.0
     activation: str = "gelu"
     norm: str = "layer"
+    norm_eps: float = 1e-5
+    final_norm: bool = True
     normalize_before: bool = True
     qk_norm: bool | str = False
     short_conv: int = 0
@@ -90,6 +94,10 @@ class LayerConfig:
         for name, known in {**words, "init_residual": RESIDUAL_STARTS, "qk_norm": QK_NORMS}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, known))}: got {getattr(self, name)}")
+        if self.norm_eps <= 0.0:
+            raise ValueError(f"norm_eps must be above 0: got {self.norm_eps}")
+        if not (self.final_norm or self.normalize_before):
+            raise ValueError("final_norm must be True in post-LN layers, which end in a norm: got False")
         if self.rotary_base <= 1.0:
             raise ValueError(f"rotary_base must be above 1: got {self.rotary_base}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -112,7 +120,7 @@ class LayerConfig:
 
     def make_norm(self) -> Norm:
         """A norm over D."""
-        return NORMS[self.norm](self.dim)
+        return NORMS[self.norm](self.dim, self.norm_eps)
 
     def norm_before(self) -> Norm | None:
         """The norm in front of attention and of feed-forward: none in post-LN layers."""
@@ -128,8 +136,8 @@ class LayerConfig:
         return LastInputs(like.new_zeros(batch_size, taps, self.dim)) if taps else None
 
     def last_norm(self) -> nn.Module:
-        """The norm after the last layer of a pre-LN stack; identity in post-LN, whose layers end in one."""
-        return self.make_norm() if self.normalize_before else nn.Identity()
+        """The norm after the last layer of a pre-LN stack, or identity; in post-LN, layers end in one."""
+        return self.make_norm() if self.normalize_before and self.final_norm else nn.Identity()
 
     def post_norm(self) -> nn.Module:
         """The norm after a residual connection of a post-LN layer; identity in pre-LN."""
@@ -169,6 +177,7 @@ class ModelConfig(LayerConfig):
     Attributes:
         vocab_size: symbols V
         output_vocab_size: symbols that are predicted, if they are fewer
+        unpredicted: symbols that are read, and never predicted
         padding_idx: the symbol whose embedding starts at zero, and stays there unless it is tied to the output
         max_positions: how many positions are learned, the longest text; nothing limits texts where none are learned
         scale_embedding: multiply embedded words by sqrt(D)
@@ -183,6 +192,7 @@ class ModelConfig(LayerConfig):
 
     vocab_size: int
     output_vocab_size: int | None = None
+    unpredicted: tuple[int, ...] = ()
     padding_idx: int | None = None
     dim: int = 768
     ffn_dim: int = 3072
@@ -205,6 +215,10 @@ class ModelConfig(LayerConfig):
         predicted = self.output_vocab_size or self.vocab_size
         if predicted > self.vocab_size:
             raise ValueError(f"output_vocab_size must be at most vocab_size {self.vocab_size}: got {predicted}")
+        if wrong := [symbol for symbol in self.unpredicted if not 0 <= symbol < predicted]:
+            raise ValueError(f"unpredicted must be symbols, 0 to {predicted - 1}: got {wrong[0]}")
+        if self.unpredicted and self.adaptive_softmax is not None:
+            raise ValueError("unpredicted must be empty with an adaptive_softmax, which predicts all symbols")
         if self.adaptive_input is not None:
             self.adaptive_input.check("adaptive_input", self.vocab_size, self.dim, self.padding_idx)
         if self.adaptive_softmax is not None:

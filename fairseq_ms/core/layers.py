@@ -91,8 +91,8 @@ class QueryKey(nn.Module):
         if config.positions == "rotary" and head_dim % 2:
             raise ValueError(f"rotary positions need heads of an even width: got {head_dim}")
         self.head_dim, self.recompute = head_dim, config.recompute
-        self.query = NORMS["rms"](head_dim) if config.qk_norm else None
-        self.key = NORMS["rms"](head_dim) if config.qk_norm else None
+        self.query = NORMS["rms"](head_dim, config.norm_eps) if config.qk_norm else None
+        self.key = NORMS["rms"](head_dim, config.norm_eps) if config.qk_norm else None
         self.temperature = nn.Parameter(torch.ones(heads)) if config.qk_norm == "scaled" else None
 
         self.sinks = nn.Parameter(torch.zeros(heads)) if config.sinks else None

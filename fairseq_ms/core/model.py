@@ -16,7 +16,7 @@ from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.cache import State, Unread
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer, TokenEmbedding, compile_layers
-from fairseq_ms.core.ops.linear import TiedOutput, projection
+from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
 from fairseq_ms.core.sampling import check_finite, check_sampling, draw
 
@@ -295,6 +295,8 @@ class LanguageModel(CausalModel):
             self.project = TiedOutput(self.embed)
         else:
             self.project = projection(config.dim, predicted or symbols, bias=False)
+        if config.unpredicted and self.project is not None:
+            self.project = SomeSymbols(self.project, config.unpredicted)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the last line of a subclass's constructor."""

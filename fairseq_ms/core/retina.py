@@ -57,16 +57,15 @@ class RetinaAttention(nn.Module):
 
     Args:
         config: sizes and probabilities, and how blocks are pooled
-        scales: the windows with their heads, whose number divides D, 1x first
+        scales: the windows with their heads, 1x first
     """
 
     def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:
         super().__init__()
         dim, heads = config.dim, sum(scale.heads for scale in scales)
         assert scales[0].factor == 1
-        assert dim % heads == 0
         self.config, self.scales = config, list(scales)
-        self.head_dim = dim // heads
+        self.head_dim = config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm, self.short_conv = config.norm_before(), config.short_convolution()
@@ -75,12 +74,13 @@ class RetinaAttention(nn.Module):
         for scale in scales:
             self.heads[scale.factor] += scale.heads
         finest, *widths = [count * self.head_dim for count in self.heads.values()]
-        rows = (dim, finest, finest)
+        inner = heads * self.head_dim
+        rows = (inner, finest, finest)
         self.fine = projection(dim, sum(rows), config.bias, rows)
         self.pools = TypedList(Downsample(config.downsampler, dim, factor) for factor in list(self.heads)[1:])
         self.coarse = TypedList(projection(dim, 2 * width, config.bias, rows=2 * (width,)) for width in widths)
         self.qk = QueryKey(config, self.head_dim, heads)
-        self.out = projection(dim, dim, config.bias)
+        self.out = projection(inner, dim, config.bias)
 
     def forward(
         self, x_BTD: Tensor, past: WindowCache | None = None, rotations: Mapping[int, Tensor | None] | None = None
@@ -104,7 +104,7 @@ class RetinaAttention(nn.Module):
         return self.out(torch.cat(seen, dim=2).flatten(2))
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Queries of all heads beside keys and values of the N heads at 1x, (B, T, D + 2 * N * H), and of every other
+        """Queries of all heads beside keys and values of the N heads at 1x, (B, T, ... + 2 * N * H), and of every other
         scale keys beside values of its own N heads, (B, C, 2 * N * H), for the C blocks that are complete.
         """
         before = past.windows[0] if past is not None else None
@@ -154,7 +154,7 @@ class RetinaAttention(nn.Module):
     def keys_and_values(self, x_BTD: Tensor) -> dict[int, Tensor]:
         """By factor, what the heads look at: keys beside values, (B, T // k, 2 * N * H), before a rotation."""
         fine, coarse = self.project(x_BTD)
-        return dict(zip(self.heads, [fine[..., x_BTD.size(-1) :], *coarse]))
+        return dict(zip(self.heads, [fine[..., self.out.in_features :], *coarse]))
 
 
 class SlidingCache(KeyValueCache):
@@ -265,10 +265,8 @@ class Retina(LanguageModel):
 
     def __init__(self, config: RetinaConfig) -> None:
         super().__init__(config)
-        if config.head_dim is not None:
-            raise ValueError(f"head_dim must be left out, since the heads of a retina share dim: got {config.head_dim}")
         self.turns = window_turns(config.scales, config.heads, config.layers)
-        self.head_dim = config.dim // config.heads
+        self.head_dim = config.width_of_head
         each = (RetinaAttention(config, windows) for windows in cycle(self.turns))
         self.layers = TypedList(ResidualLayer(config, next(each), config.layers) for _ in range(config.layers))
         self.norm = config.last_norm()

@@ -129,6 +129,20 @@ class MemorylessFlags(LanguageModelFlags, PositionFlags):
     scale_embedding: bool = option(False, "multiply embedded words by the square root of --decoder-embed-dim")
 
 
+@dataclass
+class OneStackFlags(MemorylessFlags):
+    """Flags of models of one stack of layers, as others' models are too."""
+
+    attention_head_dim: Optional[int] = option(
+        None, "width of an attention head (default: --decoder-embed-dim / heads)", least=1
+    )
+    norm_eps: float = option(1e-5, "what norms, those of heads too, add to a variance or mean square", above=0)
+    no_decoder_final_norm: bool = option(False, "don't add an extra layernorm after the last decoder block")
+    unpredicted_symbols: Optional[str] = option(
+        None, "symbols of the dictionary, separated by spaces, that are read and never predicted"
+    )
+
+
 # The fields of a configuration by name, with what ``option`` says of each.
 Flags = Mapping[str, Field[Any]]
 _BOUNDS = {"least": ("at least", operator.ge), "above": ("above", operator.gt), "below": ("below", operator.lt)}
@@ -210,6 +224,8 @@ _FLAG_OF = {
     "ffn_dim": "decoder_ffn_embed_dim",
     "heads": "decoder_attention_heads",
     "head_dim": "attention_head_dim",
+    "final_norm": "no_decoder_final_norm",
+    "unpredicted": "unpredicted_symbols",
     "layers": "decoder_layers",
     "segment_len": "tokens_per_sample",
     "token_dim": "token_embed_dim",
@@ -261,6 +277,8 @@ def layer_settings(cfg: Any) -> dict[str, Any]:
     if hasattr(cfg, "positions"):
         settings |= of_core(cfg, "positions", "rotary_base", "short_conv", "sinks")
         settings["normalize_before"] = not cfg.decoder_normalize_after
+        if hasattr(cfg, "norm_eps"):
+            settings |= {**of_core(cfg, "head_dim", "norm_eps"), "final_norm": not cfg.no_decoder_final_norm}
         settings["qk_norm"] = {"False": False, "True": True}.get(str(cfg.qk_norm), cfg.qk_norm)
     return settings
 
@@ -279,7 +297,21 @@ def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dicti
         "adaptive_softmax": _bands(cfg, "adaptive_softmax") if cfg.adaptive_softmax_cutoff else None,
         "project_adaptive_head": bool(cfg.project_adaptive_head and cfg.adaptive_softmax_cutoff),
         "scale_embedding": getattr(cfg, "scale_embedding", False),
+        "unpredicted": tuple(
+            symbols_of("--unpredicted-symbols", getattr(cfg, "unpredicted_symbols", None), target_dictionary)
+        ),
     }
+
+
+def symbols_of(spelled: str, text: str | None, dictionary: Any) -> list[int]:
+    """The numbers of a dictionary's symbols in a text; UsageError for what is none."""
+    symbols = (text or "").split()
+    for symbol in symbols:
+        require(
+            symbol in dictionary.indices,
+            f"{spelled} must be symbols of the dictionary: got {symbol!r}, which it does not have",
+        )
+    return [dictionary.index(symbol) for symbol in symbols]
 
 
 def _bands(cfg: LanguageModelFlags, name: str) -> Bands:

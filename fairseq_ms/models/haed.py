@@ -26,6 +26,7 @@ from fairseq_ms.lm.config import (
     of_core,
     refuse_given,
     require,
+    symbols_of,
     validate_positions,
 )
 from fairseq_ms.models.iem import IEM_CRITERION, ImplicitEmbeddingModel
@@ -137,14 +138,8 @@ def separators(cfg: HAEDFlags, dictionary: Dictionary) -> tuple[int, ...]:
     if cfg.separators is None:
         space = dictionary.index(SPACE)
         return (dictionary.eos(),) if space == dictionary.unk() else (space, dictionary.eos())
-    symbols = cfg.separators.split()
-    require(bool(symbols), "--separators must name at least one symbol: got none")
-    for symbol in symbols:
-        require(
-            dictionary.index(symbol) != dictionary.unk(),
-            f"--separators must be symbols of the dictionary: got {symbol!r}, which it does not have",
-        )
-    return tuple(dictionary.index(symbol) for symbol in symbols)
+    require(bool(cfg.separators.split()), "--separators must name at least one symbol: got none")
+    return tuple(symbols_of("--separators", cfg.separators, dictionary))
 
 
 @register_model("haed", dataclass=HAEDFlags)

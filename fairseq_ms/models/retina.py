@@ -8,12 +8,12 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import Downsampler, WindowOverlap, option
-from fairseq_ms.lm.config import MemorylessFlags, model_settings
+from fairseq_ms.lm.config import OneStackFlags, model_settings
 from fairseq_ms.lm.scales import Scales, window_scales
 
 
 @dataclass
-class RetinaFlags(MemorylessFlags):
+class RetinaFlags(OneStackFlags):
     """Flags of ``retina_lm``."""
 
     decoder_layers: int = option(12, "number of layers", least=1)

@@ -8,12 +8,12 @@ from fairseq.models import register_model
 from fairseq_ms import core
 from fairseq_ms.lm.base import BaseLanguageModel
 from fairseq_ms.lm.choices import option
-from fairseq_ms.lm.config import MemorylessFlags, model_settings, require
+from fairseq_ms.lm.config import OneStackFlags, model_settings, require
 from fairseq_ms.models.retina import scales_of
 
 
 @dataclass
-class VanillaFlags(MemorylessFlags):
+class VanillaFlags(OneStackFlags):
     """Flags of ``vanilla_lm``."""
 
     decoder_layers: int = option(12, "number of layers", least=1)

@@ -47,4 +47,5 @@ def random_flags(rng: random.Random) -> dict:
         "window_overlap": "allow" if overlap else "forbid",
         "downsampler": rng.choice(["avg", "max", "conv"]),
         **random_parts(rng),
+        "attention_head_dim": rng.choice([None, None, 6]),
     }

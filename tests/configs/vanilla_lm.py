@@ -16,4 +16,5 @@ def random_flags(rng: random.Random) -> dict:
         "share_decoder_input_output_embed": rng.random() < 0.5,
         "scale_windows": rng.choice(windows),
         **random_parts(rng),
+        "attention_head_dim": rng.choice([None, None, 6]),
     }

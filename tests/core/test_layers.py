@@ -26,7 +26,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "scaled": {"scale_embedding": True, "init_residual": "scaled"},
 }
 PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.items()}
-PARTS |= {"base": {"rotary_base": 50.0}, "none": {"positions": "none"}}
+PARTS |= {"base": {"rotary_base": 50.0}, "none": {"positions": "none"}, "no_final_norm": {"final_norm": False}}
+PARTS |= {"eps": {"norm_eps": 0.1}, "eps_of_heads": {"qk_norm": True, "norm": "rms", "norm_eps": 0.1}}
 LAYERS: dict[str, dict[str, Any]] = {
     "Vanilla": {"layers": 2},
     "TopDown": {"scales": (core.Scale(1, 1), core.Scale(2, 1), core.Scale(6, 1))},

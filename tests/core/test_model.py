@@ -67,6 +67,25 @@ def test_a_text_in_any_pieces_has_the_logits_of_the_whole(name: str) -> None:
     assert state.length == 41
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_symbols_that_are_never_predicted_take_no_probability_from_others(tied: bool) -> None:
+    model, tokens = build("Vanilla", unpredicted=(0, 3), tie_embeddings=tied), torch.randint(11, (2, 9))
+    plain, targets = build("Vanilla", tie_embeddings=tied), tokens.masked_fill((tokens == 0) | (tokens == 3), -100)
+    plain.load_state_dict({name.replace("project.project", "project"): x for name, x in model.state_dict().items()})
+    with torch.no_grad():
+        logits, expected = model(tokens)[0], plain(tokens)[0]
+    expected[..., [0, 3]] = -torch.inf
+    torch.testing.assert_close(logits.softmax(-1), expected.softmax(-1), rtol=0.0, atol=1e-6)
+    assert logits.isfinite().all()
+    loss = model.loss(tokens, targets)
+    torch.testing.assert_close(loss, F.cross_entropy(expected.flatten(0, 1), targets.flatten()), rtol=0.0, atol=1e-6)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert not {0, 3} & {
+        *model.generate(tokens, 50, generator=torch.Generator().manual_seed(1))[:, 9:].flatten().tolist()
+    }
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_that_is_too_long_is_refused_by_naming_what_has_no_limit(name: str) -> None:
     tokens = torch.zeros(1, 2000, dtype=torch.long)

@@ -23,7 +23,12 @@ OUT_OF_BOUNDS: dict[str, tuple[float, str]] = {
     **dict.fromkeys(["decoder_layers", "decoder_attention_heads", "attention_head_dim", "max_segment_len"], POSITIVE),
     **dict.fromkeys(["token_embed_dim", "encoder_units", "decoder_units", "main_units", "local_layers"], POSITIVE),
     **dict.fromkeys(["local_attention_heads", "local_ffn_embed_dim"], POSITIVE),
-    **{"compression_rate": (1, "at least 2"), "rotary_base": (0.5, "above 1"), "bag_of_words_weight": SPREAD},
+    **{
+        "compression_rate": (1, "at least 2"),
+        "rotary_base": (0.5, "above 1"),
+        "norm_eps": (0.0, "above 0"),
+        "bag_of_words_weight": SPREAD,
+    },
     "reconstruction_loss_weight": (0.0, "above 0"),
 }
 WITHOUT_MAIN, WITHOUT_LOCAL = "without --main transformer", "without --decoder transformer"

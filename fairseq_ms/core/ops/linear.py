@@ -19,7 +19,8 @@ from fairseq_ms.core.ops.plain import ours, plain, table
 from fairseq_ms.core.ops.recompute import drop, recomputed, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
-NORMS: dict[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": lambda dim: nn.RMSNorm(dim, eps=1e-5)}
+# Of a width and an epsilon.
+NORMS: dict[str, Callable[[int, float], Norm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -56,6 +57,31 @@ def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ..
     linear: Any = nn.Linear(inputs, outputs, bias)
     linear.rows = rows or (outputs,)
     return linear
+
+
+class SomeSymbols(nn.Module):
+    """Logits of a projection, but that some symbols are never predicted: theirs are as small as numbers go.
+
+    Args:
+        project: to logits (..., V)
+        never: numbers of those symbols
+    """
+
+    def __init__(self, project: nn.Module, never: Sequence[int]) -> None:
+        super().__init__()
+        self.project, self.never = project, tuple(never)
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the projection (V, D)."""
+        return self.project.weight  # type: ignore[return-value]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """x (..., D) -> logits (..., V)."""
+        logits_BTV = self.project(x_BTD)
+        for symbol in self.never:
+            logits_BTV[..., symbol].fill_(torch.finfo(logits_BTV.dtype).min)
+        return logits_BTV
 
 
 @ours
@@ -159,7 +185,8 @@ def norm_heads(
         gain_NH = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
         if factors_N is not None:
             gain_NH = F.pad(factors_N, (0, len(gain_NH) - len(factors_N)), value=1.0).unsqueeze(1) * gain_NH
-        return recomputed(_normalised_heads, x_BTO, gain_NH, enabled=recompute)
+        normalised = partial(_normalised_heads, eps=norms[0][0].eps)
+        return recomputed(normalised, x_BTO, gain_NH, enabled=recompute)
     widths = [count * head_dim for _, count in norms]
     *parts, rest = x_BTO.split([*widths, x_BTO.size(-1) - sum(widths)], dim=-1)
     heads = [norm(part.unflatten(-1, (n, head_dim))) for part, (norm, n) in zip(parts, norms) if n]
@@ -168,10 +195,10 @@ def norm_heads(
     return torch.cat([*(part.flatten(-2).to(x_BTO.dtype) for part in heads), rest], dim=-1)
 
 
-def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor) -> Tensor:
+def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor, eps: float | None) -> Tensor:
     """x (B, T, O) whose first N heads have a mean square of 1, times their gains."""
     heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
-    heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=1e-5) * gain_NH
+    heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=eps) * gain_NH
     return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
 
 

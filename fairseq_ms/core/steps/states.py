@@ -87,7 +87,7 @@ class WindowSlots:
         # A key is turned by the first position of its block, a value by none.
         factors = [scale.factor for scale in scales for _ in range(scale.heads)]
         self.factors_X = position_1.new_tensor([*len(factors) * [1], *factors, *len(factors) * [2**62]])
-        self.rotation = partial(config.rotation, like=like, head_dim=config.dim // config.heads)
+        self.rotation = partial(config.rotation, like=like)
         self.position_1, self.coarse_X = position_1, position_1.new_tensor(self.factors)
         sizes = [slots.size for heads, slots in self.groups for _ in range(heads)]
         self.first_N, self.first_X = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))

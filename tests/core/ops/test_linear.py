@@ -23,7 +23,7 @@ from tests.helpers.gradients import assert_same_with_gradients, gradients
 
 
 def random_norm(dim: int, kind: str = "layer") -> Norm:
-    norm = NORMS[kind](dim).double()
+    norm = NORMS[kind](dim, 1e-5).double()
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     return norm

@@ -85,7 +85,7 @@ class AdaptiveInput(nn.Module):
         """Tokens (B, T) -> (B, T, D)."""
         # The bands are written into a tensor of their own type, not that of autocast.
         with autocast_to(tokens_BT.device, None):
-            x_BTD = next(self.parameters()).new_zeros(*tokens_BT.shape, self.dim)
+            x_BTD = next(self.parameters()).new_zeros(*tokens_BT.shape, self.dim, device=tokens_BT.device)
             idle: list[nn.Parameter] = []
             for (start, end), band in zip(pairwise([0, *self.cutoff]), self.embeddings):
                 # No token is left out: those that are no word are refused by the first or the last band.

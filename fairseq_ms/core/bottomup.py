@@ -244,8 +244,8 @@ class BottomUp(LanguageModel):
             for parameter in module.parameters()
         ]
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> BottomUpState:
-        like, aggregate, capacity = self.embed.like(), self.aggregate.attention, self.room(capacity)
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> BottomUpState:
+        like, aggregate, capacity = self.embed.like(device), self.aggregate.attention, self.room(capacity)
         rooms = [capacity // scale.factor for scale in self.coarse]
         sizes = zip(aggregate.heads.values(), rooms)
         blocks = [KeyValueCache(batch_size, heads, aggregate.head_dim, room, like) for heads, room in sizes]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fairseq_ms.core.config import ModelConfig
@@ -61,5 +62,5 @@ class CoarseLM(LanguageModel):
         """By its scale k, the features of right-aligned blocks: (B, ceil(T / k), D)."""
         return {self.factor: self.block_features(tokens_BT)}
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:
-        return TopDownState([self.scale], batch_size, self.room(capacity), self.embed.like())
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> TopDownState:
+        return TopDownState([self.scale], batch_size, self.room(capacity), self.embed.like(device))

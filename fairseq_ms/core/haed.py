@@ -76,9 +76,9 @@ class TransformerMain(MainModel):
         pasts = None if past is None else past.extend(chunks.row_R, chunks.counts_R, x_RCD.size(1))
         return chunks.from_rows(self.stack(x_RCD, pasts, rotation_2RCF))
 
-    def new_state(self, rows: int, chunks: int) -> RowCaches:
+    def new_state(self, rows: int, chunks: int, device: torch.device | None = None) -> RowCaches:
         """The state of a batch before any chunk, with room for some."""
-        return RowCaches(self.stack, rows, chunks, next(self.stack.parameters()))
+        return RowCaches(self.stack, rows, chunks, next(self.stack.parameters()).new_empty(0, device=device))
 
 
 class LSTMMain(MainModel):
@@ -98,9 +98,9 @@ class LSTMMain(MainModel):
         hidden_WU = self.lstm(self.embed(e_WE, chunks.index_W), None, chunks.in_rows(), past)
         return self.out(self.drop(hidden_WU))
 
-    def new_state(self, rows: int, chunks: int) -> LSTMState:
+    def new_state(self, rows: int, chunks: int, device: torch.device | None = None) -> LSTMState:
         """The state of a batch before any chunk."""
-        return self.lstm.new_state(rows, next(self.parameters()))
+        return self.lstm.new_state(rows, next(self.parameters()).new_empty(0, device=device))
 
 
 class LSTMDecoder(nn.Module):
@@ -123,12 +123,13 @@ class LSTMDecoder(nn.Module):
         if past is not None and main_WD is not None:
             rows_R, main_RD = chunks.begun(main_WD)
             past.begin(rows_R, self.lstm.project_context(main_RD))
-        hidden_ZU = self.lstm(table(self.embed, self.symbols), main_WD, chunks.in_chunks(tokens_BT), past)
+        table_VI = table(self.embed, self.symbols, tokens_BT.device)
+        hidden_ZU = self.lstm(table_VI, main_WD, chunks.in_chunks(tokens_BT), past)
         return self.drop(hidden_ZU.view(*tokens_BT.shape, -1))
 
-    def new_state(self, rows: int) -> LSTMState:
+    def new_state(self, rows: int, device: torch.device | None = None) -> LSTMState:
         """The state of a batch before any chunk, and the projected embedding of every symbol."""
-        return self.lstm.new_state_of_table(rows, table(self.embed, self.symbols))
+        return self.lstm.new_state_of_table(rows, table(self.embed, self.symbols, device))
 
 
 class TransformerDecoder(nn.Module):
@@ -160,7 +161,7 @@ class TransformerDecoder(nn.Module):
     ) -> Tensor:
         """(B, T) tokens and the main output before each of W chunks to (B, T, U)."""
         steps = chunks.in_chunks(tokens_BT)
-        table_VU = self.project_token(table(self.embed, self.symbols)) if past is None else past.table_VU
+        table_VU = past.table_VU if past is not None else self.table(tokens_BT.device)
         if main_WD is not None:
             context_WU = self.project_context(main_WD)
             if past is not None:
@@ -187,10 +188,13 @@ class TransformerDecoder(nn.Module):
             return order_Q, [Rectangles(steps.rectangles)] * len(self.stack.layers)
         return order_Q, past.unfinished(steps, at_Q)
 
-    def new_state(self, rows: int) -> ChunkCaches:
+    def table(self, device: torch.device | None) -> Tensor:
+        """The projected embedding of every symbol, (V, U)."""
+        return self.project_token(table(self.embed, self.symbols, device))
+
+    def new_state(self, rows: int, device: torch.device | None = None) -> ChunkCaches:
         """The state of a batch before any chunk."""
-        table_VU = self.project_token(table(self.embed, self.symbols)).detach()
-        return ChunkCaches(self.stack, rows, self.length, table_VU)
+        return ChunkCaches(self.stack, rows, self.length, self.table(device).detach())
 
 
 def hierarchy(config: HAEDConfig) -> tuple[Segmentation, ChunkEncoder, TransformerMain | LSTMMain]:
@@ -277,13 +281,14 @@ class HAED(CausalModel):
     def max_length(self) -> int | None:
         return self.config.longest_text
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> HAEDState:
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> HAEDState:
         length = self.segmentation.max_length
         # A word has about five characters; caches of rows with more chunks grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))
-        unfinished = Unfinished(batch_size, length, self.segmentation.pad, next(self.parameters()).device)
-        main, decoder = self.main.new_state(batch_size, chunks), self.chunk_decoder.new_state(batch_size)
-        return HAEDState(self.config, main, decoder, unfinished)
+        device = device or next(self.parameters()).device
+        unfinished = Unfinished(batch_size, length, self.segmentation.pad, device)
+        main = self.main.new_state(batch_size, chunks, device)
+        return HAEDState(self.config, main, self.chunk_decoder.new_state(batch_size, device), unfinished)
 
 
 class HRED(HAED):

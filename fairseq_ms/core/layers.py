@@ -61,9 +61,9 @@ class TokenEmbedding(nn.Module):
             x_BTD = x_BTD + self.positions(start)
         return self.drop(x_BTD)
 
-    def like(self) -> Tensor:
-        """An empty (1, 1, D), of the type and on the device of what ``forward`` gives."""
-        return next(self.parameters()).new_empty(1, 1, self.dim)
+    def like(self, device: torch.device | None = None) -> Tensor:
+        """An empty (1, 1, D), of the type of what ``forward`` gives, on a device or on that of the weights."""
+        return next(self.parameters()).new_empty(1, 1, self.dim, device=device)
 
 
 class Attending(Before, Protocol):

@@ -74,8 +74,11 @@ class CausalModel(nn.Module, ABC):
         """
 
     @abstractmethod
-    def new_state(self, batch_size: int, capacity: int = 0) -> State:
-        """The state of B texts before their first tokens, with room for about ``capacity`` of them."""
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> State:
+        """The state of B texts before their first tokens, with room for about ``capacity`` of them.
+
+        ``device`` is that of the tokens, if weights are not there: they may be brought to it module by module.
+        """
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile what ``loss`` and ``forward`` run without a state, as ``layers.compile_layers``."""
@@ -111,7 +114,7 @@ class CausalModel(nn.Module, ABC):
         if not isinstance(state, Unread):
             return state
         if state.known is None:
-            state.known = self.new_state(state.batch_size, 2 * state.length)
+            state.known = self.new_state(state.batch_size, 2 * state.length, state.tokens_BT.device)
             self.features(state.tokens_BT, state.known)
         return state.known
 
@@ -206,7 +209,7 @@ class CausalModel(nn.Module, ABC):
         if state is not None:
             self.check_state(state, texts[0])
         with evaluating(self):
-            state = self._known(state) if state is not None else self.new_state(texts[0].size(0), length)
+            state = self._known(state) if state is not None else self.new_state(len(rows), length, prompts_BP.device)
             read = Reader(self, state, graphs, state.length + length - 1)
             for place in range(shortest, length):
                 logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]

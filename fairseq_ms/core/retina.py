@@ -305,8 +305,8 @@ class Retina(LanguageModel):
             x_BTD = layer(x_BTD, None, rotations)
         return last.attention.keys_and_values(x_BTD)
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> RetinaState:
-        like, room = self.embed.like(), self.room(capacity)
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> RetinaState:
+        like, room = self.embed.like(device), self.room(capacity)
         return RetinaState(
             self.config, batch_size, [layer.attention.new_cache(batch_size, room, like) for layer in self.layers]
         )

@@ -209,27 +209,27 @@ class StreamingModel(LanguageModel):
         """The parameters that training on less than a segment may leave without work."""
         return ()
 
-    def sinusoids(self) -> Tensor:
+    def sinusoids(self, like: Tensor) -> Tensor:
         """Sinusoids of the distances in a window, with dropout as in Transformer-XL."""
-        return self.drop(self.table(self.window, self.u))
+        return self.drop(self.table(self.window, like))
 
-    def new_memory(self, batch_size: int) -> Memory:
+    def new_memory(self, batch_size: int, device: torch.device | None = None) -> Memory:
         """The memory of B streams before their first tokens: zeros (Transformer-QL, Figures 2e and 3, line 3)."""
-        like = self.u.detach()
+        like = self._like(device)
         shapes = {name: (batch_size, length, self.config.dim) for name, length in self.memory_lengths().items()}
         states = {name: like.new_zeros(shape) for name, shape in shapes.items()}
         return Memory(states, torch.zeros(batch_size, 0, dtype=torch.long, device=like.device))
 
     def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
         """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss (B,) or None."""
-        memory = self.checked(memory, tokens_BT.size(0))
+        memory = self.checked(memory, tokens_BT.size(0), tokens_BT.device)
         mems, known = memory.states, memory.pending_BT.size(1)
         tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
         whole = tokens_BT.size(1) - tokens_BT.size(1) % self.segment_len
         outputs, losses, counts = [], [], []
         segments = zip(*(x.split(self.segment_len, dim=1) for x in (tokens_BT, self.embed_tokens(tokens_BT))))
         for segment_BT, s_BTD in segments:
-            y_BTD, moving = self.forward_segment(s_BTD, mems, self.sinusoids())
+            y_BTD, moving = self.forward_segment(s_BTD, mems, self.sinusoids(s_BTD))
             outputs.append(y_BTD)
             if s_BTD.size(1) == self.segment_len:
                 mems, loss_B = self.remember(moving, mems)
@@ -256,7 +256,7 @@ class StreamingModel(LanguageModel):
             left = self.segment_len - state.done
             x_BTD, tokens_BT = self.embed_tokens(tokens_BT[:, :left]), tokens_BT[:, left:]
             if x_BTD.size(1) == self.segment_len:
-                y_BTD, moving = self.forward_segment(x_BTD, state.mems, self.sinusoids())
+                y_BTD, moving = self.forward_segment(x_BTD, state.mems, self.sinusoids(x_BTD))
                 state.mems, _ = self.remember(moving, state.mems)
             else:
                 y_BTD = self._piece(x_BTD, state)
@@ -266,12 +266,12 @@ class StreamingModel(LanguageModel):
 
     def _piece(self, x_BTD: Tensor, state: StreamState) -> Tensor:
         """Outputs of the next positions of a segment that comes in pieces."""
-        state.caches = state.caches or self.segment_caches(x_BTD.size(0))
+        state.caches = state.caches or self.segment_caches(x_BTD)
         if not state.done:
             state.before, state.moving = state.mems, {}
             for layer in self.memory_layers():
                 state.caches[layer.name].begin(*layer.attention.of_memory(state.mems[layer.name]))
-        y_BTD, moving = self.forward_segment(x_BTD, state.before, self.sinusoids(), state.caches)
+        y_BTD, moving = self.forward_segment(x_BTD, state.before, self.sinusoids(x_BTD), state.caches)
         state.moving = join(state.moving, moving)
         unread = {name: x for name, x in moving.items() if name not in state.caches}
         state.before = state.before | join(state.before, unread)
@@ -293,7 +293,7 @@ class StreamingModel(LanguageModel):
         They go back to the beginning of a segment, also where an earlier call began it, and no farther.
         """
         tokens_BT = self.checked_tokens(tokens_BT)
-        state = state if state is not None else self.new_state(tokens_BT.size(0))
+        state = state if state is not None else self.new_state(tokens_BT.size(0), device=tokens_BT.device)
         return self.logits(self.features(tokens_BT, state)), state
 
     def features(self, tokens_BT: Tensor, state: StreamState | None = None) -> Tensor:  # type: ignore[override]
@@ -311,30 +311,36 @@ class StreamingModel(LanguageModel):
         loss, count_B = self.loss_of(x_BTD, targets_BT, ignore_index), (targets_BT != ignore_index).sum(dim=1)
         return loss if auxiliary_B is None else loss + (auxiliary_B * count_B).sum() / count_B.sum().clamp(min=1)
 
-    def new_state(self, batch_size: int, capacity: int = 0, memory: Memory | None = None) -> StreamState:
+    def new_state(
+        self, batch_size: int, capacity: int = 0, device: torch.device | None = None, memory: Memory | None = None
+    ) -> StreamState:
         """The state of B streams before their first tokens, or after a memory; room is made segment by segment."""
-        return StreamState(self.config, self.checked(memory, batch_size))
+        return StreamState(self.config, self.checked(memory, batch_size, device))
 
-    def segment_caches(self, batch_size: int) -> dict[str, SegmentCache]:
-        """An empty cache of every layer, by the name of its memory."""
-        positions_PD, layers = self.sinusoids(), self.memory_layers()
-        return {layer.name: SegmentCache(batch_size, layer.attention.project(positions_PD)) for layer in layers}
+    def segment_caches(self, x_BTD: Tensor) -> dict[str, SegmentCache]:
+        """An empty cache of every layer, by the name of its memory, for the B streams of embedded tokens."""
+        positions_PD, layers = self.sinusoids(x_BTD), self.memory_layers()
+        return {layer.name: SegmentCache(x_BTD.size(0), layer.attention.project(positions_PD)) for layer in layers}
 
     def memory_layers(self) -> list[TransformerXLLayer]:
         """All that have a memory."""
         return [layer for layer in self.modules() if isinstance(layer, TransformerXLLayer)]
 
-    def checked(self, memory: object, batch_size: int) -> Memory:
-        """The memory, or a new one; raises ValueError if it is not one of this model and batch."""
+    def checked(self, memory: object, batch_size: int, device: torch.device | None = None) -> Memory:
+        """The memory, or a new one, on a device; raises ValueError if it is not one of this model and batch."""
         if memory is None:
-            return self.new_memory(batch_size)
+            return self.new_memory(batch_size, device)
         if not isinstance(memory, Memory):
             raise ValueError(f"memory: must be None or the memory that a call before has left, got {type(memory)}")
         found = {name: tuple(state.shape) for name, state in memory.states.items()}
         wanted = {name: (batch_size, length, self.config.dim) for name, length in self.memory_lengths().items()}
         if found != wanted or memory.batch_size != batch_size:
             raise ValueError(f"memory: must hold states (B, M, D) of {wanted}, got {found}")
-        return memory.to(self.u)
+        return memory.to(self._like(device))
+
+    def _like(self, device: torch.device | None) -> Tensor:
+        """Nothing, of the type of the weights and on a device or theirs."""
+        return torch.empty(0, dtype=self.u.dtype, device=device or self.u.device)
 
     def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
         """Features (B, T, D), and the memory's loss (B,) or None."""

@@ -149,5 +149,5 @@ class TopDown(LanguageModel):
             state.remember(x_BTD)
         return outputs
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> TopDownState:
-        return TopDownState(list(self.scales), batch_size, self.room(capacity), self.embed.like())
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> TopDownState:
+        return TopDownState(list(self.scales), batch_size, self.room(capacity), self.embed.like(device))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, State
@@ -64,6 +65,6 @@ class Vanilla(LanguageModel):
         """By the scale 1, the features of all positions, (B, T, D)."""
         return {1: self.features(tokens_BT)}
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> VanillaState:
-        caches = self.stack.new_caches(batch_size, self.room(capacity), self.embed.like())
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> VanillaState:
+        caches = self.stack.new_caches(batch_size, self.room(capacity), self.embed.like(device))
         return VanillaState(self.config, batch_size, caches)

@@ -223,6 +223,6 @@ def _last_segment(network: StreamingModel, inputs_RTD: Tensor) -> Tensor:
     """Outputs (R, n_s, D) of the last segment of embedded streams."""
     mems = network.new_memory(inputs_RTD.size(0)).states
     for segment_RTD in inputs_RTD.split(network.segment_len, dim=1):
-        outputs, moving = network.forward_segment(segment_RTD, mems, network.sinusoids())
+        outputs, moving = network.forward_segment(segment_RTD, mems, network.sinusoids(segment_RTD))
         mems, _ = network.remember(moving, mems)
     return outputs

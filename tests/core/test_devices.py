@@ -63,3 +63,40 @@ def test_twins_and_checks_of_kernels_make_nothing_on_the_default_device(
     assert naive.attention(q, q, q, causal=True).is_cpu
     assert naive.rotate(x, range(3), 2, 4, 100.0).is_cpu
     assert naive.short_conv(x, x[0]).is_cpu
+
+
+def offloaded(model: torch.nn.Module) -> None:
+    """Have weights on the meta device but while the module that owns them is called, as libraries offload them."""
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own:
+            continue
+        empty = {name: torch.nn.Parameter(weight.detach().to("meta")) for name, weight in own.items()}
+        forward = module.forward
+
+        def called(
+            *inputs: Any, module: Any = module, own: Any = own, empty: Any = empty, forward: Any = forward, **named: Any
+        ) -> Any:
+            module._parameters.update(own)
+            try:
+                return forward(*inputs, **named)
+            finally:
+                module._parameters.update(empty)
+
+        module.forward = called
+        module._parameters.update(empty)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_models_generate_where_tokens_are_whose_weights_are_brought_there_module_by_module(
+    name: str, changes: dict[str, Any]
+) -> None:
+    # Attention reads its sinks itself, which belong to what normalises queries and keys.
+    model, tokens = on_cpu(name, {key: value for key, value in changes.items() if key != "sinks"})
+    expected = model.generate(tokens, 12, 0.0), model.generate(list(tokens), 7, 0.0)
+    offloaded(model)
+    assert model.generate(tokens, 12, 0.0).equal(expected[0])
+    assert all(one.equal(other) for one, other in zip(model.generate(list(tokens), 7, 0.0), expected[1], strict=True))
+    state = model(tokens)[1]
+    assert model.generate(expected[0][:, 21:23], 10, 0.0, state=state).equal(expected[0][:, 21:])

@@ -286,7 +286,7 @@ class LSTMEncoder(ChunkEncoder):
         chunk_Q, place_Q = inside_YL.nonzero().unbind(1)
         slot_Q = torch.arange(chunk_Q.numel(), device=chunk_Q.device)
         steps = RaggedSteps(tokens_YL[inside_YL], chunk_Q, place_Q, slot_Q, chunk_Q.numel())
-        hidden_QU = self.lstm(table(self.embed, self.symbols), None, steps)
+        hidden_QU = self.lstm(table(self.embed, self.symbols, tokens_YL.device), None, steps)
         return hidden_QU.index_select(0, inside_YL.sum(dim=1).cumsum(0) - 1)
 
 

@@ -105,7 +105,7 @@ class TiedOutput(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
-        return F.linear(x_BTD, self.weight)
+        return F.linear(x_BTD, table(self._embed[0].words, self.symbols, x_BTD.device, despite_hooks=True))
 
 
 def own_of(norm: Norm) -> list[Tensor]:

@@ -54,7 +54,7 @@ def plain(*modules: nn.Module | None) -> bool:
     return not all_hooked()
 
 
-def table(words: nn.Module, symbols: int, despite_hooks: bool = False) -> Tensor:
+def table(words: nn.Module, symbols: int, device: torch.device | None = None, despite_hooks: bool = False) -> Tensor:
     """What an embedding gives for every symbol, (V, D): its weight, if it is plain.
 
     ``despite_hooks`` are those of the tokens that a model reads, which a matrix for other ends has nothing to do with.
@@ -62,4 +62,4 @@ def table(words: nn.Module, symbols: int, despite_hooks: bool = False) -> Tensor
     if plain(words) or (despite_hooks and type(words) is nn.Embedding and "forward" not in vars(words)):
         return words.weight  # type: ignore[return-value]
     # One row of tokens, since what stands in an embedding's place may want (B, T).
-    return words(torch.arange(symbols, device=next(words.parameters()).device).unsqueeze(0)).squeeze(0)
+    return words(torch.arange(symbols, device=device or next(words.parameters()).device).unsqueeze(0)).squeeze(0)

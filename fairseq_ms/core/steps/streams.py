@@ -68,9 +68,8 @@ class FixedStream(FixedState):
         self.past = model.window - model.segment_len
         self.position_1 = torch.full((1,), self.past, device=like.device)
         self.places = [slots := SegmentSlots(self.position_1, model.window, like)]
-        self.caches: dict[str, Any] = {
-            name: FixedSegment(cache, slots) for name, cache in model.segment_caches(batch_size).items()
-        }
+        growing = model.segment_caches(like.new_empty(batch_size, 0, 0))
+        self.caches: dict[str, Any] = {name: FixedSegment(cache, slots) for name, cache in growing.items()}
         self.mems = {name: FixedRows(x) for name, x in model.new_memory(batch_size).states.items()}
         shape = batch_size, model.segment_len, model.config.dim
         self.moving = {name: FixedRows(like.new_zeros(shape)) for name in self.caches}
@@ -90,7 +89,7 @@ class FixedStream(FixedState):
         self.position_1.fill_(self.past + state.done)
         for name, x in state.mems.items():
             self.mems[name].put(x)
-        positions_PD = self.model.sinusoids()
+        positions_PD = self.model.sinusoids(self.model.u)
         for layer in self.model.memory_layers():
             cache = self.caches[layer.name]
             cache.buffer.zero_()

@@ -262,7 +262,8 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         parts = []
         for group, count in zip(cache.groups, counts):
             if count and group.read is None:
-                group.read = Reader(self.decoder, self.decoder.new_state(group.rows_R.numel(), 2 * count))
+                state = self.decoder.new_state(group.rows_R.numel(), 2 * count, tokens_BT.device)
+                group.read = Reader(self.decoder, state)
             if count and group.read is not None:
                 column_RT = starts_B[group.rows_R].unsqueeze(1) + torch.arange(count, device=tokens_BT.device)
                 place = (group.rows_R.unsqueeze(1), column_RT)

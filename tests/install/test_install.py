@@ -195,6 +195,8 @@ def clone(tmp_path) -> Path:
 def make(clone, *arguments, **variables):
     """One call of make, which must not take itself for a part of the `make test` that these tests may run in."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
+    # What was given on its command line is in the environment, too.
+    outer |= {word.partition("=")[0] for word in os.environ.get("MAKEFLAGS", "").split() if "=" in word}
     return subprocess.run(
         ["make", *arguments],
         cwd=clone,
@@ -283,7 +285,10 @@ def test_a_foreign_environment_is_never_removed(remover, clone):
 
 
 @needs_make
-def test_a_new_environment_is_not_built_with_the_python_of_the_one_that_it_replaces(clone, tmp_path):
+def test_a_new_environment_is_not_built_with_the_python_of_the_one_that_it_replaces(clone, tmp_path, monkeypatch):
+    """Also within ``make test PYTHON=...``."""
+    monkeypatch.setenv("MAKEFLAGS", f" --jobs=2 -- PYTHON={sys.executable}")
+    monkeypatch.setenv("PYTHON", sys.executable)
     # The Makefile puts the environment's commands first on PATH, and so does an activated environment.
     for place, command in (
         (clone / ".venv" / "bin", "exit 1"),

@@ -104,6 +104,23 @@ def test_a_training_that_is_killed_goes_on_bit_for_bit_and_its_file_is_a_model(
     assert len(one["tokenizer"]["symbols"]) == 260
 
 
+def test_every_process_has_its_own_device_before_processes_meet(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("device", torch.device(device))))
+
+    def meet(backend: str) -> None:
+        calls.append(("processes", backend))
+        raise StopIteration
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", meet)
+    with pytest.raises(StopIteration):
+        losses(text)
+    assert calls == [("device", torch.device("cuda:1")), ("processes", "nccl")]
+
+
 def test_binarised_data_are_read(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", {"train": random_lines(1, 60), "valid": random_lines(2, 60)})
     assert losses(str(data / "train"), *SMALL, "--out", str(tmp_path / "out"), "--steps", "2")

@@ -80,6 +80,8 @@ def main() -> None:
     args = parser.parse_args()
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # before NCCL makes its communicators on the current one
     if ranks > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train, place, is_text = read_data(args.data), Path(args.data).absolute(), not Path(f"{args.data}.idx").is_file()

@@ -1,22 +1,40 @@
 """fairseq's decoder and model over a language model of the core."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
 from fairseq_ms.lm import older_names
-from fairseq_ms.lm.config import Flags, check_needs, check_ranges, fill_in_positions, naming_flags, require, validate
+from fairseq_ms.lm.config import (
+    Flags,
+    check_needs,
+    check_ranges,
+    fill_in_positions,
+    flag,
+    naming_flags,
+    require,
+    validate,
+)
 from fairseq_ms.lm.incremental import Decoding, PromptReader
 
 _STATE = "fairseq_ms"
 # What fairseq's generator takes for "no limit": a stream has no last position.
 NO_LIMIT = 10**6
+# What a run may change when it goes on, beside dropout and the start of weights: how it computes, weights of losses and
+# the length of texts, which learned positions show.
+MAY_CHANGE = (
+    *("_name", "checkpoint_activations", "compile", "recompute", "init_residual", "max_target_positions"),
+    *("droppath", "criterion", "query", "reconstruction_loss_weight", "bag_of_words_weight"),
+)
+# What a run of streams may change between two epochs alone.
+LENGTHS = ("tokens_per_sample", "mem_len", "compressed_mem_len")
 
 
 class Decoder(FairseqIncrementalDecoder):
@@ -191,6 +209,23 @@ class BaseLanguageModel(FairseqLanguageModel):
         if not getattr(task, "from_checkpoint", False):
             cls.refuse_idle(cfg)
         return positions
+
+    @classmethod
+    def changed(cls, then: Mapping[str, Any], now: Any, lengths: bool) -> str | None:
+        """The first setting by which weights that were trained as ``then`` would be another model's ``now``; or None.
+
+        Fields that an older ``then`` lacks have their defaults. ``lengths`` compares those of streams, too.
+        """
+        if ARCH_MODEL_REGISTRY.get(then.get("_name"), cls) is not cls:
+            return f"--arch was {then['_name']}"
+        lengths &= "mem_len" in cls.flags()
+        for name, known in cls.flags().items():
+            before, after = then.get(name, known.default), getattr(now, name)
+            if name in MAY_CHANGE or name.endswith(("dropout", "init_std")) or (name in LENGTHS and not lengths):
+                continue
+            if before != after and str(before) != str(after) and not str(before).startswith("${"):
+                return f"{flag(name)} was {before} and is {after}"
+        return None
 
     @classmethod
     def core_model(cls, cfg: Any, source_dictionary: Any, target_dictionary: Any) -> core.CausalModel:

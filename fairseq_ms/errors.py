@@ -30,6 +30,10 @@ _MISTAKES = (
     (r"^Must specify batch size either", "--batch-size or --max-tokens must be given"),
     (r"^\w+ is required!$", "a flag that every training needs must be given"),
     (r"^Model file not found: ", "--path must name a checkpoint that exists, and a single one to score with"),
+    (
+        r"^world size is \d+ but have \d+ available devices",
+        "--distributed-world-size must be at most the number of GPUs where no launcher starts the processes",
+    ),
     (r"^--finetune-from-model .* does not exist", "--finetune-from-model must name a checkpoint that exists"),
     (
         r"^--finetune-from-model (can not|and --restore-file)",
@@ -53,18 +57,19 @@ _MISTAKES = (
     ),
     (
         r"^Cannot resume training due to dataloader mismatch",
-        "--restore-file must have been written in an epoch of the same batches, of the same data and flags",
-    ),
-    (
-        r"^((Optimizer|Criterion) does not match; please reset|loaded state dict .* parameter group)",
-        "--restore-file must hold the state of the same --optimizer and --criterion: --reset-optimizer, "
-        "checkpoint.reset_optimizer=true, begins anew",
+        "--save-dir, or --restore-file where it is given, must hold a checkpoint from an epoch of the same batches, "
+        "by the same data and flags",
     ),
     (
         r"^Unsupported optimizer: ",
         "--memory-efficient-fp16 and --memory-efficient-bf16 must be left out with an optimizer that lacks them",
     ),
     (r"^Either --max_update or --lr-period-updates", "--max-update must say over how many updates a cosine falls"),
+    (
+        r"^--sampling-top[kp] requires|^--sampling requires --nbest|^--batch-size cannot be larger than --buffer-size"
+        r"|^Provided Search parameters are mutually exclusive|^min_len cannot be larger than max_len",
+        "flags of generation must fit together",
+    ),
     (r"^logits must be finite", "--path must name a checkpoint of finite weights"),
     (r"^AdaptiveLoss is not compatible", "--ddp-backend must be legacy_ddp with --criterion adaptive_loss"),
 )

@@ -9,20 +9,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import pickle
+import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
-from omegaconf import OmegaConf, open_dict
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import distributed
 
 from fairseq_ms.errors import UsageError
@@ -39,8 +43,13 @@ _ARCHIVE = b"PK\x03\x04"
 MULTIPLE = "required_batch_size_multiple"
 # And the checksum of the dictionary.
 DICTIONARY = "dictionary"
+# And, once it is read, the model's settings.
+MODEL = "model_settings"
 # Settings of criterions that are no more; of a task's and a model's, fairseq itself drops those.
 _GONE = ("log_q_correction", "log_q_blocks")
+
+# What omegaconf replaces by what a function returns for it: ${oc.env:HOME}.
+_COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
 
 # The flags of fairseq's older optimizers and schedulers, among them sgd and adafactor: names and values.
 torch.serialization.add_safe_globals([argparse.Namespace])
@@ -154,6 +163,59 @@ def _read(path: str) -> Any:
     return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
 
 
+def _computed(settings: Any) -> Iterator[str]:
+    """Of settings nested in dictionaries and lists, the texts that omegaconf would compute, as from the environment."""
+    if isinstance(settings, str) and _COMPUTED.search(settings):
+        yield settings
+    elif isinstance(settings, dict | argparse.Namespace):
+        yield from _computed(list((settings if isinstance(settings, dict) else vars(settings)).values()))
+    elif isinstance(settings, list | tuple):
+        yield from itertools.chain.from_iterable(map(_computed, settings))
+
+
+def load_known(
+    original: Callable[..., Any],
+    filenames: list[str],
+    arg_overrides: dict[str, Any] | None = None,
+    task: Any = None,
+    strict: bool = True,
+    suffix: str = "",
+    num_shards: int = 1,
+    state: dict[str, Any] | None = None,
+) -> Any:
+    """``load_model_ensemble_and_task``, with one sentence for checkpoints of models that are not known here."""
+    try:
+        return original(filenames, arg_overrides, task, strict, suffix, num_shards, state)
+    except UsageError:
+        raise
+    except Exception as error:
+        for path in filenames:
+            if os.path.isfile(path) and (wrong := _unknown(_read(path), task is None)) is not None:
+                raise UsageError(
+                    f"--path must name a checkpoint of a model that is known here: {path} {wrong}"
+                ) from error
+        raise
+
+
+def _unknown(state: Any, with_task: bool) -> str | None:
+    """What a checkpoint lacks, or has that is not known here; None where that is not what is wrong with it."""
+    state = state if isinstance(state, dict) else {}
+    if not isinstance(state.get("model"), dict):
+        return "holds no weights by their names"
+    cfg = state.get("cfg")
+    if cfg is None:
+        return None if state.get("args") is not None else "holds no settings of its model"
+    known: dict[str, Any] = {"model": {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY}}
+    if with_task:
+        known["task"] = TASK_REGISTRY
+    for group, registry in known.items():
+        chosen = cfg.get(group) if isinstance(cfg, dict) else None
+        name = chosen.get("_name") if isinstance(chosen, dict) else getattr(chosen, "_name", None)
+        if name not in registry:
+            return f"is of {'no' if name is None else 'the unknown'} {group}{'' if name is None else f' {name}'}"
+    return None
+
+
 def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings: Any) -> Any:
     """``load_checkpoint_to_cpu``, with one sentence for what is damaged or holds code."""
     local = PathManager.get_local_path(path)
@@ -163,17 +225,29 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
                 f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is damaged ({wrong})"
             )
         try:
-            _read(local)
+            held = _read(local)
+            written = [held.get(name) for name in ("cfg", "args")]
         except pickle.UnpicklingError as error:
             raise UsageError(
                 f"a checkpoint must hold tensors and plain values alone, since others could run code: {path} holds them"
             ) from error
+        except AttributeError:
+            raise UsageError(f"a checkpoint must be a dictionary: {path} holds something else") from None
+        if found := next(_computed(written), None):
+            raise UsageError(f"a checkpoint must hold settings that are values: {path} has {found!r}, to be computed")
     state = original(path, *args, **settings)
     # Older ones have it among their flags alone, of which only the rank that reads them hears.
-    multiple = OmegaConf.select(state["cfg"], f"dataset.{MULTIPLE}") if state.get("cfg") else None
-    if multiple is not None and state.get("extra_state"):
-        state["extra_state"].setdefault(MULTIPLE, multiple)
-    if (criterion := OmegaConf.select(state["cfg"], "criterion") if state.get("cfg") else None) is not None:
+    cfg = state.get("cfg")
+    multiple, criterion, model = (
+        OmegaConf.select(cfg, name) if isinstance(cfg, DictConfig) else None
+        for name in (f"dataset.{MULTIPLE}", "criterion", "model")
+    )
+    if state.get("extra_state"):
+        if multiple is not None:
+            state["extra_state"].setdefault(MULTIPLE, multiple)
+        if isinstance(model, DictConfig):
+            state["extra_state"][MODEL] = OmegaConf.to_container(model, enum_to_str=True)
+    if isinstance(criterion, DictConfig):
         with open_dict(criterion):
             for name in _GONE:
                 criterion.pop(name, None)

@@ -63,7 +63,17 @@ class ContextWindowDataset(LMContextWindowDataset):
 
 
 def with_contexts(
-    original: Any, task: Any, dataset: Any, *args: Any, max_positions: Any = None, context_window: int = 0, **more: Any
+    original: Any,
+    task: Any,
+    dataset: Any,
+    max_tokens: int | None = 36000,
+    batch_size: int | None = None,
+    max_positions: Any = None,
+    num_shards: int = 1,
+    shard_id: int = 0,
+    num_workers: int = 1,
+    data_buffer_size: int = 10,
+    context_window: int = 0,
 ) -> Any:
     """``eval_lm_dataloader`` of fairseq's ``language_modeling`` task, with ``ContextWindowDataset``.
 
@@ -73,6 +83,8 @@ def with_contexts(
     if context_window < 0:
         raise UsageError(f"--context-window must be at least 0: got {context_window}")
     tokens, mode = task.args.tokens_per_sample, task.args.sample_break_mode
+    if isinstance(max_positions, tuple):
+        max_positions = min(max_positions)
     if max_positions is not None:
         most, longest = f"the model's {max_positions} positions", int(max(dataset.sizes, default=0))
         if (window := tokens + context_window) > max_positions:
@@ -84,4 +96,5 @@ def with_contexts(
             )
     if context_window > 0:
         dataset = ContextWindowDataset(dataset, tokens, context_window, task.source_dictionary.pad())
-    return original(task, dataset, *args, max_positions=max_positions, **more)
+    shards = num_shards, shard_id, num_workers, data_buffer_size
+    return original(task, dataset, max_tokens, batch_size, max_positions, *shards)

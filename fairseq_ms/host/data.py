@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,8 @@ def other_dictionary(task: Any, expected: int | None) -> str | None:
     """What is wrong where a task's dictionary is another than a checkpoint, which may be older, says; or None."""
     if expected in (None, found := dictionary_checksum(task)) or found is None:
         return None
-    return f"{utils.split_paths(task.args.data)[0]}/dict.txt has other symbols, or another order of them"
+    settings = getattr(task, "args", None) or task.cfg
+    return f"{utils.split_paths(settings.data)[0]}/dict.txt has other symbols, or another order of them"
 
 
 def refuse_other_dictionary(original: Callable[..., None], task: Any, state_dict: dict[str, Any]) -> None:
@@ -177,7 +179,14 @@ def refuse_other_dictionary(original: Callable[..., None], task: Any, state_dict
 
 
 def batch_rows(
-    original: Callable[..., Any], indices: Any, *args: Any, required_batch_size_multiple: int = 1, **settings: Any
+    original: Callable[..., Any],
+    indices: Any,
+    num_tokens_fn: Any,
+    num_tokens_vec: Any = None,
+    max_tokens: int | None = None,
+    max_sentences: int | None = None,
+    required_batch_size_multiple: int = 1,
+    fixed_shapes: Any = None,
 ) -> Any:
     """``batch_by_size``, which drops a last batch that is no multiple, and says here how many rows that leaves out.
 
@@ -186,9 +195,12 @@ def batch_rows(
     flag = f"--{checkpoints.MULTIPLE.replace('_', '-')}"
     if required_batch_size_multiple < 1:
         raise UsageError(f"{flag} must be at least 1: got {required_batch_size_multiple}")
+    if isinstance(indices, GeneratorType):
+        indices = np.fromiter(indices, dtype=np.int64)
     # fairseq looks at the last batch of none.
     multiple = required_batch_size_multiple if len(indices) else 1
-    batches = original(indices, *args, required_batch_size_multiple=multiple, **settings)
+    limits = max_tokens, max_sentences, multiple, fixed_shapes
+    batches = original(indices, num_tokens_fn, num_tokens_vec, *limits)
     left_out = len(indices) - sum(map(len, batches))
     if left_out and not len(batches):
         raise UsageError(f"{flag} must leave a batch of the {len(indices)} rows, as 1 does: got {multiple}")
@@ -199,7 +211,9 @@ def batch_rows(
 
 def validate_any(original: Callable[..., Any], task: Any, sample: Any, *args: Any, **settings: Any) -> Any:
     """``valid_step``, which fairseq-validate also calls in a process that has a batch less than others."""
-    return original(task, sample, *args, **settings) if sample else (0.0, 0, {})
+    if sample is None or (isinstance(sample, dict) and not sample):
+        return 0.0, 0, {}
+    return original(task, sample, *args, **settings)
 
 
 def with_repeated(samples: list[Any], batch: dict[str, Any]) -> list[Any]:

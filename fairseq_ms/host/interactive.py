@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.host import rules
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +27,12 @@ class Numbered:
     def __init__(self) -> None:
         self.count = 0
 
-    def read(self, original: Callable[..., Any], source: str, buffer_size: int) -> Iterator[list[str]]:
+    def read(self, original: Callable[..., Any], input: str, buffer_size: int) -> Iterator[list[str]]:
         """``buffered_read``: lines of a file, or of standard input for "-", in lists of up to ``buffer_size``."""
         try:
-            file = sys.stdin.buffer if source == "-" else open(source, "rb")  # noqa: SIM115 (closed below)
+            file = sys.stdin.buffer if input == "-" else open(input, "rb")  # noqa: SIM115 (closed below)
         except OSError as error:
-            raise UsageError(f"--input must be a file that can be read: got {source} ({error.strerror})") from error
+            raise UsageError(f"--input must be a file that can be read: got {input} ({error.strerror})") from error
         with file:
             # A byte that belongs to no character makes its word an unknown one. White space counts where text is bytes.
             while buffer := [line.decode(errors="replace") for line in itertools.islice(file, buffer_size)]:
@@ -45,6 +46,9 @@ class Numbered:
         self, original: Callable[..., Any], lines: list[str], cfg: Any, task: Any, *args: Any, **settings: Any
     ) -> Iterator[Any]:
         """``make_batches``; lines without room are named by their numbers in the whole input."""
+        rules.refuse_idle(
+            getattr(cfg, "generation", None), ("score_reference", "prefix_size", "lm_path"), "lines without a reference"
+        )
         before = self.count - len(lines)
         missing = set(range(len(lines)))
         try:

@@ -6,7 +6,6 @@ CPUs, and nodes with one GPU, every process of a launcher would train alone, and
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -30,6 +29,7 @@ from torch.multiprocessing import ProcessExitedException
 
 from fairseq_ms.errors import UsageError, parser_sentence, sentence_of
 from fairseq_ms.host import rules
+from fairseq_ms.tools.lock import FolderLock
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def run_together(original: Callable[..., Any], cfg: Any, main: Callable[..., Any
     if training.distributed_init_method is None and launched:
         _join(training)
     elif training.distributed_init_method is None:
-        distributed_utils.infer_init_method(training)
+        _meet(training)
     main = functools.partial(_run, main)
     try:
         if training.distributed_init_method is None or training.distributed_no_spawn:
@@ -103,6 +103,22 @@ def run_together(original: Callable[..., Any], cfg: Any, main: Callable[..., Any
             _start(main, cfg, settings)
     finally:
         signals.end()
+
+
+def _meet(training: Any) -> None:
+    """Say where processes meet that Slurm has started, or that this one starts, one for each GPU here.
+
+    Raises UsageError where there are fewer GPUs. fairseq looks for none if ``--distributed-port`` is given, and then
+    trains alone.
+    """
+    size, gpus = training.distributed_world_size, torch.cuda.device_count()
+    slurm = any(name in os.environ for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
+    if size > max(1, gpus) and not slurm:
+        raise UsageError(
+            f"--distributed-world-size must be at most the {gpus} GPUs here where no launcher starts the processes, as "
+            f"torchrun --nproc-per-node {size} does: got {size}"
+        )
+    distributed_utils.infer_init_method(training, force_distributed=True)
 
 
 def _join(training: Any) -> None:
@@ -121,6 +137,11 @@ def _start(main: Callable[..., Any], cfg: Any, settings: dict[str, Any]) -> None
     training = cfg.distributed_training
     settings["start_rank"], training.distributed_rank = training.distributed_rank, None
     count = min(torch.cuda.device_count(), training.distributed_world_size)
+    if not count:
+        raise UsageError(
+            "--distributed-no-spawn must be given with --distributed-init-method on a machine without a GPU, since "
+            "fairseq starts a process for each GPU"
+        )
     ranks = torch.multiprocessing.spawn(
         distributed_utils.distributed_main, (main, cfg, settings), nprocs=count, join=False
     )
@@ -151,12 +172,17 @@ def end_as(error: ProcessExitedException) -> None:
 
 
 def on_its_own_device(
-    original: Callable[..., Any], module: nn.Module, device_ids: Any, output_device: Any, **settings: Any
+    original: Callable[..., Any],
+    module: nn.Module,
+    device_ids: Any = None,
+    output_device: Any = None,
+    *args: Any,
+    **settings: Any,
 ) -> Any:
     """``DistributedDataParallel``, to which fairseq names a GPU for every process, also where the model is on a CPU."""
-    if next(module.parameters()).device.type == "cpu":
+    if all(weight.device.type == "cpu" for weight in module.parameters()):
         device_ids = output_device = None
-    return original(module, device_ids=device_ids, output_device=output_device, **settings)
+    return original(module, device_ids, output_device, *args, **settings)
 
 
 class Finished(Exception):
@@ -191,9 +217,10 @@ class Signals:
                 self.replaced[signum] = signal.signal(signum, note)
 
     def end(self) -> None:
-        """Restore the handlers of before."""
+        """Restore the handlers of before; a process that was asked to end dies of Ctrl-C without a traceback."""
         for signum, handler in self.replaced.items():
-            signal.signal(signum, handler)
+            interrupts = handler is signal.default_int_handler and self.asked is not None
+            signal.signal(signum, signal.SIG_DFL if interrupts else handler)
         self.asked, self.replaced = None, {}
 
 
@@ -207,6 +234,7 @@ class HeldLog:
         self.kept = MemoryHandler(0)
         self.others: list[logging.Handler] | None = None
         self.can_end = False
+        self.saves = True
 
     def hold(self) -> None:
         """Replace the root logger's handlers, unless that is done already or no call would restore them."""
@@ -223,11 +251,12 @@ class HeldLog:
 
 
 held_log = HeldLog()
+save_lock = FolderLock()
 
 
 def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
     """Run ``main`` and show its log, unless it was refused before there was a trainer."""
-    held_log.can_end = True
+    held_log.can_end, held_log.saves = True, not rules.setting(cfg, "checkpoint.no_save", False)
     if multiprocessing.parent_process() is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # torch takes a process that it has started and that Ctrl-C ends for one that has ended well.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -242,26 +271,29 @@ def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
             held_log.kept.buffer.clear()
         raise
     finally:
-        held_log.can_end = False
+        held_log.can_end, held_log.saves = False, True
+        save_lock.release()
         held_log.show()
 
 
 def try_without_trace(original: Callable[..., None], save_dir: str) -> None:
     """``verify_checkpoint_directory``, the last thing before a training prints its configuration.
 
-    Its trial folder is removed until the first checkpoint, and so is what a killed run left half written.
+    The folder is this run's alone until the run ends, and is then removed if nothing has been saved. What a killed run
+    left half written is removed.
     """
-    new = [folder for folder in (Path(save_dir), *Path(save_dir).parents) if not folder.exists()]
-    try:
-        original(save_dir)
-        for path in Path(save_dir).iterdir():
-            if _LEFTOVER.fullmatch(path.name):
-                path.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"--save-dir must be a folder in which files can be made: got {save_dir} ({error.strerror})"
-        ) from error
-    with contextlib.suppress(OSError):  # another run's folder may be in it by now
-        for folder in new:
-            folder.rmdir()
+    if held_log.saves:
+        try:
+            save_lock.take(Path(save_dir), "--save-dir")
+            original(save_dir)
+            for path in Path(save_dir).iterdir():
+                if _LEFTOVER.fullmatch(path.name):
+                    path.unlink()
+        except OSError as error:
+            save_lock.release()
+            raise UsageError(
+                f"--save-dir must be a folder in which files can be made: got {save_dir} ({error.strerror})"
+            ) from error
+    if not held_log.can_end:
+        save_lock.release()
     held_log.hold()

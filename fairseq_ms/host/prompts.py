@@ -18,10 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
+from fairseq_ms.host import rules
 from fairseq_ms_pipeline.files import sha256_of
 from fairseq_ms_pipeline.manifest import encoders_of
 
 NAME = "prepared"
+# The groups of a configuration that are read, of which a program of one's own may have none.
+_READ = ("task", "tokenizer", "bpe", "common_eval")
 _DEFAULTS = {group: REGISTRIES[group]["dataclass_registry"] for group in ("tokenizer", "bpe")}
 
 
@@ -52,13 +55,16 @@ class Prepared:
 def as_prepared(original: Callable[..., None], model: Any, cfg: Any) -> None:
     """``prepare_for_inference_``, after which fairseq builds the tokenizer and the BPE that its configuration names.
 
-    Raises UsageError for flags that contradict the manifest.
+    Raises UsageError for flags that contradict the manifest, or have no meaning for a model of this package.
     """
+    if rules.is_ours(model):
+        rules.refuse_idle(cfg.generation)
     original(model, cfg)
-    task = tasks.TASK_REGISTRY.get(cfg.task._name) if isinstance(cfg, DictConfig) else None
-    if task is None or not issubclass(task, LanguageModelingTask):
+    chosen = cfg.task if isinstance(cfg, DictConfig) and not set(_READ) - cfg.keys() else None
+    name, folders = getattr(chosen, "_name", None), getattr(chosen, "data", None)
+    if not folders or not issubclass(tasks.TASK_REGISTRY.get(name, object), LanguageModelingTask):
         return
-    data = Path(utils.split_paths(cfg.task.data)[0])
+    data = Path(utils.split_paths(folders)[0])
     manifest, settings = tokenizer.settings_of(data)
     given = {group: _given(group, cfg[group]) for group in _DEFAULTS}
     if manifest is None or settings.get("level") not in tokenizer.LEVELS or given["bpe"].get("_name") == NAME:

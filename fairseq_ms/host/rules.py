@@ -7,10 +7,11 @@ import logging
 import math
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import TASK_REGISTRY
@@ -20,6 +21,17 @@ from fairseq_ms.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
+# Settings of generation without a meaning for a language model of this package.
+_IDLE = (
+    # fairseq's dropout layers alone stay on; here a model in evaluation has none.
+    *("retain_dropout", "retain_dropout_modules"),
+    # There is no source that attention or constraints could be about.
+    *("print_alignment", "replace_unk", "constraints"),
+    # Of refining outputs, and of translating in two passes.
+    *("iter_decode_eos_penalty", "iter_decode_max_iter", "iter_decode_force_max_iter", "iter_decode_with_beam"),
+    *("iter_decode_with_external_reranker", "print_step", "retain_iter_history", "decoding_format"),
+    *("beam_mt", "lenpen_mt", "max_len_a_mt", "max_len_b_mt", "eos_token"),
+)
 # What launchers say to the processes they start.
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
@@ -27,6 +39,13 @@ _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 def launched() -> int:
     """How many processes a launcher has started; 1 where there is none."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _LAUNCHED) else 1
+
+
+def setting(cfg: Any, name: str, default: Any = None) -> Any:
+    """The value of ``group.name`` in a configuration of any type, or ``default`` where it has none."""
+    for part in name.split("."):
+        cfg = getattr(cfg, part, None)
+    return default if cfg is None else cfg
 
 
 def refuse(cfg: Any) -> None:
@@ -37,19 +56,21 @@ def refuse(cfg: Any) -> None:
             "--ddp-backend must be pytorch_ddp or legacy_ddp, since each process needs all weights of a model to carry "
             f"its memory and to write checkpoints (user_dir_examples/plain_pytorch shards a model): got {backend}"
         )
-    if cfg.checkpoint.write_checkpoints_asynchronously:
+    if setting(cfg, "checkpoint.write_checkpoints_asynchronously"):
         raise UsageError(
             "--write-checkpoints-asynchronously must be left out: training waits until a checkpoint is on the disk"
         )
-    numbers = {"--seed": (cfg.common.seed, 0), "--num-workers": (cfg.dataset.num_workers, 0)}
-    numbers |= {"--update-freq": (min(cfg.optimization.update_freq), 1), "--lr": (min(cfg.optimization.lr), 0)}
+    seed = setting(cfg, "common.seed", 1)
+    numbers = {"--seed": (seed, 0), "--num-workers": (setting(cfg, "dataset.num_workers", 0), 0)}
+    numbers["--update-freq"] = min(setting(cfg, "optimization.update_freq", [1])), 1
+    numbers["--lr"] = min(setting(cfg, "optimization.lr", [0])), 0
     for flag, (value, lowest) in numbers.items():
         if not value >= lowest:
             raise UsageError(f"{flag} must be at least {lowest}: got {value}")
-    if cfg.common.seed >= 2**32:
-        raise UsageError(f"--seed must be at most {2**32 - 1}: got {cfg.common.seed}")
+    if seed >= 2**32:
+        raise UsageError(f"--seed must be at most {2**32 - 1}: got {seed}")
     # fairseq-validate and other tasks have none.
-    tokens, context = getattr(cfg.task, "tokens_per_sample", None), cfg.eval_lm.context_window
+    tokens, context = setting(cfg, "task.tokens_per_sample"), setting(cfg, "eval_lm.context_window", 0)
     if tokens is not None and tokens <= context:
         least = f"1 more than --context-window {context}" if context else "at least 1"
         raise UsageError(f"--tokens-per-sample must be {least}: got {tokens}")
@@ -63,13 +84,39 @@ def refuse_rows(original: Callable[..., Any], cfg: Any) -> Any:
     """
     if isinstance(cfg, Namespace):
         cfg = convert_namespace_to_omegaconf(cfg)
-    cuts, task = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none", TASK_REGISTRY[cfg.task._name]
+    cuts = str(getattr(cfg.task, "sample_break_mode", "eos") or "none") == "none"
+    task = TASK_REGISTRY.get(getattr(cfg.task, "_name", None), object)
     continues = not (cfg.generation.prefix_size or cfg.generation.score_reference)
     if cuts and issubclass(task, LanguageModelingTask) and (continues or hasattr(task, "before_checkpoint")):
         raise UsageError(
             "--sample-break-mode must be eos for fairseq-generate, so that every line is a prompt: got none"
         )
     return original(cfg)
+
+
+def refuse_idle(generation: Any, names: Iterable[str] = _IDLE, why: str = "a language model") -> None:
+    """Raise UsageError for a setting of generation that would change nothing, or end in a traceback."""
+    usual = GenerationConfig()
+    for name in names:
+        value = getattr(generation, name, None)
+        if value not in (None, getattr(usual, name)):
+            raise UsageError(
+                f"--{name.replace('_', '-')} must be left out, since it has no meaning for {why}: got {value}"
+            )
+
+
+def build_generator(
+    original: Callable[..., Any], task: Any, models: Any, args: Any, *more: Any, **settings: Any
+) -> Any:
+    """A task's ``build_generator``; raises UsageError for settings without a meaning for models of this package."""
+    if any(is_ours(model) for model in models):
+        refuse_idle(args)
+    return original(task, models, args, *more, **settings)
+
+
+def is_ours(model: Any) -> bool:
+    """Whether a model is one of this package."""
+    return type(model).__module__.startswith("fairseq_ms.")
 
 
 def refuse_to_train(cfg: Any) -> None:

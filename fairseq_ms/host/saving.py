@@ -25,11 +25,17 @@ def is_due(trainer: Any) -> bool:
 
 
 def save_and_stop(
-    original: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
+    original: Callable[..., Any],
+    cfg: Any,
+    trainer: Any,
+    task: Any,
+    epoch_itr: Any,
+    valid_subsets: Any,
+    end_of_epoch: bool,
 ) -> Any:
     """``validate_and_save``, which comes after every update: it also saves when that is due, or a signal has come."""
     try:
-        losses, should_stop = original(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+        losses, should_stop = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
     except KeyError as error:
         if error.args != (cfg.checkpoint.best_checkpoint_metric,):
             raise

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data.fairseq_dataset import EpochListening
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
@@ -58,6 +61,8 @@ class Trainer(fairseq_trainer.Trainer):
     """
 
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
+        if isinstance(cfg, Namespace):
+            cfg = convert_namespace_to_omegaconf(cfg)
         rules.refuse_to_train(cfg)
         rules.warn_of_warmup(cfg)
         # Batches of any number of rows under hydra, too: it composes fairseq's 8 before this package is read.
@@ -121,6 +126,10 @@ class Trainer(fairseq_trainer.Trainer):
             raise UsageError(
                 f"{flag} must hold a model of the same dictionary: got {filename} ({wrong}; {data.NEW_RUN})"
             )
+        goes_on = not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model
+        settings = state.pop(checkpoints.MODEL, None)
+        if settings and not reset_optimizer and rules.is_ours(model := self.get_model()):
+            self._refuse_changed(model, settings, goes_on, filename)
         # fairseq keeps the state for as long as it trains.
         kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
         lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)
@@ -130,7 +139,6 @@ class Trainer(fairseq_trainer.Trainer):
             _restore_meters(state)
         if not (reset_meters or reset_optimizer) and _PATIENCE in state and (counts := _counts_patience()) is not None:
             counts.best, counts.num_runs = state[_PATIENCE]
-        goes_on = not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model
         self.finished = saving.finished(self, intact, state if goes_on else {}, _counts_patience())
         # A model that is fine-tuned begins with an epoch of its own.
         if goes_on:
@@ -140,8 +148,22 @@ class Trainer(fairseq_trainer.Trainer):
                 self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
         return state
 
+    def _refuse_changed(self, model: Any, settings: dict[str, Any], goes_on: bool, filename: str) -> None:
+        """Raise UsageError where the checkpoint's weights are of other settings, which their shapes need not show."""
+        if wrong := model.changed(settings, self.cfg.model, goes_on):
+            raise UsageError(
+                f"{_flag_of(self.cfg.checkpoint, filename)} must hold a model of the same settings: got {filename} "
+                f"(its {wrong}; {data.NEW_RUN}, and --finetune-from-model one from these weights)"
+            )
+
     def get_train_iterator(
-        self, epoch: int, combine: bool = True, load_dataset: bool = True, **more: Any
+        self,
+        epoch: int,
+        combine: bool = True,
+        load_dataset: bool = True,
+        data_selector: Any = None,
+        shard_batch_itr: bool = True,
+        disable_iterator_cache: bool = False,
     ) -> EpochBatchIterator:
         """As fairseq's, whose batches are those of the uninterrupted run.
 
@@ -160,13 +182,14 @@ class Trainer(fairseq_trainer.Trainer):
         own = flags.required_batch_size_multiple
         multiple = self.began.get(epoch, own)
         load_dataset |= self.multiple not in (None, multiple)
-        repeat = load_dataset and epoch > 1 and not more.get("disable_iterator_cache", False)
+        repeat = load_dataset and epoch > 1 and not disable_iterator_cache
+        more = data_selector, shard_batch_itr, disable_iterator_cache
         self.multiple = flags.required_batch_size_multiple = multiple
         try:
             if repeat:
-                super().get_train_iterator(1, combine=combine, load_dataset=True, **more)
+                super().get_train_iterator(1, combine, True, *more)
             load_dataset &= not repeat
-            iterator = super().get_train_iterator(epoch, combine=combine, load_dataset=load_dataset, **more)
+            iterator = super().get_train_iterator(epoch, combine, load_dataset, *more)
         finally:
             flags.required_batch_size_multiple = own
         if self.finished is not None:
@@ -297,6 +320,11 @@ def _misfit(cfg: Any, filename: str, error: Exception) -> str | None:
         why = error.__context__ if isinstance(error.__context__, UsageError) else error
         rule = "must hold a model of the same --arch, sizes and dictionary"
         return f"{flag} {rule}: got {filename} ({why}; {data.NEW_RUN})"
+    if re.match(r"(Optimizer|Criterion) does not match|loaded state dict .* parameter group", str(error)):
+        return (
+            f"{flag} must hold the state of the same --optimizer and --criterion: --reset-optimizer, "
+            f"checkpoint.reset_optimizer=true, begins anew ({str(error).rstrip('.')})"
+        )
     if str(error) == "'best'":  # what every schedule but the default keeps
         rule = "must hold the state of the same --lr-scheduler"
         return f"{flag} {rule}: --reset-lr-scheduler, checkpoint.reset_lr_scheduler=true, begins a new one"

@@ -117,10 +117,10 @@ def _sentence_of(edges: np.ndarray, places: np.ndarray) -> np.ndarray:
     return np.where(edges[found] == places, found, found - 1)
 
 
-def by_sacrebleu(original: Callable[..., Any], choice: Any, *args: Any) -> Any:
+def by_sacrebleu(original: Callable[..., Any], choice: Any, tgt_dict: Any) -> Any:
     """``build_scorer``, whose default counts BLEU by a compiled library, for the last line of ``fairseq-generate``."""
     name = choice._name if isinstance(choice, DictConfig) else choice
-    return original("sacrebleu" if name == "bleu" else choice, *args)
+    return original("sacrebleu" if name == "bleu" else choice, tgt_dict)
 
 
 _MODULES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import functools
 import os
@@ -105,7 +106,7 @@ def test_a_disk_that_fails_twice_is_tried_a_third_time_from_the_beginning(
 
 
 def test_what_cannot_be_saved_is_a_bug_and_keeps_its_own_error(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="pickle") as caught:
+    with pytest.raises(Exception, match=r"pickle|local object") as caught:
         save(tmp_path / "checkpoint_last.pt", lambda: None)
     assert not isinstance(caught.value, UsageError)
     assert os.listdir(tmp_path) == []
@@ -259,3 +260,45 @@ def test_a_full_disk_ends_training_with_one_sentence_and_the_checkpoints_of_befo
     assert run(command, log) == [0]
     assert run(tiny_training(folders, tmp_path / "whole", *FLAGS, "--max-epoch", "2"), tmp_path / "whole.log") == [0]
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
+
+
+def without(state: dict[str, Any], group: str, **values: Any) -> None:
+    state["cfg"][group] = values or None
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda state: state["cfg"].pop("model"), "is of no model"),
+        (lambda state: without(state, "model"), "is of no model"),
+        (lambda state: without(state, "model", _name="unheard_of"), "is of the unknown model unheard_of"),
+        (lambda state: without(state, "task", _name="unheard_of"), "is of the unknown task unheard_of"),
+        (lambda state: without(state, "task"), "is of no task"),
+        (lambda state: state.update(model=[1, 2]), "holds no weights by their names"),
+        (lambda state: state.pop("model"), "holds no weights by their names"),
+        (lambda state: state.update(cfg=None), "holds no settings of its model"),
+    ],
+)
+def test_a_checkpoint_of_an_unknown_model_is_one_sentence(change: Any, wrong: str, begun: Path) -> None:
+    path = begun / "checkpoint_last.pt"
+    state = read(path)
+    change(state)
+    torch.save(state, path)
+    with pytest.raises(UsageError, match=f"^--path must name a checkpoint .* known here: {path} {wrong}$"):
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+
+
+@pytest.mark.parametrize("place", ["cfg", "args"])
+def test_settings_of_a_checkpoint_are_values_and_nothing_is_computed_for_them(place: str, tmp_path: Path) -> None:
+    """As from the environment of whoever loads it."""
+    path, secret = tmp_path / "checkpoint.pt", "${oc.env:PATH}"
+    held = {"task": {"data": ["a", secret]}} if place == "cfg" else argparse.Namespace(data=secret)
+    torch.save({**STATE, "args": None, "cfg": None, place: held}, path)
+    with pytest.raises(UsageError, match=rf"values: {path} has '\${{oc\.env:PATH}}', to be computed$"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_a_file_that_is_no_dictionary_is_one_sentence(tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "list.pt")
+    with pytest.raises(UsageError, match=r"must be a dictionary: .*list\.pt holds"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "list.pt"))

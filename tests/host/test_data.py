@@ -12,12 +12,14 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import make_builder
 
 from fairseq_ms.errors import UsageError, sentence_of
+from fairseq_ms.host import data as host_data
 from fairseq_ms.tools import checkpoints
 from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.corpus import large_data
@@ -70,6 +72,20 @@ def test_data_that_do_not_fit_together_are_one_sentence(
     change(data)
     with pytest.raises(UsageError, match=f"DATA must be as fairseq-preprocess wrote it: .*{wrong}"):
         load(data, dictionary)
+
+
+def test_the_largest_token_and_the_checksum_are_of_all_chunks(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_data, "_CHUNK", 8)
+    whole, found = (data / "train.bin").read_bytes(), []
+    assert len(whole) > 24
+    for number, place in enumerate((None, 2, 8, len(whole) - 2)):
+        changed = bytearray(whole)
+        if place is not None:
+            changed[place : place + 2] = b"\x39\x00"
+        (data / "train.bin").write_bytes(changed)
+        found.append(host_data._contents(str(data / "train"), np.dtype(np.uint16), (number, 0)))
+    assert [largest for largest, _ in found] == [13, 57, 57, 57]
+    assert len({checksum for _, checksum in found}) == 4
 
 
 def test_every_flipped_bit_of_an_index_is_found_but_for_the_length_of_the_last_sentence(data: Path) -> None:

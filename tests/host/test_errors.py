@@ -28,6 +28,7 @@ from tests.helpers.cli import USER_DIR, run_cli
 from tests.helpers.forked import run
 from tests.helpers.resumed import TINY, tiny_training
 from tests.helpers.trained import configuration as parsed
+from tests.tools.test_lock import holding
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
 STREAMS = "--task streaming_language_modeling --arch transformer_xl"
@@ -300,3 +301,20 @@ def test_looking_whether_a_folder_can_be_written_leaves_it_as_it_was(there: bool
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--save-dir must be a folder in which files can be made"):
         checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "file" / "mine"))
+
+
+def test_a_folder_that_another_training_writes_to_is_refused_and_left_as_it_is(data: Path, tmp_path: Path) -> None:
+    save, log = tmp_path / "run", tmp_path / "log"
+    other = holding(save)
+    try:
+        (save / "checkpoint_1_2.pt.tmp").touch()
+        before = sorted(save.iterdir())
+        assert run(tiny_training([data], save, *MODEL), log) == [1]
+        assert log.read_text().splitlines()[-1].startswith("fairseq-train: error: --save-dir must be a folder that no ")
+        assert run(tiny_training([data], save, *MODEL, "--no-save"), log) == [0]
+        assert sorted(save.iterdir()) == before
+    finally:
+        other.kill()
+        other.wait()
+    assert run(tiny_training([data], save, *MODEL), log) == [0]
+    assert sorted(path.name for path in save.iterdir()) == ["checkpoint_best.pt", "checkpoint_last.pt"]

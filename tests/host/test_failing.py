@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_ms.host import rules
@@ -14,6 +16,7 @@ from tests.helpers.forked import rank_log, run, train
 from tests.helpers.resumed import TINY, tiny_training
 
 MODEL = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "1", "--max-update", "1")
+WINDOWS = (*MODEL, "--scale-windows", "1x=0:3")
 ENDLESS = ("--clip-norm", "0", "--optimizer", "sgd", "--lr", "1e37", "--max-update", "9")
 
 
@@ -69,7 +72,7 @@ def test_what_fails_within_an_update_is_shown_itself(data: Path, tmp_path: Path)
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save = tmp_path_factory.mktemp("trained")
-    train(tiny_training([data], save, *MODEL), save / "log")
+    train(tiny_training([data], save, *WINDOWS), save / "log")
     return save
 
 
@@ -80,8 +83,16 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--decoder-layers 2 --restore-file {last}", "--restore-file must .*--arch"),
         ("--decoder-layers 2 --save-dir {new} --finetune-from-model {last}", "--finetune-from-model must .*--arch"),
         ("--output-dictionary-size 8 --restore-file {last}", "--restore-file must .* --output-dictionary-size is 14"),
+        (
+            "--scale-windows 1x=0:2",
+            "--save-dir must .*--scale-windows was 1x=0:3 and is 1x=0:2; .*--finetune-from-model",
+        ),
+        ("--activation-fn relu --restore-file {last}", "--restore-file must .* --activation-fn was gelu and is relu"),
+        ("--arch retina_lm", "--save-dir must .*--arch was vanilla_lm"),
         ("--restore-file {new}/none.pt", "--restore-file must .*none.pt"),
-        ("--criterion linear_cross_entropy", "--restore-file must .* --criterion"),
+        ("--criterion linear_cross_entropy", "--save-dir must .* --criterion"),
+        ("--criterion linear_cross_entropy --restore-file {last}", "--restore-file must .* --criterion"),
+        ("--optimizer adagrad", "--save-dir must hold the state of the same --optimizer"),
         ("--lr-scheduler inverse_sqrt", "--save-dir must .*--lr-scheduler.*checkpoint.reset_lr_scheduler=true"),
         ("--save-dir {new} --finetune-from-model none.pt", "--finetune-from-model must .*exists"),
         ("--finetune-from-model none.pt --restore-file {last}", "--finetune-from-model must .*--restore-file"),
@@ -91,7 +102,16 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence_with_the_flag_that_names
     flags: str, named: str, data: Path, trained: Path, tmp_path: Path
 ) -> None:
     given = flags.format(last=trained / "checkpoint_last.pt", new=tmp_path / "new").split()
-    assert run(tiny_training([data], trained, *MODEL, "--max-update", "2", *given), tmp_path / "log") == [1]
+    assert run(tiny_training([data], trained, *WINDOWS, "--max-update", "2", *given), tmp_path / "log") == [1]
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
     assert re.match(f"fairseq-train: error: {named}", printed.splitlines()[-1])
+
+
+def test_what_may_change_goes_on_and_so_does_a_model_that_is_tuned(data: Path, trained: Path, tmp_path: Path) -> None:
+    save, last = shutil.copytree(trained, tmp_path / "save"), trained / "checkpoint_last.pt"
+    more = ("--dropout", "0.3", "--tokens-per-sample", "4", "--max-target-positions", "5", "--reset-dataloader")
+    train(tiny_training([data], save, *WINDOWS, "--max-update", "2", *more), tmp_path / "log")
+    assert torch.load(save / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 2
+    tuned = ("--scale-windows", "1x=0:2", "--finetune-from-model", str(last))
+    train(tiny_training([data], tmp_path / "tuned", *WINDOWS, *tuned), tmp_path / "log")

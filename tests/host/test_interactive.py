@@ -155,3 +155,10 @@ def test_lines_without_room_are_named_by_their_numbers_in_the_input_and_no_buffe
     sentence = r"^--skip-invalid-size-inputs-valid-test must be given .* the model's 2 positions: line 4 has 3 tokens$"
     with pytest.raises(UsageError, match=sentence):
         list(reader.batch(batches, next(buffers), SimpleNamespace(skip=False), task, 2))
+
+
+@pytest.mark.parametrize("name", ["score_reference", "prefix_size", "lm_path"])
+def test_what_fairseq_interactive_would_ignore_is_refused(name: str) -> None:
+    cfg = SimpleNamespace(generation=SimpleNamespace(**{name: 2}))
+    with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')} must be left out, .* lines without a reference"):
+        list(Numbered().batch(batches, ["a"], cfg, SimpleNamespace(dataset_to_epoch_iter={}), 1))

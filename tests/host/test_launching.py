@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq.distributed import utils as distributed_utils
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import launch, rules
@@ -132,6 +134,35 @@ def test_a_launcher_is_believed_unless_the_user_says_otherwise(
     found = cfg.distributed_training
     assert (found.distributed_init_method, found.distributed_world_size) == expected[:2]
     assert (found.distributed_rank, found.device_id, found.distributed_no_spawn) == expected[2:]
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "environment", "expected"),
+    [
+        ({"distributed_world_size": 2}, 0, {}, "--distributed-world-size must be at most the 0 GPUs here .*: got 2"),
+        ({"distributed_world_size": 2, "distributed_port": 1234}, 1, {}, "--distributed-world-size must .*: got 2"),
+        ({"distributed_world_size": 2}, 0, {**LAUNCHED, "WORLD_SIZE": "1"}, "--distributed-world-size must .*: got 2"),
+        ({"distributed_world_size": 2, "distributed_init_method": "file:///x"}, 0, {}, "--distributed-no-spawn must"),
+        ({"distributed_world_size": 2, "distributed_port": 1234}, 2, {}, "tcp://localhost:1234"),
+        ({"distributed_world_size": 2}, 2, {}, r"tcp://localhost:\d+"),
+    ],
+)
+def test_processes_that_nobody_starts_are_one_sentence_and_those_of_gpus_are_started(
+    given: dict, gpus: int, environment: dict, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    cfg, started = unfilled(), []
+    cfg.distributed_training = DistributedTrainingConfig(tpu=False, **given)
+    monkeypatch.setattr(launch, "_start", lambda *args: started.append(args)) if gpus == 2 else None
+    if gpus < 2:
+        with pytest.raises(UsageError, match=f"^{expected}"):
+            distributed_utils.call_main(cfg, lambda cfg: None)
+    else:
+        distributed_utils.call_main(cfg, lambda cfg: None)
+        assert re.fullmatch(expected, cfg.distributed_training.distributed_init_method)
+        assert len(started) == 1
 
 
 def test_hydra_under_a_launcher_is_told_how_many_processes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

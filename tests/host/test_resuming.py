@@ -190,6 +190,8 @@ def test_curriculum_ends_when_its_epochs_are_over(folders: list[Path]) -> None:
     ids: dict[int, list[list[int]]] = {1: [], 2: [], 3: []}
     for epoch, batch, _ in run.batches():
         ids[epoch].append(batch["id"].tolist())
+    iterator = Run(folders[:1], (*TASKS["blocks"], *IN_PROCESS)).get_train_iterator(1)
+    assert ids[1] == [list(batch) for batch in iterator.frozen_batches], "the first epoch is shuffled"
     assert ids[2] != ids[1], "the second epoch is in the order of the first"
     assert ids[3] != ids[2]
 

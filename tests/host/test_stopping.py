@@ -23,7 +23,7 @@ from torch.multiprocessing import ProcessExitedException
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import launch, rules, saving
 from tests.helpers import faults
-from tests.helpers.cli import environment
+from tests.helpers.cli import environment, run_cli
 from tests.helpers.faults import strike
 from tests.helpers.forked import Fault, curve, rank_log, run
 from tests.helpers.resumed import TINY, assert_same_weights, tiny_training, write_parts
@@ -270,3 +270,27 @@ def test_a_parent_ends_as_its_ranks_do_if_one_of_them_alone_was_asked(signum: in
     assert ended.value.code == 128 + signum
     with pytest.raises(UsageError, match=f"process 1 of this run has ended with exit code -{int(signum)}, which"):
         launch.end_as(ProcessExitedException("", error_index=1, error_pid=1, exit_code=-signum))
+
+
+LEAVING = """
+import atexit, os, signal, sys
+from fairseq_ms.host.launch import signals
+
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+signals.listen()
+if sys.argv[1] == "asked":
+    os.kill(os.getpid(), signal.SIGTERM)
+signals.end()
+try:
+    sys.exit(143)
+finally:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+"""
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_ctrl_c_after_sigterm_ends_a_process_that_is_leaving_without_a_traceback(asked: bool) -> None:
+    """While it waits for the processes that read data."""
+    done = run_cli("python", "-c", LEAVING, "asked" if asked else "alone", check=False)
+    assert ("KeyboardInterrupt" in done.stderr) != asked, done.stderr
+    assert done.returncode == (-signal.SIGINT if asked else 143)

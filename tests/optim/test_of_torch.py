@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_optimizer_is_one_sentence(
     with pytest.raises((AssertionError, ValueError)) as raised:
         other.load_checkpoint(str(tmp_path / "last.pt"))
     sentence = str(sentence_of(raised.value))
-    assert sentence.startswith("--restore-file must hold the state of the same --optimizer")
+    assert sentence.startswith("--save-dir must hold the state of the same --optimizer")
     assert all(spelled in sentence for spelled in ("--reset-optimizer", "checkpoint.reset_optimizer=true"))
     other.load_checkpoint(str(tmp_path / "last.pt"), reset_optimizer=True)
 

@@ -1,4 +1,4 @@
-"""How the next token is drawn from logits."""
+"""Sampling: draw the next token from logits by temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-# Below it, dividing by a temperature leaves nothing to draw: it is as far as logits of ten are apart in float32.
+# Lower temperatures count as 0: divided by them, float32 logits of about ten differ by whole units or are infinite.
 _GREEDY = 1e-6
 
 
 def check_sampling(prompt: Tensor | list[Tensor], n: int, temperature: float, top_k: int, top_p: float) -> None:
-    """Raise ValueError for a prompt without tokens, a list of none, and for numbers outside their ranges."""
+    """Raise ValueError for a prompt without tokens, an empty list, and settings outside their ranges."""
     shapes = [tuple(row.shape) for row in prompt] if isinstance(prompt, list) else [tuple(prompt.shape)]
     known = (1,) if isinstance(prompt, list) else (1, 2)
     if not shapes or not all(len(shape) in known and math.prod(shape) for shape in shapes):
@@ -28,9 +28,9 @@ def check_sampling(prompt: Tensor | list[Tensor], n: int, temperature: float, to
 
 
 def check_finite(finite: Tensor | bool) -> None:
-    """Raise ValueError unless the logits of a text were finite; a GPU is waited for.
+    """Raise ValueError if some logits of a text were not finite, from which only symbol 0 would be drawn.
 
-    Nothing can be drawn from others: the first of all symbols would come out of them.
+    Waits for the GPU, so it is called once, at the end of a text.
     """
     if not finite:
         wrong = "the model's weights are not, or its numbers are too large for its type"
@@ -38,7 +38,7 @@ def check_finite(finite: Tensor | bool) -> None:
 
 
 def draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
-    """One token a row, (B, V) -> (B, 1), drawn as ``CausalModel.generate`` says."""
+    """Draw one token a row, (B, V) -> (B, 1), with settings as in ``CausalModel.generate``."""
     if temperature < _GREEDY:
         return logits_BV.argmax(-1, keepdim=True)
     probs_BV = (logits_BV.float() / temperature).softmax(-1)
@@ -47,8 +47,8 @@ def draw(logits_BV: Tensor, temperature: float, top_k: int, top_p: float, genera
         probs_BV = torch.zeros_like(probs_BV).scatter_(1, most.indices, most.values)
     if top_p < 1.0:
         sorted_BV, order_BV = (probs_BV / probs_BV.sum(-1, keepdim=True)).sort(-1, descending=True)
-        # A token counts if those before it do not yet have the probability.
+        # A token stays if the more probable ones add up to less than top_p.
         sorted_BV = sorted_BV.masked_fill(sorted_BV.cumsum(-1) - sorted_BV >= top_p, 0.0)
         probs_BV = torch.zeros_like(probs_BV).scatter_(1, order_BV, sorted_BV)
-    # As ``torch.multinomial`` draws, which waits to see that probabilities are none below zero.
+    # This is how ``torch.multinomial`` draws, without its check for negative probabilities, which waits for the GPU.
     return (probs_BV / torch.empty_like(probs_BV).exponential_(generator=generator)).argmax(-1, keepdim=True)

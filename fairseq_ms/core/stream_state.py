@@ -1,4 +1,4 @@
-"""What a model with a memory remembers of a stream: between two segments, and inside one."""
+"""The state of models with a segment memory: between two segments (``Memory``) and inside one (``StreamState``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fairseq_ms.core.cache import CannotTruncate, KeyValueCache, State
 
-# The states a segment starts from, by name, (B, length, D) each: m of the papers' figures.
+# Memories by name, (B, length, D) each: the states before a segment, m in the papers' figures.
 Mems = dict[str, Tensor]
 
 
 class SavedMemory(TypedDict):
-    """A memory as a checkpoint holds it."""
+    """A ``Memory`` as a dictionary of tensors, for checkpoints."""
 
     states: Mems
     pending: Tensor
@@ -25,12 +25,12 @@ class SavedMemory(TypedDict):
 
 @dataclass(frozen=True)
 class Memory:
-    """The past of B streams: states of all layers at the last segment boundary, and what came after it.
+    """The past of B streams: memories at the last segment boundary, and the tokens after it.
 
     Attributes:
-        states: by name, (B, length, D) each, without gradient
-        pending_BT: the tokens of the segment in progress, fewer than a segment; they are run over again
-            together with what follows, so that a stream may be cut anywhere
+        states: memories by name, (B, length, D) each, without gradient
+        pending_BT: tokens of an unfinished segment, fewer than segment_len; they are run again together with the tokens
+            that follow, so that a stream may be cut anywhere
     """
 
     states: Mems
@@ -46,16 +46,16 @@ class Memory:
         return Memory(states, self.pending_BT.index_select(0, order))
 
     def forget(self, rows_B: Tensor) -> Memory:
-        """The memory with the streams that are True in ``rows`` at their beginning again."""
+        """The memory with zeros for the rows that are True in (B,): these streams begin anew."""
         assert not self.pending_BT.size(1), "a stream is cut at a segment boundary"
         forgotten = rows_B[:, None, None]
-        # Not by a product: a forward pass that overflowed leaves what is not finite.
+        # Not multiplied by 0, which would keep NaN and infinity from an overflow.
         return Memory({name: state.masked_fill(forgotten, 0.0) for name, state in self.states.items()}, self.pending_BT)
 
     def finite(self) -> Memory:
-        """The memory with the streams at their beginning again that have overflowed, as half precision can.
+        """The memory with zeros for streams that are not finite, since float16 overflows; never waits for the device.
 
-        They would make every pass overflow that still sees them. Nothing waits for the device.
+        Otherwise every later segment that sees such a memory would overflow as well.
         """
         if all(state.dtype != torch.float16 for state in self.states.values()):
             return self
@@ -63,16 +63,16 @@ class Memory:
         return self.forget(torch.stack(overflown).any(0))
 
     def to(self, like: Tensor) -> Memory:
-        """On the device and of the floating point type of ``like``."""
+        """The memory on the device and of the floating point type of ``like``."""
         states = {name: state.to(like) for name, state in self.states.items()}
         return Memory(states, self.pending_BT.to(like.device))
 
     def cpu(self) -> Memory:
-        """On the CPU."""
+        """The memory on the CPU."""
         return Memory({name: state.cpu() for name, state in self.states.items()}, self.pending_BT.cpu())
 
     def state_dict(self) -> SavedMemory:
-        """Tensors in a dictionary, in memory of their own and on the CPU, for a checkpoint."""
+        """Copies of all tensors on the CPU, for a checkpoint."""
         states = {name: state.detach().cpu().clone() for name, state in self.states.items()}
         return {"states": states, "pending": self.pending_BT.cpu().clone()}
 
@@ -83,12 +83,12 @@ class Memory:
 
 
 def join(earlier: Mems, later: Mems) -> Mems:
-    """States by name after those of the same name that came before them, if any did."""
+    """Concatenate states by name along time; names that ``earlier`` lacks have only their later states."""
     return {name: torch.cat([earlier[name], x], dim=1) if name in earlier else x for name, x in later.items()}
 
 
 def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
-    """Shift of Transformer-QL, Figure 2d: ``concat(m, s)[-n_m:]``, the memory once s has moved in; no gradient."""
+    """Move segment s into memory m, ``concat(m, s)[-n_m:]``, without gradient (Transformer-QL, Figure 2d)."""
     moving, length = s_BTD.size(1), m_BMD.size(1)
     if moving >= length:
         return s_BTD[:, moving - length :].detach()
@@ -96,11 +96,11 @@ def shift(s_BTD: Tensor, m_BMD: Tensor) -> Tensor:
 
 
 class SegmentCache(KeyValueCache):
-    """Keys and values of a layer's memory and of its segment so far.
+    """KV cache of a layer's memory and of the segment so far.
 
     Args:
         batch_size: B
-        r_PNH: the projected sinusoids of a window, one more than it has keys
+        r_PNH: projected sinusoids of the window's distances, P = keys + 1
     """
 
     bias: Tensor | None = None
@@ -111,35 +111,35 @@ class SegmentCache(KeyValueCache):
         super().__init__(batch_size, heads, head_dim, distances - 1, r_PNH)
 
     def begin(self, k_BNMH: Tensor, v_BNMH: Tensor) -> None:
-        """Begin a segment after a memory, of which these are the keys and values."""
+        """Begin a segment after a memory with these keys and values."""
         self.truncate(0)
         self.append(k_BNMH, v_BNMH)
 
 
-# By the name of a layer's memory, its cache in a segment that comes in pieces.
+# KV caches by the name of the layer's memory, for a segment that is read in pieces; empty for one read at once.
 Pasts = Mapping[str, SegmentCache]
 WHOLE: Pasts = MappingProxyType({})
 
 
 class StreamState(State):
-    """A memory, and where its streams are in their segment.
+    """The memory of B streams and the segment that they are in.
 
-    Without gradients, a segment whose tokens come at once is run in one pass, as in training, and one whose tokens
-    come in pieces through caches. Going back starts again from ``start``, so it is always exact.
+    Without gradients, a whole segment is read in one pass, as in training, and a segment that arrives in pieces through
+    KV caches. ``truncate`` reads the kept tokens again from ``start``, so it is exact for any length.
 
     Args:
-        config: that of its model
+        config: the model's configuration
         start: the memory to continue
 
     Attributes:
-        start: the memory it began with, or that the last call with gradients left
-        read: the tokens after ``start``, in the pieces in which they came
-        waiting_BT: those of them that are to be run over again together with what follows
-        mems: what the segment in progress starts from
-        done: how many of its positions have come in pieces
-        moving: the states that these have left for the memory
-        before: what the next piece starts from
-        caches: by the name of a layer's memory, once there have been pieces
+        start: the memory at the beginning, or after the last call with gradients
+        read: the tokens since ``start``, in the pieces in which they arrived
+        waiting_BT: the last of these tokens, if the next call has to run them (again) together with its own
+        mems: the memory in front of the current segment
+        done: number of positions of the current segment that have been read in pieces
+        moving: the states of these positions, which will move into the memory
+        before: ``mems``, with the states of pieces after those memories that no layer attends to
+        caches: KV caches by the name of the layer's memory, made with the first piece
     """
 
     def __init__(self, config: Any, start: Memory) -> None:
@@ -149,13 +149,13 @@ class StreamState(State):
 
     @property
     def memory(self) -> Memory:
-        """What it knows of its streams, for a checkpoint or another state."""
+        """The past of the streams, to save or to begin another state with."""
         pending = self.done + self.waiting_BT.size(1)
         read_BT = torch.cat([self.start.pending_BT, *self.read], dim=1)
         return Memory(self.mems, read_BT[:, read_BT.size(1) - pending :])
 
     def restart(self, start: Memory, length: int) -> None:
-        """Continue a memory, which is that after ``length`` tokens."""
+        """Forget everything and continue a memory, whose streams are ``length`` tokens long."""
         self.start, self.first, self.length = start, length, length
         self.mems = self.before = start.states
         self.moving: Mems = {}
@@ -163,8 +163,8 @@ class StreamState(State):
         self.done = 0
 
     def take(self, tokens_BT: Tensor) -> Tensor:
-        """Take in the next tokens; these after all that wait."""
-        # Not joined here, which would copy a stream again for every token; nor the caller's, who may write into it.
+        """Remember the next tokens (B, T), and return them after those that wait, (B, W + T)."""
+        # In a list, since joining would copy the whole stream for every token. A copy, since callers may reuse memory.
         self.read.append(tokens_BT.clone())
         self.move_on(tokens_BT.size(1))
         waiting_BT, self.waiting_BT = self.waiting_BT, tokens_BT[:, :0]
@@ -190,5 +190,5 @@ class StreamState(State):
             raise CannotTruncate(f"length must be from {self.first} to {self.length}, which are known: got {length}")
         tokens_BT = torch.cat(self.read, dim=1)[:, : length - self.first]
         self.restart(self.start, self.first)
-        # What is kept is run over again by the next call.
+        # The next call runs the kept tokens again.
         self.waiting_BT = self.take(tokens_BT)

@@ -1,7 +1,7 @@
-"""Models with a memory: a stream is cut into segments, and what a segment leaves behind is read by the next ones.
+"""Models with a segment memory: a stream is read in segments, which attend to states of the segments before them.
 
-Within a segment of ``segment_len`` tokens, counted from the stream's beginning, attention is causal; at its end the
-memory moves on. A call may bring any number of tokens.
+Segments have ``segment_len`` tokens, counted from the beginning of the stream. Attention is causal within a segment; at
+its end, its states move into the memory. A call may bring any number of tokens.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCach
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention from a segment to itself and to the memory before it, by content and distance.
+    """Multi-head attention from a segment to the memory and itself, with relative positions (Transformer-XL).
 
     Args:
-        config: sizes and probabilities; pre-LN layers normalise segment and memory
-        u_NH: what queries by content have in common, shared by all layers of a model
-        v_NH: the same of queries by distance
+        config: sizes and dropout; pre-LN layers normalise segment and memory
+        u_NH: bias of queries for scores by content, shared by all layers of a model
+        v_NH: bias of queries for scores by distance, likewise
     """
 
     def __init__(self, config: StreamingConfig, u_NH: nn.Parameter, v_NH: nn.Parameter) -> None:
@@ -42,13 +42,12 @@ class RelativeAttention(nn.Module):
         self.recompute = config.recompute
         self.norm = config.norm_before()
         self.qkv = projection(dim, 3 * inner, bias=False, rows=3 * (inner,))
-        # Not one that packs its weight: a ``SegmentCache`` projects the sinusoids once.
         self.position = nn.Linear(dim, inner, bias=False)
         self.out = projection(inner, dim, bias=False)
         self.u, self.v = u_NH, v_NH
 
     def project(self, positions_PD: Tensor) -> Tensor:
-        """The projected sinusoids r of distances, (P, D) -> (P, N, H)."""
+        """Project the sinusoids of distances, (P, D) -> r (P, N, H)."""
         return self.position(positions_PD).unflatten(-1, (self.heads, -1))
 
     def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,11 +58,11 @@ class RelativeAttention(nn.Module):
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
 
         Args:
-            s_BTD: the segment
-            past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
-                takes in those of s; memory and positions are then not read
-            m_BMD: the memory before it, to which no gradient goes
-            positions_PD: ``sinusoids`` of at least as many keys as there are
+            s_BTD: the segment, or its next piece
+            past: for a piece, the KV cache of memory and segment so far, to which those of s are appended; memory and
+                positions are then not read
+            m_BMD: the memory before the segment, which gets no gradient
+            positions_PD: ``sinusoids`` for at least M + T keys
         """
         dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
         if past is not None:
@@ -79,7 +78,7 @@ class TransformerXLLayer(ResidualLayer):
     """Compute of Transformer-QL, Figure 2b, whose layer is post-LN: attention over memory and segment, feed-forward.
 
     Args:
-        name: of its memory
+        name: the name of its memory
         config: sizes and probabilities
         u_NH: Transformer-XL's u, shared by all layers of a model
         v_NH: Transformer-XL's v
@@ -95,18 +94,18 @@ class TransformerXLLayer(ResidualLayer):
         self.name = name
 
 
-# Of these a model with a memory has its own, or none.
+# Settings that models with a memory do not have, and the only value that each may have.
 _ITS_OWN = {"positions": "learned", "qk_norm": False, "short_conv": 0, "sinks": False, "scale_embedding": False}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingConfig(ModelConfig):
-    """Sizes that every model with a memory has.
+    """Sizes of every model with a memory.
 
     Attributes:
         segment_len: tokens of a segment
-        mem_len: states before the segment that every layer remembers
-        proj_init_std: standard deviation that the projections of an adaptive input and softmax start from
+        mem_len: states before the segment that every layer keeps in its memory
+        proj_init_std: initial standard deviation of the projections in adaptive input and softmax
     """
 
     activation: str = "relu"
@@ -124,11 +123,11 @@ class StreamingConfig(ModelConfig):
 class StreamingModel(LanguageModel):
     """A language model that works segment by segment: ``model(tokens, state) -> (logits, state)``.
 
-    A state goes on with its streams in both directions: with gradients, a call trains on what it reads after a memory
-    that is detached, so streams can be trained on call by call; without, single tokens are read from caches.
+    A state continues its streams with and without gradients: with them, a call trains on its tokens behind a detached
+    memory, so that streams can be trained on call by call; without, tokens are read through KV caches.
 
-    A subclass builds its layers with ``make_layer``, ends its constructor with ``reset_parameters``, implements
-    ``forward_segment``, and says what its memory is (``memory_lengths``, ``memory_reach``).
+    A subclass builds its layers with ``make_layer``, ends its constructor with ``reset_parameters``, and implements
+    ``forward_segment``, ``memory_lengths`` and ``memory_reach``.
     """
 
     config: StreamingConfig
@@ -139,9 +138,9 @@ class StreamingModel(LanguageModel):
     def __init__(self, config: StreamingConfig) -> None:
         super().__init__(config)
         self.segment_len, self.mem_len = config.segment_len, config.mem_len
-        # How many keys a whole segment's attention has, equally many at all scales: the memory's and its own.
+        # Number of keys that a whole segment attends to, memory and segment, which is the same at all scales.
         self.window = self.mem_len + self.segment_len
-        # By the memory's name, how many of a segment's states move into it, the first ones; all unless given.
+        # By the memory's name, how many of a segment's first states move into it; all unless given.
         self.shifts: dict[str, int] = {}
         self.scale = math.sqrt(config.dim)
         self.drop = Dropout(config.dropout, config.recompute)
@@ -149,11 +148,11 @@ class StreamingModel(LanguageModel):
         # Shared by the attention of all layers.
         self.u = nn.Parameter(torch.empty(config.heads, config.width_of_head))
         self.v = nn.Parameter(torch.empty(config.heads, config.width_of_head))
-        # ``to_empty`` gives each layer its own, and so does loading with ``assign``.
+        # ``to_empty``, and loading with ``assign``, give each layer a copy of its own.
         self.register_load_state_dict_post_hook(_share)
 
     def make_layer(self, name: str, depth: int) -> TransformerXLLayer:
-        """One of so many Transformer-XL layers, whose memory has this name."""
+        """A Transformer-XL layer, one of ``depth``, whose memory has this name."""
         return TransformerXLLayer(name, self.config, self.u, self.v, depth)
 
     def reset_parameters(self) -> None:
@@ -175,42 +174,42 @@ class StreamingModel(LanguageModel):
     def forward_segment(
         self, x_BTD: Tensor, mems: Mems, positions: Tensor, pasts: Pasts = WHOLE
     ) -> tuple[Tensor, Mems]:
-        """The model over one segment, as its paper lists it, or over a piece of one.
+        """Run the model over a segment, as its paper lists it, or over the next piece of one.
 
         Args:
-            x_BTD: the embedded segment, perhaps unfinished
-            mems: the states it starts from
+            x_BTD: the embedded segment, perhaps unfinished, or piece
+            mems: the memories before the segment
             positions: ``sinusoids`` of the window
-            pasts: the caches of all layers, if this is a piece; after the states of ``mems`` that no layer reads,
-                there are then those of the pieces before it
+            pasts: for a piece, the KV caches of all layers; memories that no layer attends to then also contain the
+                states of the pieces before this one
 
         Returns:
-            outputs (B, T, D), and by the memories' names the states that this segment or piece has for them
+            outputs (B, T, D), and by memory name the states of these T tokens that will move into the memory
         """
 
     def remember(self, moving: Mems, mems: Mems) -> tuple[Mems, Tensor | None]:
-        """The states that the next segment starts from, and in training a loss (B,) of the memory's own, if it has one.
+        """Move a whole segment into the memories: the new memories, and in training a loss (B,) of theirs or None.
 
         Args:
-            moving: what ``forward_segment`` returned of a whole segment
-            mems: the states it started from
+            moving: the states that ``forward_segment`` returned for the segment
+            mems: the memories before it
         """
         return {name: shift(s_BTD[:, : self.shifts.get(name)], mems[name]) for name, s_BTD in moving.items()}, None
 
     @abstractmethod
     def memory_lengths(self) -> dict[str, int]:
-        """The names of the memory's states and how many positions each has."""
+        """By name, the length M of each memory in positions."""
 
     @abstractmethod
     def memory_reach(self) -> int:
-        """How many segments back a segment's outputs can depend on, at most."""
+        """The largest number of earlier segments that a segment's outputs can depend on."""
 
     def idle_without_a_whole_segment(self) -> Iterable[nn.Parameter]:
-        """The parameters that training on less than a segment may leave without work."""
+        """Parameters that may be unused in training on less than a segment, and still need a gradient."""
         return ()
 
     def sinusoids(self, like: Tensor) -> Tensor:
-        """Sinusoids of the distances in a window, with dropout as in Transformer-XL."""
+        """Sinusoids (window + 1, D) of the distances in a window, of the type and device of ``like``, after dropout."""
         return self.drop(self.table(self.window, like))
 
     def new_memory(self, batch_size: int, device: torch.device | None = None) -> Memory:
@@ -221,7 +220,7 @@ class StreamingModel(LanguageModel):
         return Memory(states, torch.zeros(batch_size, 0, dtype=torch.long, device=like.device))
 
     def stream(self, tokens_BT: Tensor, memory: Memory | None) -> tuple[Tensor, Memory, Tensor | None]:
-        """Features (B, T, D) of tokens that follow the memory, the memory after them, and its loss (B,) or None."""
+        """Read tokens after a memory: features (B, T, D), the memory after them, and its loss (B,) or None."""
         memory = self.checked(memory, tokens_BT.size(0), tokens_BT.device)
         mems, known = memory.states, memory.pending_BT.size(1)
         tokens_BT = torch.cat([memory.pending_BT, tokens_BT], dim=1)
@@ -249,7 +248,7 @@ class StreamingModel(LanguageModel):
 
     @torch.no_grad()
     def advance(self, tokens_BT: Tensor, state: StreamState) -> Tensor:
-        """Outputs (B, T, D) of the next tokens of a state's streams, which moves on."""
+        """Have a state read the next tokens of its streams, without gradients: (B, T) -> outputs (B, T, D)."""
         count, outputs = tokens_BT.size(1), []
         tokens_BT = state.take(tokens_BT)
         while tokens_BT.size(1):
@@ -265,7 +264,7 @@ class StreamingModel(LanguageModel):
         return y_BTD[:, y_BTD.size(1) - count :]
 
     def _piece(self, x_BTD: Tensor, state: StreamState) -> Tensor:
-        """Outputs of the next positions of a segment that comes in pieces."""
+        """Run the next piece (B, T, D) of a segment through the state's KV caches; its outputs."""
         state.caches = state.caches or self.segment_caches(x_BTD)
         if not state.done:
             state.before, state.moving = state.mems, {}
@@ -288,9 +287,9 @@ class StreamingModel(LanguageModel):
     def forward(  # type: ignore[override]
         self, tokens_BT: Tensor, state: StreamState | None = None
     ) -> tuple[Tensor, StreamState]:
-        """As ``CausalModel.forward``, with gradients also after a state.
+        """As ``CausalModel.forward``, but with gradients also where there is a state.
 
-        They go back to the beginning of a segment, also where an earlier call began it, and no farther.
+        They reach back to the beginning of the current segment, also if an earlier call began it, and no further.
         """
         tokens_BT = self.checked_tokens(tokens_BT)
         state = state if state is not None else self.new_state(tokens_BT.size(0), device=tokens_BT.device)
@@ -302,9 +301,9 @@ class StreamingModel(LanguageModel):
     def loss(  # type: ignore[override]
         self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
     ) -> Tensor:
-        """As ``CausalModel.loss``; in training, what the memory itself is trained on is added.
+        """As ``CausalModel.loss``, with gradients also where there is a state; in training, the memory's loss is added.
 
-        The tokens continue the streams of the state, which this call moves on, or begin new ones.
+        The tokens continue the streams of the state, which reads them, or begin new streams.
         """
         tokens_BT, targets_BT = self.checked_tokens(tokens_BT), self.checked_targets(targets_BT, tokens_BT)
         x_BTD, auxiliary_B = self._read(tokens_BT, state)
@@ -314,16 +313,16 @@ class StreamingModel(LanguageModel):
     def new_state(
         self, batch_size: int, capacity: int = 0, device: torch.device | None = None, memory: Memory | None = None
     ) -> StreamState:
-        """The state of B streams before their first tokens, or after a memory; room is made segment by segment."""
+        """The state of B new streams, or of those of a memory; ``capacity`` is not needed, since windows are fixed."""
         return StreamState(self.config, self.checked(memory, batch_size, device))
 
     def segment_caches(self, x_BTD: Tensor) -> dict[str, SegmentCache]:
-        """An empty cache of every layer, by the name of its memory, for the B streams of embedded tokens."""
+        """By the name of its memory, an empty KV cache for every layer, for B streams of embedded tokens."""
         positions_PD, layers = self.sinusoids(x_BTD), self.memory_layers()
         return {layer.name: SegmentCache(x_BTD.size(0), layer.attention.project(positions_PD)) for layer in layers}
 
     def memory_layers(self) -> list[TransformerXLLayer]:
-        """All that have a memory."""
+        """All layers with a memory."""
         return [layer for layer in self.modules() if isinstance(layer, TransformerXLLayer)]
 
     def checked(self, memory: object, batch_size: int, device: torch.device | None = None) -> Memory:
@@ -339,11 +338,11 @@ class StreamingModel(LanguageModel):
         return memory.to(self._like(device))
 
     def _like(self, device: torch.device | None) -> Tensor:
-        """Nothing, of the type of the weights and on a device or theirs."""
+        """An empty tensor of the weights' type, on a device, by default theirs."""
         return torch.empty(0, dtype=self.u.dtype, device=device or self.u.device)
 
     def _read(self, tokens_BT: Tensor, state: StreamState | None) -> tuple[Tensor, Tensor | None]:
-        """Features (B, T, D), and the memory's loss (B,) or None."""
+        """Features (B, T, D) of tokens after a state, which reads them, and the memory's loss (B,) or None."""
         if state is not None:
             self.check_state(state, tokens_BT)
         if state is not None and not records():

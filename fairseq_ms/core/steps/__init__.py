@@ -1,8 +1,8 @@
-"""What makes generation fast on a GPU: steps that it replays as CUDA graphs.
+"""Decoding on a GPU by CUDA graphs: each token is one replay of a captured decoding step.
 
-The operations of such a step are the same at every token: ``buffers.py`` has caches of fixed shapes, ``states.py``,
-``streams.py`` and ``chunks.py`` the models' states made of them, ``replay.py`` the steps. All of this knows the models,
-and of the models only ``generate`` knows it, which reads by a ``Reader``.
+A captured step runs the same operations on the same memory whenever it is replayed. ``buffers.py`` has KV caches of
+fixed shapes, ``states.py`` and ``streams.py`` the models' states made of them, ``replay.py`` captures and replays. This
+folder imports the models; of the models, only ``generate`` imports it, which reads tokens by a ``Reader``.
 """
 
 from fairseq_ms.core.steps.replay import Reader, Steps, has_steps, takes_graphs

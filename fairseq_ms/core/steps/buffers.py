@@ -1,7 +1,7 @@
-"""What a state remembers in buffers of fixed shapes that never move, so that a step is always the same operations.
+"""KV caches and other buffers of fixed shapes at fixed addresses, so that every decoding step can be a CUDA graph.
 
-How many tokens a state has read is then a tensor on its device, and so is all that follows from it: where a step
-writes, and what its query sees, as a mask over every place there is. What is to be a CUDA graph can be nothing else.
+The number of tokens read is a tensor on the device, and so is everything that follows from it: the places that a step
+writes to, and which places its query sees, as a mask over the whole buffer.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State
 from fairseq_ms.core.ops.attention import attend, merge_heads
 from fairseq_ms.core.scales import UnfinishedBlock
 
-# What attention on a GPU wants the number of keys to be a multiple of, where there is a mask.
+# With a mask, attention on a GPU wants the number of keys to be a multiple of this.
 _ALIGNED = 8
 
 
 class Place:
-    """Where the block of the next token is written: block b of ``factor`` tokens at b % S.
+    """The place in a ring buffer of S places that a step writes to: block b of ``factor`` tokens goes to b % S.
 
     Args:
-        position_1: the position of that token, which a state moves on
+        position_1: the position of the next token, a tensor (1,) that the state advances
         capacity: S
-        factor: see above; one for each of N heads in a tensor (N, 1)
+        factor: tokens of a block, or one such number for each of N heads, (N, 1)
 
     Attributes:
-        newest_1: the block, (1,) or (N, 1), once a step has begun
-        index_1: its place
+        newest_1: the block of the next token, (1,) or (N, 1); set by ``begin``
+        index_1: its place in the buffer
     """
 
     newest_1: Tensor
@@ -40,27 +40,28 @@ class Place:
         self.position_1, self.capacity, self.factor = position_1, capacity, factor
 
     def begin(self, phase: int) -> None:
-        """Begin a step whose place among blocks is that of the position ``phase``."""
+        """Compute the place for the step that begins, which ends the same blocks as a token at position ``phase``."""
         self.phase, self.newest_1 = phase, self.position_1 // self.factor
         self.index_1 = self.newest_1 % self.capacity
 
     @property
     def full(self) -> bool:
-        """Whether the step fills the last of the places."""
+        """Whether the step fills the last place, so that the buffer is one complete block."""
         return bool((self.phase + 1) % (self.capacity * self.factor) == 0)
 
 
 class Slots(Place):
-    """The places of keys and values, and which of them the next query sees.
+    """The places of keys and values in a ring buffer, and an attention bias that hides those that a query may not see.
 
     Args:
-        position_1, capacity, factor: as a ``Place`` has them; S is made a multiple of 8
+        position_1, capacity, factor: as for ``Place``; S is rounded up to a multiple of 8
         like: a tensor of the wanted type and device
-        visible: from the query's position and blocks (S,) or (N, S) to whether it sees them; without it, it sees all
-            blocks up to its own. The last of the S places then stays zero: a query that sees no block sees this one
+        visible: maps the query's position and block numbers, (S,) or (N, S), to True where the query sees the block.
+            By default it sees all blocks up to its own. With ``visible``, the last place holds a key and value of zero,
+            which is all that a query sees where it sees no block
 
     Attributes:
-        bias: of attention, (1, 1, 1, S) or (1, N, 1, S), once a step has begun
+        bias: additive, (1, 1, 1, S) or (1, N, 1, S); set by ``begin``
     """
 
     bias: Tensor
@@ -80,7 +81,7 @@ class Slots(Place):
 
     def begin(self, phase: int) -> None:
         super().begin(phase)
-        # The block that each place holds, below zero where it holds none.
+        # The number of the block in each place, negative where the place is empty.
         block_S = self.newest_1 - (self.newest_1 - self.places_S) % self.capacity
         hidden_S = block_S < 0
         if self.visible is not None:
@@ -90,22 +91,22 @@ class Slots(Place):
 
 
 def aligned(places: int) -> int:
-    """At least so many places, as ``Slots`` has them."""
+    """The number of places, rounded up to a multiple of 8."""
     return -(-places // _ALIGNED) * _ALIGNED
 
 
 class FixedCache(KeyValueCache):
-    """A ``KeyValueCache`` whose buffer (2, B, N, S, H) never moves; it takes one position a step.
+    """A ``KeyValueCache`` in a buffer (2, B, N, S, H) of fixed size and address, which takes one position a step.
 
     Args:
-        cache: whose sizes it has
-        slots: where a step writes and what it sees
-        buffer: its own, unless it is a part of another
+        cache: a growing cache of the same B, N and H
+        slots: the places of keys and values, and the mask
+        buffer: a view to use as the buffer; allocated unless given
     """
 
     def __init__(self, cache: KeyValueCache, slots: Slots, buffer: Tensor | None = None) -> None:
         two, batch_size, heads, _, head_dim = cache.buffer.shape
-        # Zeros: what is hidden has to be finite.
+        # Zeros: hidden places have weight 0, and 0 times NaN would be NaN.
         if buffer is None:
             buffer = cache.buffer.new_zeros(two, batch_size, heads, slots.size, head_dim)
         self.buffer = buffer
@@ -113,7 +114,7 @@ class FixedCache(KeyValueCache):
         self.before = cache.before and FixedInputs(cache.before.x)
 
     def append(self, k_BN1H: Tensor, v_BN1H: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the position of this step; all places, (B, N, S, H) each."""
+        """Write this step's key and value; return the keys and values of all places, (B, N, S, H) each."""
         for part, new in zip(self.buffer, (k_BN1H, v_BN1H)):
             part.index_copy_(2, self.slots.index_1, new)
         return self.buffer[0], self.buffer[1]
@@ -125,11 +126,11 @@ class FixedCache(KeyValueCache):
         return merge_heads(self.read(parts[0], sinks_N))
 
     def read(self, q_BN1H: Tensor, sinks_N: Tensor | None = None) -> Tensor:
-        """What the query of this step sees, (B, N, 1, H); zero if that is nothing. Its slots say the rest."""
+        """Attention of this step's query to the places that its mask leaves, (B, N, 1, H); zero if it sees none."""
         return attend(q_BN1H, *self.buffer, bias=self.slots.bias, sinks_N=sinks_N)
 
     def load(self, cache: KeyValueCache) -> None:
-        """Take over what another cache holds, and nothing else: NaN in places that a mask hides would be seen."""
+        """Copy the positions of a growing cache; all other places become zero, since a mask does not hide NaN."""
         self.buffer.zero_()
         kept, end = cache.kept()
         count = min(kept.size(3), self.slots.capacity)
@@ -145,13 +146,13 @@ class FixedCache(KeyValueCache):
 
 
 class FixedRows(Rows):
-    """``Rows`` (B, ...) in memory that never moves."""
+    """``Rows`` (B, ...) at a fixed address."""
 
     def put(self, x: Tensor) -> None:
         self.x.copy_(x)
 
     def load(self, rows: Rows) -> None:
-        """Take over what another one holds, and nothing else."""
+        """Copy other rows, of as many positions or fewer; the rest becomes zero."""
         count = rows.x.size(1)
         self.x[:, :count].copy_(rows.x)
         self.x[:, count:].zero_()
@@ -161,15 +162,15 @@ class FixedRows(Rows):
 
 
 class FixedInputs(FixedRows, LastInputs):
-    """``LastInputs`` in memory that never moves."""
+    """``LastInputs`` at a fixed address."""
 
 
 class FixedBlock(FixedRows):
-    """An ``UnfinishedBlock`` with a place for each of its positions.
+    """An ``UnfinishedBlock`` in a buffer (B, k, D) with a place for each of its k positions.
 
     Args:
-        block: whose sizes it has
-        place: where a step writes
+        block: a growing one of the same B, k and D
+        place: the place that a step writes to
     """
 
     def __init__(self, block: UnfinishedBlock, place: Place) -> None:
@@ -177,22 +178,22 @@ class FixedBlock(FixedRows):
         self.place = place
 
     def join(self, x_B1D: Tensor) -> Tensor:
-        """Take in one more position: the block (B, k, D) in a step that finishes it, or else nothing of it."""
+        """Write one more position; return the block (B, k, D) in a step that completes it, else (B, 0, D)."""
         if x_B1D.size(1):
             self.x.index_copy_(1, self.place.index_1, x_B1D)
         return self.x if self.place.full and x_B1D.size(1) else self.x[:, :0]
 
 
 class FixedState(State):
-    """What a model knows of a batch of texts, in buffers of fixed shapes that never move; it takes one token a step.
+    """A model's state in buffers of fixed shapes at fixed addresses, which takes one token of every row a step.
 
-    A class is called with a model, how many rows there are, and for how many tokens of a text there is room. A replayed
-    step runs no Python, so ``Steps`` counts the tokens.
+    Subclasses are called with the model, the number of rows B, and the number of tokens of a text that there is room
+    for. A replayed step runs no Python, so the number of tokens read is counted by ``Steps``.
 
     Attributes:
-        length: the ``kind`` of the step that runs, which stands for all lengths of this kind
-        position_1: the position of the next token
-        places: what has to know it, told at the beginning of every step
+        length: the ``kind`` of the step that runs, in place of the number of tokens read
+        position_1: the position of the next token, (1,)
+        places: every ``Place`` of the state, whose ``begin`` runs at the beginning of a step
     """
 
     position_1: Tensor
@@ -206,15 +207,18 @@ class FixedState(State):
         self.position_1 += count
 
     def kind(self, length: int) -> int:
-        """The kind of the step after so many tokens: one of the lengths after which steps are the same operations."""
+        """Which kind of step follows ``length`` tokens. Steps of one kind run the same operations.
+
+        A kind is itself a length: that of one of the texts after which a step is of this kind.
+        """
         return -1
 
     def step(self, model: Any, tokens_B1: Tensor) -> Tensor:
-        """Features (B, 1, D) of the next token."""
+        """Run the model on the next token of every row, (B, 1) -> features (B, 1, D)."""
         return model.features(tokens_B1, self)
 
     def load(self, state: State) -> None:
-        """Take over what another state of as many texts knows."""
+        """Copy a growing state of the same number of texts."""
         self.position_1.fill_(state.length)
         mine: Iterable[Any] = self.parts()
         for part, own in zip(mine, state.parts(), strict=True):

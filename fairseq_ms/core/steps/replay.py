@@ -1,7 +1,7 @@
-"""Steps of generation as CUDA graphs: the kernels of a token are launched all at once, and nothing waits for the CPU.
+"""Decoding steps as CUDA graphs: all kernels of a token are launched at once, and none waits for the CPU.
 
-A captured step does the same to the same memory whenever it is replayed, so it needs a state of fixed shapes. Steps
-that differ in what they do, since blocks end at some of them, have a graph each.
+A replayed step runs the captured operations on the same memory, so it needs a state of fixed shapes (``FixedState``).
+Steps at which other blocks end run other operations: each such kind of step is a graph of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fairseq_ms.core.topdown import TopDown
 from fairseq_ms.core.transformer_xl import TransformerXL
 from fairseq_ms.core.vanilla import Vanilla
 
-# By the model's class, or the nearest one above it: its state of so many rows, with room for so many tokens.
+# By model class (or its nearest base class), the state, which takes the model, B and the longest text in tokens.
 _STATES: dict[type, Callable[[Any, int, int], Any]] = {
     Vanilla: FixedVanilla,
     Retina: FixedRetina,
@@ -42,18 +42,18 @@ _STATES: dict[type, Callable[[Any, int, int], Any]] = {
     TransformerXL: FixedStream,
 }
 
-# Rooms for texts are powers of two from here on, so that the graphs of one text serve the next.
+# Buffers have room for a power of two of tokens, at least this many, so that the graphs of one text serve the next.
 _LEAST_ROOM = 256
 
 # torch captures one graph at a time in a process.
 _CAPTURING = threading.Lock()
-# Models whose steps could not be captured, and the graphs of these, which torch's allocator still refers to.
+# Models whose capture failed; and the failed graphs, which torch's allocator may still refer to.
 _REFUSED: WeakSet[nn.Module] = WeakSet()
 _BROKEN: list[torch.cuda.CUDAGraph] = []
 
 
 def has_steps(model: CausalModel) -> bool:
-    """Whether there are steps of fixed shapes for a model."""
+    """Whether a model has a state of fixed shapes, and so can decode by CUDA graphs."""
     return _state_of(model) is not None
 
 
@@ -62,9 +62,10 @@ def _state_of(model: CausalModel) -> Callable[[Any, int, int], FixedState] | Non
 
 
 def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
-    """Whether a model's steps are CUDA graphs: where they can be, if ``graphs`` is None and the environment agrees.
+    """Whether a model decodes by CUDA graphs.
 
-    Raises ValueError where they are asked for and cannot be.
+    With ``graphs`` None, it does where it can, unless FAIRSEQ_MS_GRAPHS=0 is set in the environment. Raises ValueError
+    if ``graphs`` is True and it cannot.
     """
     if graphs is False or (graphs is None and os.environ.get("FAIRSEQ_MS_GRAPHS") == "0"):
         return False
@@ -88,20 +89,20 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which graphs of a device are captured: torch's own belongs to the device that comes first."""
+    """The stream on which a device's graphs are captured. torch's default one is of the first device that captures."""
     return torch.cuda.Stream(device)
 
 
-# What is compared by value in a key; everything else has to be the same object.
+# Types that keys compare by value; anything else has to be the same object.
 _VALUES = {bool, int, float, complex, str, tuple, torch.dtype, torch.device}
-# What every module has: hooks, of which there are none, and the mode.
+# Attributes of every module that graphs do not depend on: hooks (a model with hooks has no graphs) and the mode.
 _USUAL = {*vars(nn.Module())} - {"_parameters", "_buffers", "_modules"}
 
 
 def _key(model: nn.Module) -> list[Any]:
-    """Everything that a captured step of a model has read from it and does not read again.
+    """Everything about a model that a capture bakes into a graph; graphs are kept as long as the key stays the same.
 
-    That is where its tensors lie, and all numbers, names and objects that its modules hold, also in containers.
+    That is, of all modules: addresses, types and shapes of tensors, and other attributes, also in containers.
     """
     found: list[Any] = []
     seen: set[nn.Module] = set()
@@ -137,17 +138,17 @@ def _same(key: list[Any], other: list[Any]) -> bool:
 
 
 class Steps:
-    """The steps of a model over one state of fixed shapes; on a GPU, a CUDA graph for each kind of them.
+    """Decoding steps of a model over one state of fixed shapes; on a GPU, a CUDA graph for each kind of step.
 
-    The first step of a kind runs as it is, the second is captured, and all others are replayed.
+    The first step of a kind runs eagerly, the second is captured, and all later ones are replayed.
 
     Args:
-        model: whose weights stay where they are
+        model: the model, whose weights must keep their addresses
         batch_size: B
-        capacity: tokens of a text that there is room for
+        capacity: the longest text, in tokens
     """
 
-    # That of the model, where the steps may serve another text.
+    # The model's ``_key`` when these steps were made by ``of``.
     key: list[Any]
 
     def __init__(self, model: CausalModel, batch_size: int, capacity: int) -> None:
@@ -156,9 +157,9 @@ class Steps:
         self.model, self.capacity, self.length = model, capacity, 0
         self.state = state_of(model, batch_size, capacity)
         self.tokens_B1 = torch.zeros(batch_size, 1, dtype=torch.long, device=next(model.parameters()).device)
-        # By kind: None once a step has run, then its graph and the features that it gives.
+        # By kind: None after the first step, then the graph and its output.
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
-        # One for all graphs: nothing in it lives from a step to the next but what the caller has read by then.
+        # Graphs share a memory pool: the output of one step may be overwritten by the next, whatever its kind.
         self.pool: Any = None
 
     def __reduce__(self) -> tuple:
@@ -167,9 +168,9 @@ class Steps:
 
     @classmethod
     def of(cls, model: CausalModel, batch_size: int, length: int) -> Steps:
-        """Those that the model has kept, if they serve texts of this length, or new ones."""
-        # The model has none until its text is done, so that two texts at a time have a state each. At once, since
-        # texts may begin in several threads.
+        """The steps that the model has kept from its last text, if they fit a text of this length, or new ones."""
+        # The model gets them back when its text is done: texts generated at the same time need a state each. A single
+        # pop, since they may begin in several threads.
         kept = vars(model).pop("steps", None)
         length, key = min(length, model.max_length() or length), _key(model)
         if kept is None or kept.batch_size != batch_size or kept.capacity < length or not _same(kept.key, key):
@@ -187,7 +188,7 @@ class Steps:
 
     @torch.no_grad()
     def begin(self, state: State) -> Steps:
-        """Continue what another state knows, which stays as it is. Raises ValueError for one of another batch size."""
+        """Continue the texts of a growing state, which is copied. Raises ValueError for another batch size."""
         state.check_rows(self.tokens_B1)
         self.state.load(state)
         self.state.batch_size, self.length = state.batch_size, state.length
@@ -195,9 +196,9 @@ class Steps:
 
     @torch.no_grad()
     def __call__(self, tokens_B1: Tensor) -> Tensor:
-        """Features (B, 1, D) of one more token of every row, in memory that the next step overwrites.
+        """Read one more token of every row, (B, 1) -> features (B, 1, D), which the next step overwrites.
 
-        Raises ValueError for other rows than there are, and a text longer than there is room for.
+        Raises ValueError for another number of rows, and for a text longer than ``capacity``.
         """
         state, rows = self.state, self.state.batch_size
         state.check_rows(tokens_B1)
@@ -210,7 +211,7 @@ class Steps:
         return self.run(kind)[:rows]
 
     def run(self, kind: int) -> Tensor:
-        """A step of a kind, from its graph if there is one."""
+        """Run a step of a kind: eagerly, or by its graph."""
         if not has_graphs(self.tokens_B1.device) or self.model in _REFUSED:
             return self.step(kind)
         if kind not in self.graphs:
@@ -224,13 +225,13 @@ class Steps:
         return x_B1D
 
     def _capture(self, kind: int) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
-        """The graph of a step that is not run now, and its features; None, with a warning, where capture fails."""
+        """Capture a step without running it: its graph and output, or None, with a warning, if that fails."""
         device = self.tokens_B1.device
         stream, graph = _capture_stream(device), torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
-            # torch does not leave the stream of a capture that fails, so it is entered here as well. Other threads may
-            # use the GPU meanwhile.
+            # Where a capture fails, torch leaves its stream the current one, so the stream is entered here as well.
+            # "thread_local": other threads may use the GPU meanwhile.
             with (
                 _CAPTURING,
                 torch.cuda.device(device),
@@ -242,7 +243,7 @@ class Steps:
             _REFUSED.add(self.model)
             _BROKEN.append(graph)
             with suppress(RuntimeError, AttributeError, IndexError):
-                # Otherwise it may still take what it draws for a part of that graph.
+                # The old state may still be registered with the failed capture, and refuse to draw.
                 generator = torch.cuda.default_generators[device.index or 0]
                 generator.graphsafe_set_state(generator.clone_state())
             cause = " ".join(str(error.__context__ or error).split())[:300]
@@ -251,7 +252,7 @@ class Steps:
             return None
 
     def step(self, kind: int) -> Tensor:
-        """What a step does."""
+        """Run a step of a kind eagerly: the operations that are captured."""
         self.state.length = kind
         for place in self.state.places:
             place.begin(kind)
@@ -265,13 +266,15 @@ class Steps:
 
 
 class Reader:
-    """What reads tokens into a state: one more token by steps, where they are graphs, and others in one pass.
+    """Reads tokens into a state: single tokens by CUDA graphs where possible, several tokens by one forward pass.
+
+    While graphs read, ``state`` falls behind; ``settle`` brings it up to date by one pass over the tokens since.
 
     Args:
-        model: of the core
-        state: of the texts so far, which falls behind while steps read
-        graphs: as in ``takes_graphs``, whose ValueError it raises
-        room: how long the texts become, if that is known
+        model: a model of the core
+        state: the texts so far
+        graphs: as for ``takes_graphs``, whose ValueError is raised here
+        room: the final length of the texts in tokens, 0 if unknown
     """
 
     def __init__(self, model: CausalModel, state: State, graphs: bool | None = None, room: int = 0) -> None:
@@ -285,28 +288,28 @@ class Reader:
         return self.state.length if self.steps is None else self.steps.length
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
-        """Features (B, T, D) of more tokens, in memory that the next call may overwrite."""
+        """Read more tokens, (B, T) -> features (B, T, D), which the next call may overwrite."""
         one_more = tokens_BT.size(1) == 1 and self.length > 0 and not torch.is_grad_enabled()
         if one_more and self.takes_graphs and self.steps is None:
             self._begin()
         if self.steps is None or not one_more or self.steps.length == self.steps.capacity:
             return self.model.features(tokens_BT, self.settle())
-        # A copy, because a generator may write into its tokens.
+        # A copy, because callers may reuse their tokens' memory.
         self.unread.append(tokens_BT.clone())
         return self.steps(tokens_BT)
 
     def _begin(self) -> None:
         rows, length = self.state.batch_size, self.state.length
         self.steps = Steps.of(self.model, rows, self.room if self.room > length else 2 * length).begin(self.state)
-        # What only the steps have read, and from which of the state's rows.
+        # The tokens that only the steps have read, and for each of their rows the state's row that it continues.
         self.unread: list[Tensor] = []
         self.rows_B = torch.arange(rows, device=self.steps.tokens_B1.device)
-        # The model's again, for its next text, when this one is done.
+        # When this text is done, the model keeps the steps for its next one.
         self.give_back = finalize(self, setattr, self.model, "steps", self.steps)
 
     @torch.no_grad()
     def settle(self) -> State:
-        """The state, after all that has been read."""
+        """The state, after it has read everything that the steps have read. The steps go back to the model."""
         if self.steps is not None:
             self.give_back()
             self.steps = None

@@ -1,4 +1,4 @@
-"""The states of models over tokens and blocks, in buffers of fixed shapes."""
+"""The states of vanilla, retina, top-down and bottom-up models in buffers of fixed shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fairseq_ms.core.steps.buffers import (
 from fairseq_ms.core.topdown import TopDown, TopDownState
 from fairseq_ms.core.vanilla import Vanilla, VanillaState
 
-# Windows of at most so many places are read together.
+# Windows of at most this many places share one attention call.
 _FEW = 128
 
 
@@ -38,7 +38,7 @@ def _first_position(like: Tensor) -> Tensor:
 
 
 class FixedVanilla(FixedState, VanillaState):
-    """Keys and values of every layer."""
+    """A KV cache for every layer."""
 
     def __init__(self, model: Vanilla, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
@@ -48,24 +48,24 @@ class FixedVanilla(FixedState, VanillaState):
 
 
 class WindowSlots:
-    """Where a layer's windows keep keys and values, all in one buffer, and what its query sees of them.
+    """The places of all windows of a retina's layer in one buffer, so that a step writes all of them at once.
 
-    Windows of few places all have as many as the widest of these and are read together: a kernel takes longer to begin
-    than to read them.
+    Neighbouring windows of at most 128 places form a group, in which all are as wide as the widest and share one
+    attention call: launching a kernel takes longer than reading a few more keys.
 
     Args:
-        position_1: the position of the next token
+        position_1: the position of the next token, (1,)
         scales: the windows with their heads
-        capacity: tokens of a text
+        capacity: the longest text, in tokens
         like: a tensor of the wanted type and device
-        config: that of the model
+        config: the model's configuration
 
     Attributes:
-        windows: of each, how many heads it has, and the slots of its group
-        groups: windows side by side that are read together: how many heads they have, and the slots of these
-        index_N: where in the buffer each head writes, once a step has begun
-        index_X: where the block of each coarse factor does, in a buffer of the unfinished blocks of all
-        rotation_2XF: what turns the queries, keys and values of all heads, X = 3 * N; None unless positions are rotary
+        windows: for every window, its number of heads and the slots of its group
+        groups: for every group, its number of heads and its slots
+        index_N: the place in the buffer that each head writes to; set by ``begin``
+        index_X: the place that each coarse factor writes to, in one buffer of all unfinished blocks; set by ``begin``
+        rotation_2XF: rotary rotation of the queries, keys and values of all heads, X = 3 * N, or None; set by ``begin``
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WindowSlots:
             self.groups.append((len(bounds), slots))
             self.windows += [(scale.heads, slots) for scale in own]
         self.factors = list(dict.fromkeys(scale.factor for scale in scales if scale.factor > 1))
-        # A key is turned by the first position of its block, a value by none.
+        # A key is rotated by the first position of its block, a value not at all.
         factors = [scale.factor for scale in scales for _ in range(scale.heads)]
         self.factors_X = position_1.new_tensor([*len(factors) * [1], *factors, *len(factors) * [2**62]])
         self.rotation = partial(config.rotation, like=like)
@@ -93,7 +93,7 @@ class WindowSlots:
         self.first_N, self.first_X = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
 
     def begin(self, phase: int) -> None:
-        """Begin a step."""
+        """Compute places, masks and rotations for the step that begins."""
         for _, slots in self.groups:
             slots.begin(phase)
         self.index_N = self.first_N + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
@@ -102,12 +102,12 @@ class WindowSlots:
 
 
 class FixedWindows(WindowCache):
-    """What one layer remembers, where a step writes keys and values of all windows at once, and all unfinished blocks.
+    """The KV caches and unfinished blocks of a retina's layer, each in one buffer that a step writes once.
 
     Args:
-        cache: whose sizes it has
-        slots: where a step writes and what it sees
-        like: what positions look like, (1, 1, D)
+        cache: a growing one of the same sizes
+        slots: places and masks of the windows
+        like: a tensor (1, 1, D) of the wanted type and device
     """
 
     continues = True
@@ -117,7 +117,7 @@ class FixedWindows(WindowCache):
         places = sum(heads * own.size for heads, own in slots.groups)
         self.slots, self.buffer = slots, like.new_zeros(2, batch_size, places, head_dim)
         self.blocks = like.new_zeros(batch_size, sum(slots.factors), like.size(-1))
-        # Views of both: what is read together, and what other states have one by one.
+        # Views: by group for attention, by window for loading.
         self.groups = self._views(cache.windows, slots.groups)
         windows = self._views(cache.windows, slots.windows)
         unfinished: Any = [FixedRows(x) for x in self.blocks.split(slots.factors, dim=1)]
@@ -129,7 +129,11 @@ class FixedWindows(WindowCache):
         return [FixedCache(cache, slots, x) for cache, (_, slots), x in zip(caches, parts, shaped)]
 
     def join(self, x_B1D: Tensor) -> list[Tensor]:
-        """By coarse factor, its block with one more position (B, k, D), finished or not."""
+        """Write one more position into the unfinished block of every coarse factor; return these, (B, k, D) each.
+
+        They are projected at every step, whether complete or not: the key of an incomplete block is overwritten later,
+        and masked until then.
+        """
         if self.unfinished:
             self.blocks.index_copy_(1, self.slots.index_X, x_B1D.expand(-1, len(self.unfinished), -1))
         return [block.x for block in self.unfinished]
@@ -140,7 +144,7 @@ class FixedWindows(WindowCache):
         width = heads * qk.head_dim
         keys, values = zip(*(pair.chunk(2, dim=-1) for pair in (fine[..., width:], *coarse)))
         qkv = qk(torch.cat([fine[..., :width], *keys, *values], dim=-1), heads, heads)
-        # Turned as 3 * N positions of one head: (B, 1, 3 * N * H) -> (3, B, N, H)
+        # Rotated as 3 * N positions of one head: (B, 1, 3 * N * H) -> (3, B, N, H)
         turned = rotate(qkv.view(-1, 3 * heads, qk.head_dim), self.slots.rotation_2XF, 1)
         parts = turned.unflatten(1, (3, heads)).transpose(0, 1)
         self.buffer.index_copy_(2, self.slots.index_N, parts[1:])
@@ -151,12 +155,11 @@ class FixedWindows(WindowCache):
 
 
 class FixedRetina(FixedState, RetinaState):
-    """The windows of every layer."""
+    """The windows of every layer; layers of one turn share their places."""
 
     def __init__(self, model: Retina, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
         self.position_1 = _first_position(like)
-        # Shared by the layers of a turn.
         self.places = [WindowSlots(self.position_1, turn, capacity, like, model.config) for turn in model.turns]
         caches: list[WindowCache] = [
             FixedWindows(cache, slots, like) for cache, slots in zip(growing.caches, cycle(self.places))
@@ -164,11 +167,11 @@ class FixedRetina(FixedState, RetinaState):
         super().__init__(model.config, batch_size, caches)
 
     def rotations(self, model: Retina, x_BTD: Tensor) -> None:
-        """None: the places turn queries and keys."""
+        """None: ``FixedWindows.attend`` rotates queries and keys."""
 
 
 class FixedTopDown(FixedState, TopDownState):
-    """What every scale remembers; a step is of the kind of the coarsest scale of which a block ends."""
+    """KV caches and newest output of every scale; the coarsest scale of which a block ends is the kind of a step."""
 
     def __init__(self, model: TopDown, batch_size: int, capacity: int) -> None:
         like, scales = model.embed.like(), list(model.scales)
@@ -191,7 +194,10 @@ class FixedTopDown(FixedState, TopDownState):
 
 
 class FixedBottomUp(FixedState, BottomUpState):
-    """What every scale remembers; a step is of the kind of the coarsest scale of which a block ends."""
+    """KV caches and unfinished blocks of every scale, and the aggregation layer's KV cache for each.
+
+    The coarsest scale of which a block ends decides the kind of a step.
+    """
 
     def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
@@ -214,5 +220,5 @@ class FixedBottomUp(FixedState, BottomUpState):
         return blocks.read(q_BNTH, sinks_N)
 
     def kind(self, length: int) -> int:
-        # The last position of the greatest block that ends, or of none.
+        # The last position of the coarsest block that ends, 0 if none does.
         return max(factor for factor in (1, *self.factors) if (length + 1) % factor == 0) - 1

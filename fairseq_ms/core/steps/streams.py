@@ -1,4 +1,4 @@
-"""The state of streams in buffers of fixed shapes: at the end of a segment, the memory moves on."""
+"""The state of Transformer-XL and the Compressive Transformer in buffers of fixed shapes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fairseq_ms.core.streaming import StreamingModel
 
 
 class SegmentSlots(Slots):
-    """Those of a memory and the segment after it, whose next token is at ``position_1`` among them.
+    """The places of a memory's states and of the segment after them; the next token's place is ``position_1``.
 
     Attributes:
-        row_P: in the projected sinusoids of the window, the distance of each place, once a step has begun
+        row_P: for each place, the row of its distance in the table of projected sinusoids; set by ``begin``
     """
 
     row_P: Tensor
 
     def __init__(self, position_1: Tensor, window: int, like: Tensor) -> None:
         super().__init__(position_1, window, like)
-        # One more, which relative attention leaves out.
+        # One place more than there are: relative attention drops the last column.
         self.window, self.all_P = window, torch.arange(self.capacity + 1, device=like.device)
 
     def begin(self, phase: int) -> None:
@@ -34,7 +34,7 @@ class SegmentSlots(Slots):
 
 
 class FixedSegment(FixedCache):
-    """A ``SegmentCache`` that takes one position a step."""
+    """A ``SegmentCache`` in a buffer of fixed size and address, which takes one position a step."""
 
     slots: SegmentSlots
 
@@ -48,18 +48,18 @@ class FixedSegment(FixedCache):
 
     @property
     def r_PNH(self) -> Tensor:
-        """The projected sinusoid of the distance of each place."""
+        """The projected sinusoid of the distance from the query to each place."""
         return self.r_of_window_PNH.index_select(0, self.slots.row_P)
 
 
 class FixedStream(FixedState):
-    """A memory and the segment after it; a step is of the kind 1 if a segment ends with it, and the memory moves on.
+    """A memory and the segment after it. A step of kind 1 ends a segment: its states then move into the memory.
 
     Attributes:
-        position_1: where the next token is after the memory's states
-        mems: as in ``StreamState``
-        moving: what the segment has so far, with room for a whole one
-        done: how many tokens there were in the segment when the state was loaded, less those before
+        position_1: the place of the next token, where the memory's states come first
+        mems: the memory, by name, as in ``StreamState``
+        moving: by the same names, the states of the segment so far, in buffers (B, segment_len, D)
+        done: added to the number of tokens read, gives the token's place in its segment, modulo ``segment_len``
     """
 
     def __init__(self, model: StreamingModel, batch_size: int, capacity: int) -> None:
@@ -93,7 +93,7 @@ class FixedStream(FixedState):
         for layer in self.model.memory_layers():
             cache = self.caches[layer.name]
             cache.buffer.zero_()
-            # The weights may be others than they were.
+            # Weights may have changed since the buffers were made.
             cache.r_of_window_PNH.copy_(layer.attention.project(positions_PD))
         self.begin_segment()
         for name, x in state.moving.items() if state.done else ():
@@ -106,7 +106,7 @@ class FixedStream(FixedState):
         y_B1D, moving = model.forward_segment(model.embed_tokens(tokens_B1), mems, model.u, self.caches)
         for name, x_B1D in moving.items():
             self.moving[name].x.index_copy_(1, self.position_1 - self.past, x_B1D)
-        self.position_1 += 1
+        self.move_on(1)
         if self.length:
             after, _ = model.remember({name: rows.x for name, rows in self.moving.items()}, mems)
             for name, x in after.items():
@@ -116,11 +116,8 @@ class FixedStream(FixedState):
         return y_B1D
 
     def begin_segment(self) -> None:
-        """Let the keys and values of the memory be those of its states now."""
+        """Project the memory's states to keys and values, in front of the segment's."""
         for layer in self.model.memory_layers():
             pair = layer.attention.of_memory(self.mems[layer.name].x)
             for part, own in zip(self.caches[layer.name].buffer, pair):
                 part[:, :, : own.size(2)].copy_(own)
-
-    def move_on(self, count: int) -> None:
-        """Nothing: ``step`` does it."""

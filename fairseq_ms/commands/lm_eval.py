@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Hand the flags over to the harness, whose exit code is that of the process."""
+    from fairseq_ms.core.ops.device import prefer_flash
+
     register()
+    prefer_flash()  # prompts and choices have any length
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError as error:

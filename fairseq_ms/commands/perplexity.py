@@ -51,9 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, print the table and write the JSON file."""
+    from fairseq_ms.core.ops.device import prefer_flash
     from fairseq_ms.export import tokenizer
     from fairseq_ms.tools import exported
 
+    prefer_flash()  # rows of data have any length
     if args.manifest is not None and not args.manifest.is_file():
         raise UsageError(f"--manifest must be a file: got {args.manifest}")
     if args.shipped != (args.checkpoint is None):

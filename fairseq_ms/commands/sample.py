@@ -64,9 +64,11 @@ def run(args: argparse.Namespace) -> None:
     """Print the prompt and its continuation."""
     import torch
 
+    from fairseq_ms.core.ops.device import prefer_flash
     from fairseq_ms.tools import exported
     from fairseq_ms_pipeline.indexed import BOS, EOS, PAD
 
+    prefer_flash()  # prompts have any length
     if not args.temperature >= 0 or args.sampling_topk < 0 or not 0 < args.sampling_topp <= 1:
         wanted = "--temperature and --sampling-topk must be at least 0, and --sampling-topp above 0 and at most 1"
         raise UsageError(f"{wanted}: got {args.temperature}, {args.sampling_topk} and {args.sampling_topp}")

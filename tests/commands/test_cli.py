@@ -204,3 +204,29 @@ def test_an_environment_variable_shows_the_traceback_of_a_mistake_as_well(monkey
     assert shown.startswith("Traceback (most recent call last):")
     assert "broken_command.py" in shown
     assert shown.endswith("fairseq-ms: --n must be positive, not -1\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sample", "--prompt", "The"], ["perplexity", "--shipped"], ["lm-eval", "--tasks", "x"]],
+    ids=lambda x: x[0],
+)
+def test_commands_whose_lengths_vary_turn_off_attention_that_is_planned_for_every_shape(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    class Asked(Exception):
+        pass
+
+    def asked(enabled: bool) -> None:
+        raise Asked(enabled)
+
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked)
+    with pytest.raises(Asked, match="False"):
+        cli.main(arguments)
+
+
+def test_importing_the_core_leaves_the_kernels_of_attention_to_torch() -> None:
+    program = "import torch, fairseq_ms.core.steps; print(torch.backends.cuda.cudnn_sdp_enabled())"
+    assert run_cli("python", "-c", program).stdout == "True\n"

@@ -121,6 +121,17 @@ def test_every_process_has_its_own_device_before_processes_meet(text: str, monke
     assert calls == [("device", torch.device("cuda:1")), ("processes", "nccl")]
 
 
+def test_batches_are_copied_from_pinned_memory_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, asked, to = runpy.run_path(str(SCRIPT))["placed"], list[object](), torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: asked.append("pinned") or batch)
+    monkeypatch.setattr(torch.Tensor, "to", lambda batch, *where, **how: asked.append(how) or to(batch, *where, **how))
+    batch = torch.zeros(2, 3, dtype=torch.long)
+    assert placed(batch, torch.device("cpu")) is batch
+    assert not asked
+    assert placed(batch, torch.device("meta")).is_meta
+    assert asked == ["pinned", {"non_blocking": True}]
+
+
 def test_binarised_data_are_read(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", {"train": random_lines(1, 60), "valid": random_lines(2, 60)})
     assert losses(str(data / "train"), *SMALL, "--out", str(tmp_path / "out"), "--steps", "2")

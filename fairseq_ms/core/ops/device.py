@@ -19,6 +19,15 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def prefer_flash() -> None:
+    """For the rest of the process, have attention on a GPU take flash kernels rather than cuDNN's.
+
+    torch prefers cuDNN's on an H100 or H200, and these are planned anew for every shape, which takes 0.4 s. It is not
+    an order of ``sdpa_kernel``, since torch sets its own with the first attention of a process.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
     """``torch.cuda.max_memory_allocated`` while ``run()`` works on a GPU; None, without running it, elsewhere."""
     if device.type != "cuda":

@@ -5,7 +5,7 @@
 #   make test    run the tests but the papers' and those that take over ten seconds
 #   make test-all    run all tests
 #   make test-portable   run the numeric tests once more with the kernels of old processors
-#   make gpu     test what concerns a GPU, measure everything there, write docs/papers/results_gpu.md, and run all tests of numerics
+#   make gpu     test and measure on a GPU, the most valuable first: OUT=folder MINUTES=9
 #   make gpu-pack    put what `make gpu` needs on a machine without a network into the folder gpu-pack
 #   make curves  record the loss curves that tests/curves compares with anew
 #   make sizes   count the presets anew for fairseq-ms config --list
@@ -121,28 +121,15 @@ test-portable: env $(TESTS)
 	-m "not slow" tests/core tests/references tests/curves tests/models/test_invariants.py \
 	$(foreach file,graphs compiled wrapped,--ignore tests/core/test_$(file).py)
 
-# GPT-2 and TransfoXL come from different versions of one package, so the latter's rows have a call of their own. A minute
-# of the tests that concern a GPU comes first, to be seen; all tests come last, and where rows have failed, too: what they
-# would show of numerics is checked before each table. Rows are measured by their value; an interrupted call (MINUTES=9:
-# after so many) leaves page and records, from where the next one goes on. Records are of one machine.
+# Parts by their value, each with a budget of its own, into a folder that is of one machine (benchmarks/gpu.py). GPT-2 and
+# TransfoXL come from different versions of one package.
 DEVICE ?= cuda
-MINUTES ?= 0
-ROWS ?= --rounds 3
-PAGE ?= docs/papers/results_gpu.md
-RECORDS ?= docs/papers/results_gpu.jsonl
-GPU = timeout --foreground $(MINUTES)m $(RUN) -m fairseq_ms bench all --device $(DEVICE) $(ROWS) --report $(PAGE) --records $(RECORDS)
-FIRST := core/test_graphs.py core/ops/test_window_attention.py core/ops/test_attention.py core/ops/test_linear.py \
-	core/ops/test_linear_cross_entropy.py core/ops/test_recompute.py core/ops/test_dropout_masks.py
-ON_GPU := $(FIRST) models/test_invariants.py models/test_multiscale.py models/test_streaming.py models/test_haed.py \
-	models/test_half_precision.py core/test_retina.py core/test_cache.py \
-	lm/test_generation.py::test_beam_search_in_steps_of_fixed_shapes_finds_what_it_finds_without_caches \
-	host/test_launching.py::test_one_process_of_a_group_trains_and_resumes_as_one_alone
-gpu: JOBS := 4
+MINUTES ?= 60
+SIZE ?= whole
+OUT ?= gpu-results
 gpu: $(if $(PACKED),$(PLUGIN),env $(TESTS) $(PEER)/.installed $(VENV)/transformers-5/.installed)
-	@timeout --foreground -s INT 60 $(RUN) -m pytest -q --tb=line -n $(JOBS) --device $(DEVICE) -m "not slow" $(addprefix tests/,$(FIRST)); \
-	PYTHONPATH=$(VENV)/transformers-5 $(GPU); rows=$$?; [ $$rows -le 1 ] || exit $$rows; \
-	PYTHONPATH=$(PEER) $(GPU) --only TransfoXL; peer=$$?; [ $$peer -le 1 ] || exit $$peer; \
-	$(RUN) -m pytest -q --tb=line -n $(JOBS) --device $(DEVICE) $(addprefix tests/,$(ON_GPU)) && exit $$((rows | peer))
+	@$(RUN) -m benchmarks.gpu --device $(DEVICE) --minutes $(MINUTES) --size $(SIZE) --out $(OUT) \
+	--transfo-xl $(abspath $(PEER)) $(if $(PACKED),,--transformers $(abspath $(VENV)/transformers-5))
 
 # Wheels for the machine's Python, at most 64 MB: what it lacks of the libraries, fairseq as Python, and TransfoXL.
 GPU_PYTHON ?= 3.12

@@ -59,7 +59,7 @@ def _measure(
     stopped = False
     try:
         for table, rows in wanted:
-            _cohort(table, rows, records, options)
+            _cohort(table, rows, records, options, args.alone)
     except KeyboardInterrupt:
         stopped = True
     finally:
@@ -80,8 +80,11 @@ def _measure(
     return 1 if failed else 0
 
 
-def _cohort(table: Table, rows: list[Row], records: Records, options: Options) -> None:
-    """Measure the rows of a cohort that nothing is known of, and those that they are divided by; print them all."""
+def _cohort(table: Table, rows: list[Row], records: Records, options: Options, alone: bool) -> None:
+    """Measure the rows of a cohort that nothing is known of, and unless ``alone`` those that they are divided by.
+
+    Prints them all.
+    """
     known = records.by_key()
     left = [row for row in rows if not settled(known.get(table.key(row), {}))]
     if not left:
@@ -99,7 +102,7 @@ def _cohort(table: Table, rows: list[Row], records: Records, options: Options) -
         return
     if PARITY in said:
         print(f"Checked before: {said[PARITY]}.")
-    compared = table.compared_with(left) if TIME in table.columns else left
+    compared = table.compared_with(left) if TIME in table.columns and not alone else left
     load = None
     for record in measure(table, compared, options):
         records.append(record)

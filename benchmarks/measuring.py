@@ -88,10 +88,14 @@ def failure(error: BaseException) -> Record:
 
 
 def measure(table: Table, rows: Sequence[Row], options: Options) -> Iterator[Record]:
-    """A record for every one of these rows of a cohort."""
+    """Records of these rows of a cohort: one as soon as anything is measured, one after every round, and the last."""
     numbers: dict[str, dict[str, Any]] = {}
     took: dict[str, float] = {}
-    timed, together = [], dict[str, Any]()
+    timed = []
+
+    def record(key: str, **more: Any) -> Record:
+        return {"key": key, NUMBERS: dict(numbers[key]), "seconds": round(took[key], 1), **more}
+
     for row in rows:
         began, key = time.perf_counter(), table.key(row)
         try:
@@ -101,21 +105,23 @@ def measure(table: Table, rows: Sequence[Row], options: Options) -> Iterator[Rec
             continue
         took[key] = time.perf_counter() - began
         timed.append(row)
-    if TIME in table.columns:
-        began, load = time.perf_counter(), os.getloadavg()[0]
-        times, failures = in_turns(timed, options)
+        yield record(key, **({"unfinished": True} if TIME in table.columns else {}))
+    if TIME not in table.columns:
+        return
+    began, load, before = time.perf_counter(), os.getloadavg()[0], dict(took)
+    together = {"together": f"{time.time():.0f}"}
+    for times, failures in in_turns(timed, options):
         share = (time.perf_counter() - began) / max(1, len(timed))
+        took = {key: seconds + share for key, seconds in before.items()}
+        for settings, said in failures.items():
+            key = " | ".join((table.name, *settings))
+            if numbers.pop(key, None) is not None:
+                yield {"key": key, **said, "seconds": round(took[key], 1)}
         for settings, values in times.items():
             key = " | ".join((table.name, *settings))
             numbers[key][TIME] = [table.scale * value for value in values]
-        for settings, record in failures.items():
-            key = " | ".join((table.name, *settings))
-            del numbers[key]
-            yield {"key": key, **record, "seconds": round(took[key] + share, 1)}
-        took = {key: value + share for key, value in took.items()}
-        together = {"together": f"{time.time():.0f}", "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
-    for key, found in numbers.items():
-        yield {"key": key, NUMBERS: found, "seconds": round(took[key], 1), **together}
+            more = {"unfinished": True} if len(values) < options.rounds else {}
+            yield record(key, **together, load=[round(load, 1), round(os.getloadavg()[0], 1)], **more)
 
 
 def _other_columns(row: Row, options: Options) -> dict[str, Any]:
@@ -126,15 +132,15 @@ def _other_columns(row: Row, options: Options) -> dict[str, Any]:
 Times = dict[tuple[str, ...], list[float]]
 
 
-def in_turns(rows: Sequence[Row], options: Options) -> tuple[Times, dict[tuple[str, ...], Record]]:
-    """Seconds a unit in every round, by settings, and what became of rows that failed.
+def in_turns(rows: Sequence[Row], options: Options) -> Iterator[tuple[Times, dict[tuple[str, ...], Record]]]:
+    """Seconds a unit in every round so far, by settings, and what became of rows that failed; after every round.
 
     Rows take turns, so that whatever else the machine does falls on all of them. One that fails costs no other: the
     others start again without it.
     """
-    left, failures = list(rows), {}
+    left, failures = list(rows), dict[tuple[str, ...], Record]()
     while left:
-        at, times = left[0], None
+        at, times = left[0], Times()
         try:
             for what, said in in_child(lambda send: _rounds(left, options, send)):
                 if what == "at":
@@ -143,17 +149,18 @@ def in_turns(rows: Sequence[Row], options: Options) -> tuple[Times, dict[tuple[s
                     failures[at.settings] = said
                 else:
                     times = said
+                    yield times, failures
         except DiedError as died:
             failures[at.settings] = failure(died)
-        if times is not None:
-            return times, failures
+        if times and min(map(len, times.values())) == options.rounds:
+            return
         failures.setdefault(at.settings, {FAILED: "the process ended without a word"})
         left.remove(at)
-    return {}, failures
+    yield {}, failures
 
 
 def _rounds(rows: Sequence[Row], options: Options, send: Send) -> None:
-    """Build all work, warm up, and time it; sends where it is, and at last all times or what went wrong."""
+    """Build all work, warm up, and time it; sends where it is, after every round all times, and what went wrong."""
     try:
         prepare(options)
         works, repeats = [], []
@@ -169,6 +176,6 @@ def _rounds(rows: Sequence[Row], options: Options, send: Send) -> None:
             for number, (row, work, count) in enumerate(zip(rows, works, repeats)):
                 send(("at", number))
                 times[row.settings].append(seconds(work, options, count) / work.units)
-        send(("times", times))
+            send(("times", times))
     except Exception as error:
         send(("failed", failure(error)))

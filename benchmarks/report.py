@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.table import NUMBERS, OUTCOMES, TIME, Cell, Record, Row, Settings, Table
@@ -42,7 +43,7 @@ def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mappin
         lines += ["", "These are tiny shapes: the numbers mean nothing."]
     begun = [table for table in tables if any(table.key(row) in records for row in table.rows)]
     for table in begun:
-        lines += ["", f"## {table.title}", "", *wrapped(table.about), ""]
+        lines += ["", f"## {table.title}", "", *wrapped(f"{table.about} {_measured_on(table, records, machine)}"), ""]
         if PARITY in records.get(table.name, {}):
             lines += [*wrapped(f"Checked before: {records[table.name][PARITY]}."), ""]
         lines += markdown(table, table.rows, records)
@@ -51,6 +52,13 @@ def page(tables: Sequence[Table], records: Mapping[str, Record], machine: Mappin
     later = [f"{table.title} ({len(table.rows)})" for table in tables if table not in begun]
     lines += ["", *wrapped(f"Tables not measured, with their rows: {'; '.join(later)}.")] if later else []
     return "\n".join(lines) + "\n"
+
+
+def _measured_on(table: Table, records: Mapping[str, Record], machine: Mapping[str, object]) -> str:
+    """Card, version and days of a table's rows."""
+    times = sorted(float(r["together"]) for row in table.rows if "together" in (r := records.get(table.key(row), {})))
+    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(at)) for at in times[:: max(1, len(times) - 1)])
+    return ", ".join([f"{machine['device']}", f"torch {machine['torch']}", *[" to ".join(days)] * bool(days)]) + "."
 
 
 def markdown(table: Table, rows: Sequence[Row], records: Mapping[str, Record]) -> list[str]:

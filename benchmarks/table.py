@@ -13,7 +13,8 @@ Cell = float | str | list[float]
 """A number, a word in its place, or a number a round."""
 
 Record = dict[str, Any]
-"""A row's line in the file: its "key", one of ``OUTCOMES``, and when its cohort was timed ("together")."""
+"""A row's line in the file: its "key", one of ``OUTCOMES``, when its cohort was timed ("together"), and whether rounds
+are missing ("unfinished")."""
 
 Settings = tuple[str, ...]
 """What tells a row from the others of its table: the model first, the precision last where there is one."""
@@ -134,8 +135,8 @@ class Table:
 
 
 def settled(record: Record) -> bool:
-    """Whether measuring the row again could show nothing new."""
-    return NUMBERS in record or DOES_NOT_FIT in record
+    """Whether measuring the row again could show nothing new; of fewer rounds than were asked for, it could."""
+    return (NUMBERS in record and not record.get("unfinished")) or DOES_NOT_FIT in record
 
 
 def to(settings: Settings, **changes: str) -> Settings:

@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "--clock", ("wall", "cpu"), what)
     help = "measure only rows with this in their names (repeatable)"
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help=help)
+    help = "without the rows that their times are divided by"
+    parser.add_argument("--alone", action="store_true", help=help)
     parser.add_argument("--list", action="store_true", help="print the names of all rows, and measure nothing")
     parser.add_argument("--report", metavar="FILE", help="write a page of all tables to FILE as well")
     help = "write rows to FILE as they are measured, and go on from there (default: beside the report, as .jsonl)"

@@ -80,7 +80,9 @@ def test_rows_take_turns_and_what_warms_up_is_not_counted(clock, tmp_path: Path)
         return Work(run)
 
     rows = [Row((name,), lambda name=name: writing(name)) for name in "ab"]
-    times, failures = in_turns(rows, Options(rounds=3, least_seconds=0.0))
+    found = list(in_turns(rows, Options(rounds=3, least_seconds=0.0)))
+    assert [[len(values) for values in times.values()] for times, _ in found] == [[1, 1], [2, 2], [3, 3]]
+    times, failures = found[-1]
     assert log.read_text() == "aabb" + "ab" * 3
     assert {settings: len(values) for settings, values in times.items()} == {("a",): 3, ("b",): 3}
     assert failures == {}
@@ -143,7 +145,7 @@ def test_ratios_are_of_rounds_in_turns_and_else_of_medians() -> None:
 def test_times_are_divided_by_units_and_what_comes_before_is_not_timed(clock) -> None:
     work = Work(lambda: take(0.01), before=lambda: take(0.05))
     assert seconds(work, OPTIONS, repeats=2) == pytest.approx(0.01)
-    times, _ = in_turns([Row(("a",), lambda: Work(lambda: take(0.02), 20))], OPTIONS)
+    *_, (times, _) = in_turns([Row(("a",), lambda: Work(lambda: take(0.02), 20))], OPTIONS)
     assert times["a",] == pytest.approx([0.001, 0.001])
 
 
@@ -253,12 +255,27 @@ def test_nothing_is_measured_when_parity_fails(one_table, tmp_path: Path, capsys
     )
 
 
+def test_a_row_is_written_as_it_is_measured_and_is_settled_by_its_last_round(clock) -> None:
+    table = a_table({"fairseq": taking(1), "ours": taking(2)})
+    found = list(measure(table, table.rows, Options(rounds=2, least_seconds=0.0)))
+    assert [(line["key"].split(" | ")[1], len(line["numbers"].get(TIME, []))) for line in found] == [
+        *(("fairseq", 0), ("ours", 0), ("fairseq", 1), ("ours", 1), ("fairseq", 2), ("ours", 2))
+    ]
+    assert [settled(line) for line in found] == [False] * 4 + [True] * 2
+    assert all(line["numbers"]["peak"] == 12_345.0 for line in found)
+    shown = page([table], {line["key"]: line for line in found[:4]}, MACHINE)
+    assert "| ours | fp16 | 2 (2 .. 2) | 2.000 (2.000 .. 2.000) | 12,345 |" in shown
+
+
 def test_the_command_goes_on_where_it_ended_with_what_rows_are_divided_by(one_table, tmp_path: Path) -> None:
+    def finished(records: list[dict]) -> list[str]:
+        return sorted(line["key"].split(" | ")[1] for line in records if "numbers" in line and settled(line))
+
     one_table(a_table({"fairseq": taking(1), "ours": taking(1), "other": taking(1)}, lambda: "same"))
-    assert bench(tmp_path, "--only", "ours")[0] == 0
+    assert bench(tmp_path, "--only", "ours", "--alone")[0] == 0
+    assert finished(bench(tmp_path, "--only", "ours")[1]) == ["ours"]
     records = bench(tmp_path, "--json", str(tmp_path / "numbers.json"))[1]
-    names = [record["key"].split(" | ")[1:2] for record in records]
-    assert names == [[], ["fairseq"], ["ours"], ["other"], ["fairseq"]] or names[3:] == [["fairseq"], ["other"]]
+    assert finished(records) == ["fairseq", "other", "ours"]
     assert bench(tmp_path)[1] == records
     report = json.loads((tmp_path / "numbers.json").read_text())
     assert report["machine"]["cores"] > 0

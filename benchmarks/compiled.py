@@ -22,7 +22,8 @@ TOKENS = {"cpu": 1024, "cuda": 32_768}
 
 def work(name: str, shape: Shape, how: str, precision: str, options: Options) -> Work:
     """Forward and backward of the core's model on random tokens; compiling is part of no round."""
-    core: Any = build_model(name, shape).decoder.core.to(options.device, DTYPES[precision]).train()
+    model: Any = build_model(name, shape)
+    core = model.decoder.core.to(options.device, DTYPES[precision]).train()
     rows = max(1, (2 * shape.length if options.quick else TOKENS[options.device]) // shape.length)
     size = (rows, shape.length + 1)
     tokens = torch.randint(4, shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(options.device)

@@ -95,7 +95,7 @@ def test_windows_of_the_first_steps_are_those_of_the_same_parameters() -> None:
     ],
 )
 def test_rates_are_searched_until_the_best_is_not_the_last(losses: dict, searched: list, best: float) -> None:
-    arm, lines = Arm("full", "1x=0:", seeds=2), {}
+    arm, lines = Arm("full", "1x=0:", seeds=2), dict[str, dict]()
     records: Any = SimpleNamespace(by_key=lambda: lines)
     asked = []
     for job in jobs([arm], "text", records, None):

@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -123,8 +124,17 @@ def test_every_process_has_its_own_device_before_processes_meet(text: str, monke
 
 def test_batches_are_copied_from_pinned_memory_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     placed, asked, to = runpy.run_path(str(SCRIPT))["placed"], list[object](), torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: asked.append("pinned") or batch)
-    monkeypatch.setattr(torch.Tensor, "to", lambda batch, *where, **how: asked.append(how) or to(batch, *where, **how))
+
+    def pinned(batch: torch.Tensor) -> torch.Tensor:
+        asked.append("pinned")
+        return batch
+
+    def moved(batch: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
+        asked.append(how)
+        return to(batch, *where, **how)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", moved)
     batch = torch.zeros(2, 3, dtype=torch.long)
     assert placed(batch, torch.device("cpu")) is batch
     assert not asked

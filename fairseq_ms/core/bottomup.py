@@ -129,7 +129,8 @@ class AggregationAttention(nn.Module):
         sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
         for level, (factor, q_BNTH) in enumerate(zip(self.heads, self._queries(x_BTD, start, state))):
             if state is None:
-                k, v = self._keys_and_values(level, blocks[level])
+                # Without a block there is nothing to project, nor anything to see.
+                k, v = self._keys_and_values(level, blocks[level]) if blocks[level].size(1) else 2 * (q_BNTH[:, :, :0],)
                 outputs.append(Scale(factor).see(q_BNTH, k, v, 0, 0, dropout, self.recompute, sinks[level]))
                 continue
             if blocks[level].size(1):

@@ -18,6 +18,7 @@ from fairseq_ms.core.layers import QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import merge_heads, split_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
+from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.ops.window_attention import attend_window
 from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, window_turns
 
@@ -113,8 +114,10 @@ class RetinaAttention(nn.Module):
         coarse, inputs = [], [normed] * len(self.pools) if past is None else past.join(normed)
         for joined, pool, project in zip(inputs, self.pools, self.coarse):
             whole = joined.size(1) - joined.size(1) % pool.factor
-            if past is not None and not whole:
-                # No block is complete: no keys or values of this scale.
+            if not whole:
+                # No block is complete: no keys or values of this scale, and no operation on none, which no compiler
+                # expects. Distributed training waits for every gradient.
+                fine = keep_in_graph(fine, [*pool.parameters(), *project.parameters()] if self.training else [])
                 coarse.append(fine.new_empty(fine.size(0), 0, 2 * self.heads[pool.factor] * self.head_dim))
             else:
                 coarse.append(project(pool(joined[:, :whole])))
@@ -127,7 +130,8 @@ class RetinaAttention(nn.Module):
         # All queries lie in the tensor of 1x; coarse ones have keys and values.
         queries = [sum(self.heads.values()), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
-        return list(map(self.qk, [fine, *coarse], queries, self.heads.values(), turns))
+        every = zip([fine, *coarse], queries, self.heads.values(), turns)
+        return [self.qk(x, *of) if x.size(1) else x for x, *of in every]
 
     def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
         """What ``turned`` gives, by window."""

@@ -210,7 +210,7 @@ class Downsample(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(B, C * k, D) -> (B, C, D)."""
-        if self.factor == 1:
+        if self.factor == 1 or not x_BTD.size(1):
             return x_BTD
         blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))  # (B, C, k, D)
         if self.conv is not None:

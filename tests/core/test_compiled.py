@@ -92,6 +92,37 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(
     assert graphs() == count
 
 
+@pytest.mark.parametrize("downsampler", ["avg", "max", "conv"])
+@pytest.mark.parametrize("name", ["Retina", "TopDown", "BottomUp"])
+def test_where_no_block_is_whole_nothing_is_computed_of_none_and_everything_has_a_gradient(
+    name: str, downsampler: str
+) -> None:
+    """A compiler has no operation on no positions; distributed training waits for every gradient."""
+    kinds = {**SMALL[name], **PLAIN, "qk_norm": True, "positions": "rotary", "downsampler": downsampler}
+    model, sizes = build(name, **kinds).train(), list[int]()
+    for module in model.modules():
+        if not [*module.children()]:
+            module.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    for length in (1, 3):
+        model.zero_grad()
+        results(model, length, length)
+        assert all(sizes), length
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    assert sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("downsampler", ["avg", "max", "conv"])
+def test_a_text_shorter_than_a_block_follows_a_longer_one(downsampler: str) -> None:
+    """By the default backend, which makes code of what the others only trace."""
+    model = build("Retina", layers=1, scales=WINDOWS, **PLAIN, downsampler=downsampler).double().train()
+    compiled = copy.deepcopy(model)
+    compiled.compile()
+    for seed, length in enumerate((33, 2, 3)):
+        found, expected = results(compiled, length, seed), results(model, length, seed)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_layers_of_a_kind_share_one_graph_and_nothing_else_is_compiled() -> None:
     model = build("Vanilla", layers=5, **PLAIN)
     model.compile(backend="aot_eager", fullgraph=True)

@@ -15,6 +15,7 @@ from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
 from tests.core.test_model import ADAPTIVE, NAMES, build
 from tests.helpers.operations import Operations
 
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch.optim.Muon, of torch 2.9")
 # No width of these models.
 SYMBOLS = 37
 UNTIED = {"tie_embeddings": False}
@@ -74,6 +75,7 @@ def test_the_first_phase_of_haed_has_its_encoder_and_main_model() -> None:
     assert len(others) == len(list(model.parameters())) - 7
 
 
+@needs_muon
 def test_the_scores_of_heads_are_not_decayed() -> None:
     model = build("BottomUp", vocab_size=SYMBOLS, **SCORES)
     optimizer = core.muon_and_adamw(model, 0.02, 0.005, weight_decay=0.5)
@@ -103,6 +105,7 @@ def assert_same(found: torch.nn.Module, expected: torch.nn.Module) -> None:
 OTHERWISE = {"nesterov": False, "momentum": 0.8, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 3, "eps": 1e-2}
 
 
+@needs_muon
 @pytest.mark.parametrize(("name", "settings"), [*((name, {}) for name in NAMES), ("Retina", OTHERWISE)])
 def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: str, settings: dict[str, Any]) -> None:
     model = build(name, vocab_size=SYMBOLS)
@@ -139,6 +142,7 @@ def test_muon_and_adamw_are_torchs_two_optimizers_over_single_projections(name: 
     torch.testing.assert_close(list(model.parameters()), list(naive.parameters()), rtol=0, atol=3 * 0.02 * 2**-8)
 
 
+@needs_muon
 def test_an_update_of_more_layers_takes_no_more_launches() -> None:
     counts = []
     for layers in (1, 3):
@@ -150,6 +154,7 @@ def test_an_update_of_more_layers_takes_no_more_launches() -> None:
     assert counts[0] == counts[1] > 0
 
 
+@needs_muon
 @pytest.mark.parametrize("older", [False, True])
 def test_a_training_by_muon_and_adamw_resumes_bit_for_bit(older: bool) -> None:
     whole = build("Retina", vocab_size=SYMBOLS)
@@ -166,6 +171,7 @@ def test_a_training_by_muon_and_adamw_resumes_bit_for_bit(older: bool) -> None:
     assert_same(second, whole)
 
 
+@needs_muon
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
 def test_a_copy_of_model_and_optimizer_goes_on_as_they_do(copied: Callable[[Any], Any]) -> None:
     model = build("Retina", vocab_size=SYMBOLS)
@@ -179,6 +185,7 @@ def test_a_copy_of_model_and_optimizer_goes_on_as_they_do(copied: Callable[[Any]
     torch.testing.assert_close(optimizer.state_dict()["state"], its_own.state_dict()["state"], rtol=0, atol=0)
 
 
+@needs_muon
 def test_added_groups_are_adamws_unless_they_have_rows() -> None:
     model = build("Vanilla", vocab_size=SYMBOLS)
     rows = rows_of_projections(model)
@@ -204,6 +211,6 @@ def test_added_groups_are_adamws_unless_they_have_rows() -> None:
 
 
 def test_without_torchs_muon_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon")
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(RuntimeError, match=r"^Muon needs torch 2\.9 or newer: this is torch \d"):
         core.muon_and_adamw(build("Vanilla"), 0.02, 0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from fairseq_ms.tools.training_step import Parts
 
 BOOKCORPUS = 31300
-"""Symbols of BookCorpus, over which a model is built unless it is told otherwise."""
+"""Symbols of BookCorpus, over which a model is built that is no preset, unless it is told otherwise."""
+BYTES = 260
+"""Those of bytes, with fairseq's own four."""
 GB = 1e9
 SCALES = (1, 4, 16, 64)
 """Those of --sweep."""
@@ -41,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_counts(
         parser,
         ("--batch-size", None, "samples (default: 1)"),
-        ("--vocabulary", None, f"symbols (default: {BOOKCORPUS}, BookCorpus, or as many as adaptive cutoffs need)"),
+        (
+            "--vocabulary",
+            None,
+            "symbols (default: as many as the preset's data have, or BookCorpus, or adaptive cutoffs need)",
+        ),
         ("--most-layers", 16, "of --fit, at a scale"),
         ("--top --show", 10, "allocations of --fit to print"),
     )
@@ -109,11 +116,20 @@ def _asked(args: argparse.Namespace) -> _Asked:
         loaded = None if args.no_measurement else checkpoint.model
     else:
         cfg = untrained.parse(args.fairseq_flags, args.own_flags)
-        vocabulary = args.vocabulary or enough_symbols(cfg.model, BOOKCORPUS)
+        vocabulary = args.vocabulary or enough_symbols(cfg.model, _symbols_of(cfg.model))
         untrained.build_model(cfg, vocabulary, device="meta")
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
     dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
     return _Asked(cfg, vocabulary, loaded, args.batch_size or 1, training_step.tokens_of(cfg), device, dtype)
+
+
+def _symbols_of(flags: DictConfig) -> int:
+    """As many as a preset's data have; of another model of characters those of bytes, or else BookCorpus's."""
+    from fairseq_ms.commands.config import SIZES
+
+    counted = json.loads(SIZES.read_text(encoding="utf-8"))
+    other = BYTES if hasattr(flags, "segmentation") else BOOKCORPUS
+    return int(counted[flags._name][0]) if flags._name in counted else other
 
 
 def _footprint(args: argparse.Namespace, asked: _Asked) -> None:

@@ -31,7 +31,7 @@ _DATA = {
     ),
 }
 
-# Learning rate, at first and at the end (HAED, Appendix B).
+# Learning rate, at first and at the end (HAED, Appendix A).
 FAST, SLOW = (0.002, 0.0001), (0.00035, 0.0000175)
 
 # Sizes of the parts (HAED, Appendix A): the defaults of the flags, spelled out.
@@ -47,6 +47,7 @@ _MAIN = {
     "lstm": {"main_units": 1500},
 }
 
+# Appendix B.
 _LARGE = {"decoder_attention_heads": 12, "decoder_units": 2000}
 _BASELINE = "the baseline, which is trained end to end throughout"
 
@@ -60,7 +61,7 @@ _ROWS: list[tuple[str, str, str, Values]] = [
     ("hred", "_transformer_encoder_64", "Figure 2", {"main": "transformer", "encoder_units": 64}),
     ("hred", "_transformer_encoder_256", "Figure 2", {"main": "transformer", "encoder_units": 256}),
     ("hred", "_transformer_encoder_1024", "Figure 2", {"main": "transformer", "encoder_units": 1024}),
-    ("haed", "", "Table 1", {}),
+    ("haed", "", "Figure 2, the cross", {}),
     ("haed", "_decoder_128", "Figure 3", {"decoder_units": 128}),
     ("haed", "_decoder_256", "Figure 3", {"decoder_units": 256}),
     ("haed", "_decoder_512", "Figure 3", {"decoder_units": 512}),
@@ -71,12 +72,12 @@ _ROWS: list[tuple[str, str, str, Values]] = [
     ("haed", "_megabyte", "beyond the paper, the shape of MEGABYTE", {"decoder": "transformer", "decoder_units": 512}),
 ]
 
-# The runs of Table 1 and Figure 4: data and run name them, not the preset, of which Figure 4 has three.
+# The runs of Table 1 and Figures 2 and 4: data and run name them, not the preset, of which Figure 4 has three.
 _RUN_DATA = {"characters": "wt103", "pixels": "imagenet32"}
 _RUNS: list[tuple[str, str, str, Values]] = [
     ("hred", "hred", "Table 1", {}),
     ("hred_transformer", "hred", "Table 1", {"main": "transformer"}),
-    ("haed", "haed", "Table 1", {}),
+    ("haed", "haed", "Figure 2, the cross", {}),
     ("iem", "haed", "Figure 4, first phase", _LARGE),
     ("finetune", "haed", "Figure 4, second phase", _LARGE),
     ("end_to_end", "haed", f"Figure 4, {_BASELINE}", _LARGE),
@@ -112,7 +113,7 @@ def _recipe(data: _Data, model: str, values: Values, phase: str) -> Recipe:
             "runs every job in a folder of its own."
         )
     return Recipe(
-        'Appendix B of "Hierarchical Attention Encoder Decoder"',
+        'Appendix A of "Hierarchical Attention Encoder Decoder"',
         {
             "common": {"fp16_no_flatten_grads": True},
             "checkpoint": checkpoint,

@@ -129,11 +129,11 @@ def _streams(size: _Size) -> tuple[Values, Recipe]:
 
 
 def _characters(size: _Size) -> tuple[Values, Recipe]:
-    """Appendix B's rates and sizes; a small model with rows and warm-up of the runs in claims.md."""
+    """Appendix A's rates and sizes; a small model with rows and warm-up of the runs in claims.md."""
     paper = PRESETS["haed_wt103"]
     values: Values = {}
     settings = dict(paper.recipe.settings)
-    notes = f"Rates are those of Appendix B, for characters. {paper.recipe.notes}"
+    notes = f"Rates are those of Appendix A, for characters. {paper.recipe.notes}"
     if size.half:
         values = {
             "encoder_units": 768,

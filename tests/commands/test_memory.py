@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,18 @@ def test_sweep_measures_a_layer_at_every_scale_and_draws(tmp_path, capsys):
     assert all(point["seconds"] > 0 for point in points)
     assert (tmp_path / "out.png").stat().st_size > 5000
     assert "forward (ms)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "symbols"),
+    [
+        ({"_name": "haed_wt103", "segmentation": "words"}, 260),
+        ({"_name": "haed", "segmentation": "fixed"}, 260),
+        ({"_name": "retina_lm_wt103_16"}, 33_346),
+        ({"_name": "vanilla_lm"}, 31_300),
+    ],
+)
+def test_a_preset_is_built_over_the_symbols_of_its_data_and_a_model_of_characters_over_bytes(
+    flags: dict[str, str], symbols: int
+) -> None:
+    assert memory._symbols_of(SimpleNamespace(**flags)) == symbols

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Train one of the HAED paper's models from its configuration, with Appendix B's hyper-parameters.
+# Train one of the HAED paper's models from its configuration, with Appendix A's hyper-parameters.
 #
 #   train.sh NAME DATA_BIN [--small] [MORE SETTINGS OF FAIRSEQ-HYDRA-TRAIN]
 #   train.sh characters_iem data/wikitext103-chars/bin
 #   train.sh characters_finetune data/wikitext103-chars/bin
 #   train.sh pixels_haed data/imagenet32/bin --small
 #
-# NAME is what fairseq-ms config takes: characters_* or pixels_*, each with hred, hred_transformer and haed (Table 1,
-# Figures 2 and 3 with model.encoder_units=N and model.decoder_units=N), iem and then finetune against end_to_end
+# NAME is what fairseq-ms config takes: characters_* or pixels_*, each with hred and hred_transformer (Table 1) and
+# haed (Figures 2 and 3, with model.encoder_units=N and model.decoder_units=N), iem and then finetune against end_to_end
 # (Figure 4). A run is one epoch, over which the learning rates fall: as many updates of 32 rows as DATA_BIN has
 # (optimization.max_update=N for another number). iem and finetune take one half of the training data each, from
 # halves/ beside DATA_BIN, and finetune begins with what iem left in checkpoints/. For Figure 4's baseline of the same

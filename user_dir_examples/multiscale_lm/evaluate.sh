@@ -3,10 +3,11 @@
 #
 #   evaluate.sh CHECKPOINT DATA_BIN [MORE FLAGS OF FAIRSEQ-EVAL-LM]
 #   evaluate.sh checkpoints/multiscale_topdown_books_7_7_8_8/checkpoint_best.pt data/bookcorpus/bin
-#   evaluate.sh checkpoints/retina_lm_wt103_16/checkpoint_best.pt data/wikitext103/bin --post-process '@@ '
+#   evaluate.sh checkpoints/retina_lm_wt103_16/checkpoint_best.pt data/wikitext103/bin
 #
-# For a model of train.sh --small, add --tokens-per-sample 128 --context-window 64. --post-process '@@ ' gives
-# the perplexity of words, as the paper has it for WikiText-103 (Table 3); the others are of subwords.
+# For a model of train.sh --small, add --tokens-per-sample 128 --context-window 64. Perplexities are of
+# subwords. Those of words, as in Table 3, are printed by fairseq-ms perplexity CHECKPOINT: fairseq's --post-process '@@ '
+# counts a word twice that a window cuts.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.ops.linear import ACTIVATIONS, Norm, normalise, own_of, projection
-from fairseq_ms.core.ops.plain import ours, plain
-from fairseq_ms.core.ops.recompute import recomputed
+from fairseq_ms.core.ops.linear import ACTIVATIONS, NORM_KINDS, Norm, normalise, projection, weights_of
+from fairseq_ms.core.ops.plain import plain
+from fairseq_ms.core.ops.recompute import autocasted, remade
 from fairseq_ms.core.scales import Downsample
 
 
-@ours
 class Upsample(nn.Module):
     """Unfolds every position into k, by a transposed convolution with kernel and stride k.
 
@@ -87,15 +86,14 @@ def normalised(
 ) -> Tensor:
     """``norm(blocks(x))``, where ``blocks`` pools with ``pool``: (B, T, D) -> (B, C, D).
 
-    Both are computed again in backward, unless pooling has parameters: of all that is pooled, x alone is kept.
+    Pooling without parameters is computed again in backward.
     """
-    if pool.conv is not None or not plain(norm, pool):
-        return norm(blocks(x_BTD))
+    return remade(norm, blocks, x_BTD, enabled=recompute and pooled_again(pool))
 
-    def pooled(x: Tensor, *own_D: Tensor) -> Tensor:
-        return normalise(norm, blocks(x), *own_D)
 
-    return recomputed(pooled, x_BTD, *own_of(norm), enabled=recompute)
+def pooled_again(pool: Downsample) -> bool:
+    """Whether pooling may be computed again: it has no parameters, and nothing else happens when it is called."""
+    return pool.conv is None and plain(pool, Downsample)
 
 
 @dataclass(frozen=True)
@@ -135,27 +133,20 @@ class Join(nn.Module):
         self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
     ) -> Tensor:
         """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
-        # What has no parameters is computed again in backward: x is kept once for all scales, and no pooled tokens.
-        pooled_again = pool.conv is None
-        if not pooled_again:
-            x_BTD = blocks(x_BTD)
-        ratio, activation, offset = self.upsample.factor, self.activation, coarse.offset
+        offset, fine = coarse.offset, self.upsample(coarse.x_BCD)
+        again = self.recompute and pooled_again(pool) and plain(norm, *NORM_KINDS)
 
-        def side_by_side(pooled: Tensor, fine: Tensor) -> Tensor:
+        def side_by_side(normed: Tensor, fine: Tensor) -> Tensor:
             if isinstance(offset, Tensor):
                 fine = fine.index_select(1, offset)
             else:
-                fine = fine[:, offset : offset + pooled.size(1)]
-            return torch.cat([pooled, fine], dim=-1)
+                fine = fine[:, offset : offset + normed.size(1)]
+            return torch.cat([normed, fine], dim=-1)
 
-        def join(x: Tensor, coarse: Tensor, *parameters: Tensor) -> Tensor:
-            unfold, unfold_bias, mix, mix_bias, *own_D = parameters
-            pooled = normalise(norm, blocks(x) if pooled_again else x, *own_D)
-            fine = unfold_positions(F.linear(coarse, unfold), ratio) + unfold_bias
-            return activation(F.linear(side_by_side(pooled, fine), mix, mix_bias))
+        def prepared(x: Tensor, fine: Tensor, *own_D: Tensor) -> Tensor:
+            normed = remade(lambda pooled: normalise(norm, pooled, *own_D), blocks, x)
+            return autocasted(side_by_side(normed, fine))
 
-        if not plain(pool, norm, self.upsample, self.upsample.conv, self.linear):
-            pooled = norm(blocks(x_BTD) if pooled_again else x_BTD)
-            return activation(self.linear(side_by_side(pooled, self.upsample(coarse.x_BCD))))
-        own = self.upsample.conv.weight, self.upsample.bias, self.linear.weight, self.linear.bias
-        return recomputed(join, x_BTD, coarse.x_BCD, *own, *own_of(norm), enabled=self.recompute)
+        if again:
+            return self.activation(remade(self.linear, prepared, x_BTD, fine, *weights_of(norm)))
+        return self.activation(self.linear(side_by_side(norm(blocks(x_BTD)), fine)))

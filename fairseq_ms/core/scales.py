@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from fairseq_ms.core.cache import Rows
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.ops.linear import projection
-from fairseq_ms.core.ops.plain import ours
 
 DOWNSAMPLERS = ("avg", "max", "conv")
 
@@ -184,7 +183,6 @@ def check_window(scale: Scale, name: str) -> None:
         raise ValueError(f"{name} must {rule} (nearest: {nearest}): got {scale.window}")
 
 
-@ours
 class Downsample(nn.Module):
     """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
 

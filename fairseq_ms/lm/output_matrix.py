@@ -7,6 +7,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
+from fairseq_ms.core.ops.linear import TiedOutput
 from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.lm.base import Decoder
 
@@ -37,7 +38,9 @@ def output_projection(model: Any) -> nn.Module | None:
 def output_matrix(model: Any) -> Tensor | None:
     """The weight (V, D) of ``F.linear(features, weight)``; None if a module that wraps it has to be called."""
     projection = output_projection(model)
-    return projection.weight if projection is not None and plain(projection) else None  # type: ignore[return-value]
+    if projection is None or not plain(projection, nn.Linear, TiedOutput):
+        return None
+    return projection.weight  # type: ignore[return-value]
 
 
 def without_output_matrix(model: Any) -> str | None:

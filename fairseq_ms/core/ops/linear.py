@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.plain import ours, plain, table
-from fairseq_ms.core.ops.recompute import drop, recomputed, saves
+from fairseq_ms.core.ops.plain import plain, table
+from fairseq_ms.core.ops.recompute import DropoutMasks, autocasted, drop, remade, saves
 
 Norm = nn.LayerNorm | nn.RMSNorm
+NORM_KINDS = (nn.LayerNorm, nn.RMSNorm)
 # Of a width and an epsilon.
 NORMS: dict[str, Callable[[int, float], Norm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -26,12 +26,13 @@ NORMS: dict[str, Callable[[int, float], Norm]] = {"layer": nn.LayerNorm, "rms": 
 def swiglu(x: Tensor) -> Tensor:
     """``silu(a) * b`` of the two halves, (..., 2 * I) -> (..., I)."""
     gate, value = x.chunk(2, dim=-1)
-    return F.silu(gate) * value
+    return remade(partial(torch.mul, value), F.silu, gate)
 
 
 def relu_squared(x: Tensor) -> Tensor:
     """The square of ``relu(x)``."""
-    return F.relu(x).square()
+    # Not by ``relu``, of which autograd keeps the result.
+    return remade(torch.square, partial(F.threshold, threshold=0.0, value=0.0), x)
 
 
 # No lambdas, so that modules that hold one can be pickled.
@@ -45,6 +46,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": torch.positive,
 }
+# Autograd keeps their results, and of the others what they read.
+OF_THEIR_RESULT = ("relu", "tanh")
 
 
 def projection(inputs: int, outputs: int, bias: bool = True, rows: tuple[int, ...] = ()) -> nn.Linear:
@@ -84,7 +87,6 @@ class SomeSymbols(nn.Module):
         return logits_BTV
 
 
-@ours
 class TiedOutput(nn.Module):
     """Logits by the transposed word embedding; owns no parameter.
 
@@ -101,23 +103,27 @@ class TiedOutput(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The word embedding (V, D)."""
-        return table(self._embed[0].words, self.symbols, despite_hooks=True)
+        return table(self._embed[0].words, self.symbols)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (B, T, D) -> logits (B, T, V)."""
-        return F.linear(x_BTD, table(self._embed[0].words, self.symbols, x_BTD.device, despite_hooks=True))
+        return F.linear(x_BTD, table(self._embed[0].words, self.symbols, x_BTD.device))
 
 
-def own_of(norm: Norm) -> list[Tensor]:
-    """The weight (D,) of a norm and its bias, if it is of a kind that has one."""
-    return [norm.weight] if isinstance(norm, nn.RMSNorm) else [norm.weight, norm.bias]
+def weights_of(norm: Norm | None) -> list[Tensor]:
+    """The weight (D,) of a norm and its bias, as far as it has them."""
+    both = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    return [parameter for parameter in both if parameter is not None]
 
 
-def normalise(norm: Norm, x: Tensor, weight_D: Tensor, bias_D: Tensor | None = None) -> Tensor:
-    """``norm(x)`` with other parameters, in the order of ``own_of``."""
-    if isinstance(norm, nn.RMSNorm):
-        return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
-    return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
+def normalise(norm: Norm, x: Tensor, weight_D: Tensor | None = None, bias_D: Tensor | None = None) -> Tensor:
+    """``norm(x)`` with other parameters, in the order of ``weights_of``."""
+    if not isinstance(norm, nn.RMSNorm):
+        return F.layer_norm(x, x.shape[-1:], weight_D, bias_D, norm.eps)
+    if x.is_cpu and weight_D is not None and x.dtype == weight_D.dtype == torch.promote_types(x.dtype, torch.float32):
+        # What torch does there, too, but autograd would keep what the weight is multiplied with.
+        return remade(partial(torch.mul, weight_D), partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=norm.eps), x)
+    return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
 
 
 class Before(Protocol):
@@ -127,7 +133,6 @@ class Before(Protocol):
         """x (..., D) as ``add_before`` has it; a state moves on."""
 
 
-@ours
 class ShortConv(nn.Module):
     """Adds to every position the N before it, each times a weight a channel: a causal depthwise convolution, from zero.
 
@@ -181,12 +186,15 @@ def norm_heads(
 
     The first of them are multiplied by ``factors``. With ``recompute``, only x is kept for backward.
     """
-    if plain(*(norm for norm, _ in norms)):
+    if all(plain(norm, nn.RMSNorm) for norm, _ in norms):
         gain_NH = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
         if factors_N is not None:
             gain_NH = F.pad(factors_N, (0, len(gain_NH) - len(factors_N)), value=1.0).unsqueeze(1) * gain_NH
-        normalised = partial(_normalised_heads, eps=norms[0][0].eps)
-        return recomputed(normalised, x_BTO, gain_NH, enabled=recompute)
+        heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
+        unit = partial(F.rms_norm, normalized_shape=gain_NH.shape[-1:], eps=norms[0][0].eps)
+        by_head = heads.unflatten(-1, gain_NH.shape)
+        heads_BTNH = remade(partial(torch.mul, gain_NH), unit, by_head, enabled=recompute)
+        return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
     widths = [count * head_dim for _, count in norms]
     *parts, rest = x_BTO.split([*widths, x_BTO.size(-1) - sum(widths)], dim=-1)
     heads = [norm(part.unflatten(-1, (n, head_dim))) for part, (norm, n) in zip(parts, norms) if n]
@@ -195,119 +203,52 @@ def norm_heads(
     return torch.cat([*(part.flatten(-2).to(x_BTO.dtype) for part in heads), rest], dim=-1)
 
 
-def _normalised_heads(x_BTO: Tensor, gain_NH: Tensor, eps: float | None) -> Tensor:
-    """x (B, T, O) whose first N heads have a mean square of 1, times their gains."""
-    heads, rest = x_BTO.split([gain_NH.numel(), x_BTO.size(-1) - gain_NH.numel()], dim=-1)
-    heads_BTNH = F.rms_norm(heads.unflatten(-1, gain_NH.shape), gain_NH.shape[-1:], eps=eps) * gain_NH
-    return torch.cat([heads_BTNH.flatten(-2).to(x_BTO.dtype), rest], dim=-1)
-
-
 def norm_linear(
     x: Tensor,
     norm: Norm | None,
-    linear: nn.Linear,
+    linear: nn.Module,
     recompute: bool,
     conv: ShortConv | None = None,
     before: Before | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``linear(conv(norm(x), before))``, its naive twin, (..., D) -> (..., O), and what the projection reads, (..., D).
+    """``linear(conv(norm(x), before))``, (..., D) -> (..., O), and what the projection reads, (..., D).
 
     Norm and convolution may be missing. With ``recompute``, x is all that is kept for backward, and what the projection
-    reads if that is used.
+    reads if that is used elsewhere.
     """
     if norm is None and conv is None:
         return linear(x), x
-    again = recompute and saves() and plain(norm, conv, linear)
     # Only pieces of texts and chunks have something before them.
-    if not again or (conv is not None and before is not None):
+    again = recompute and saves() and before is None
+    if not (again and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
         normed = x if norm is None else norm(x)
-        if conv is not None:
-            normed = conv(normed, before)
+        normed = normed if conv is None else conv(normed, before)
         return linear(normed), normed
-    own = [] if norm is None else own_of(norm)
-    own += [] if conv is None else [conv.weight]
-    return _NormLinear.apply(norm, conv is not None, x, linear.weight, linear.bias, *own)
+
+    def normalised(x: Tensor, *own_D: Tensor) -> Tensor:
+        return x if norm is None else normalise(norm, x, *own_D)
+
+    def prepared(x: Tensor, *own: Tensor) -> Tensor:
+        if conv is None:
+            return autocasted(normalised(x, *own))
+        *own_D, weight_ND = own
+        mix = partial(add_before, weight_ND=weight_ND)
+        return autocasted(remade(mix, lambda *inputs: after_zeros(normalised(*inputs), weight_ND), x, *own_D))
+
+    own = [*weights_of(norm), *([] if conv is None else [conv.weight])]
+    return remade(lambda normed: (linear(normed), normed), prepared, x, *own)
 
 
-def _prepared(norm: Norm | None, mixed: bool, x: Tensor, *own: Tensor) -> Tensor:
-    """``conv(norm(x))`` with other parameters, or without the one or the other."""
-    own_D, taps = (own[:-1], own[-1:]) if mixed else (own, ())
-    normed = x if norm is None else normalise(norm, x, *own_D)
-    for weight_ND in taps:
-        normed = add_before(after_zeros(normed, weight_ND), weight_ND)
-    return normed
+def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Module, recompute: bool) -> Tensor:
+    """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``; x (..., I) -> (..., O).
 
-
-def activation_linear(x: Tensor, name: str, dropout: float, linear: nn.Linear, recompute: bool) -> Tensor:
-    """``linear(F.dropout(ACTIVATIONS[name](x), dropout))``, its naive twin; x (..., I) -> (..., O).
-
-    With ``recompute``, x is all that is kept: activation and dropout are computed again in backward.
+    With ``recompute``, one tensor as large as x is all that is kept: activation and dropout are computed again in
+    backward.
     """
-    if recompute and saves() and plain(linear):
-        return _ActivationLinear.apply(name, dropout, x, linear.weight, linear.bias)
-    return linear(F.dropout(ACTIVATIONS[name](x), dropout, training=True))
-
-
-class _NormLinear(torch.autograd.Function):
-    """A norm, a short convolution and a projection, with what it reads as a second result, which may stay unused."""
-
-    @staticmethod
-    def forward(ctx, norm: Norm | None, mixed: bool, x: Tensor, weight_OD, bias_O, *own: Tensor):
-        ctx.set_materialize_grads(False)
-        normed = _prepared(norm, mixed, x, *own)
-        ctx.norm, ctx.mixed, ctx.has_bias, ctx.dtype = norm, mixed, bias_O is not None, normed.dtype
-        ctx.save_for_backward(weight_OD, x, *own)
-        return F.linear(normed, weight_OD, bias_O), normed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor | None, grad_elsewhere: Tensor | None):
-        weight_OD, *inputs = ctx.saved_tensors
-        used = [] if grad is None else [grad @ weight_OD.to(grad.dtype)]
-        grad_normed, *more = used + ([] if grad_elsewhere is None else [grad_elsewhere])
-        grad_normed = grad_normed + more[0] if more else grad_normed
-        with torch.enable_grad():
-            x, *own = inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-            # In the types of the forward pass, where autocast may have chosen a wider one than x has.
-            wide = torch.promote_types(ctx.dtype, own[0].dtype)
-            normed = _prepared(ctx.norm, ctx.mixed, x.to(ctx.dtype), *(parameter.to(wide) for parameter in own))
-        grad_x, *grads = torch.autograd.grad(normed, inputs, grad_normed.to(normed.dtype))
-        of_linear = (None, None) if grad is None else weight_gradients(grad, normed.detach(), ctx.has_bias)
-        return None, None, grad_x, *of_linear, *grads
-
-
-class _ActivationLinear(torch.autograd.Function):
-    """Activation, dropout and projection."""
-
-    @staticmethod
-    def forward(ctx, name: str, dropout: float, x: Tensor, weight_OI, bias_O):
-        ctx.name, ctx.has_bias = name, bias_O is not None
-        ctx.save_for_backward(x, weight_OI)
-        hidden, ctx.masks = ACTIVATIONS[name](x), None
-        if dropout > 0.0:
-            hidden, ctx.masks = drop(hidden, dropout)
-        return F.linear(hidden, weight_OI, bias_O)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        x, weight_OI = ctx.saved_tensors
-        # Overwritten below; nothing else reads it.
-        grad_hidden = (grad @ weight_OI.to(grad.dtype)).to(x.dtype)
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            activated = ACTIVATIONS[ctx.name](leaf)
-        hidden = activated.detach()
-        if ctx.masks is not None:
-            mask = ctx.masks.scaled(hidden)
-            grad_hidden.mul_(mask)
-            hidden = mask.mul_(hidden)
-        (grad_x,) = torch.autograd.grad(activated, leaf, grad_hidden)
-        return None, None, grad_x, *weight_gradients(grad, hidden, ctx.has_bias)
-
-
-def weight_gradients(grad: Tensor, hidden: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradients of weight (O, I) and bias (O,) of a projection, from those of its results and its inputs."""
-    rows_grad = grad.reshape(-1, grad.size(-1))
-    rows_hidden = hidden.reshape(-1, hidden.size(-1)).to(grad.dtype)
-    return rows_grad.t() @ rows_hidden, rows_grad.sum(0) if has_bias else None
+    activation = ACTIVATIONS[name]
+    if not (recompute and saves()):
+        return linear(F.dropout(activation(x), dropout, training=True))
+    masks = DropoutMasks(dropout) if dropout > 0.0 else None
+    if name in OF_THEIR_RESULT:
+        x, activation = activation(x), torch.positive
+    return remade(linear, lambda x: autocasted(drop(activation(x), masks)), x)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_ms.core.ops.linear import TiedOutput
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocast_to, recomputed
+from fairseq_ms.core.ops.recompute import autocast_to
 
 # Logits that exist at a time, and their rows at most.
 _LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096
@@ -50,7 +51,7 @@ def linear_cross_entropy(x_QD: Tensor, weight_VD: Tensor, targets: Tensor, paddi
 
 def cross_entropy_of(x_QD: Tensor, project: nn.Module, targets: Tensor, padding: int, reduce: bool = True) -> Tensor:
     """``linear_cross_entropy`` by the matrix of ``project``, which is called for all logits where it is not plain."""
-    if not plain(project):
+    if not plain(project, nn.Linear, TiedOutput):
         losses_QK = _of_logits(project(x_QD), targets.view(len(targets), -1), padding)
         return losses_QK.sum() if reduce else losses_QK.view_as(targets)
     weight_VD: Any = project.weight
@@ -72,7 +73,7 @@ def above_mean(x_QD: Tensor, weight_VD: Tensor, target_Q: Tensor, padding: int) 
         mean_D = weight_VD.mean(0, dtype=_precise(weight_VD.dtype))
         return (x_QD * (F.embedding(target_Q, weight_VD) - mean_D)).sum(1).masked_fill(target_Q == padding, 0.0)
 
-    return recomputed(difference, x_QD, weight_VD)
+    return checkpoint(difference, x_QD, weight_VD, use_reentrant=False, preserve_rng_state=False)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fairseq_ms.core.ops.plain import ours, plain
+from fairseq_ms.core.ops.plain import plain
 
 _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -120,7 +120,6 @@ class LSTMState:
         self.hidden_BU, self.cell_BU, self.context_BG = moved.hidden_BU, moved.cell_BU, moved.context_BG
 
 
-@ours
 class CappedLSTM(nn.LSTM):
     """One layer whose input gate is held at most at 1 - forget gate, which keeps the cell between -1 and 1.
 
@@ -180,7 +179,7 @@ class LSTM(nn.Module):
         at_Q = steps.step_major()
         symbol_Q, slot_Q = (torch.empty_like(x_Q).index_copy_(0, at_Q, x_Q) for x_Q in (steps.symbol_Q, steps.slot_Q))
         context_WD = None if context_WD is None else context_WD.index_select(0, steps.order_W)
-        called = not plain(self.cell) or (table_RI.is_cuda and not self.capped)
+        called = not plain(self.cell, nn.LSTM, CappedLSTM) or (table_RI.is_cuda and not self.capped)
         run = self._by_cell if called else self._by_hand
         hidden_QU, last_WU, cell_WU = run(table_RI, symbol_Q, context_WD, steps)
         if state is not None:
@@ -198,14 +197,18 @@ class LSTM(nn.Module):
 
         Table and context stay as they are where the cell is called with them.
         """
-        if not plain(self.cell):
+        if not plain(self.cell, nn.LSTM, CappedLSTM):
             return table_RI
         weight, _, *biases = self.weights()
         return F.linear(table_RI, weight[:, : self.table_dim], biases[0] + biases[1])
 
     def project_context(self, context_WD: Tensor) -> Tensor:
         """What each context adds to the gates: (W, D) to (W, 4U)."""
-        return F.linear(context_WD, self.weights()[0][:, self.table_dim :]) if plain(self.cell) else context_WD
+        return (
+            F.linear(context_WD, self.weights()[0][:, self.table_dim :])
+            if plain(self.cell, nn.LSTM, CappedLSTM)
+            else context_WD
+        )
 
     def new_state(self, rows: int, like: Tensor) -> LSTMState:
         """The zero state of a number of rows, of the type and on the device of ``like``."""
@@ -214,7 +217,7 @@ class LSTM(nn.Module):
     def new_state_of_table(self, rows: int, table_RI: Tensor) -> LSTMState:
         """The zero state, with a context, of rows that read the same table at every step."""
         state, table_RG = self.new_state(rows, table_RI), self.project_table(table_RI).detach()
-        width = 4 * self.units if plain(self.cell) else self.context_dim
+        width = 4 * self.units if plain(self.cell, nn.LSTM, CappedLSTM) else self.context_dim
         return replace(state, context_BG=table_RG.new_zeros(rows, width), table_RG=table_RG)
 
     def _one_more(self, table_RI: Tensor, steps: RaggedSteps, state: LSTMState) -> Tensor:
@@ -223,7 +226,7 @@ class LSTM(nn.Module):
         some = state.at(rows_Q)
         table_RG = self.project_table(table_RI) if state.table_RG is None else state.table_RG
         x_QG = table_RG.index_select(0, steps.symbol_Q)
-        if plain(self.cell):
+        if plain(self.cell, nn.LSTM, CappedLSTM):
             gates_QG = x_QG if some.context_BG is None else x_QG + some.context_BG
             gates_QG = gates_QG + F.linear(some.hidden_BU, self.weights()[1])
             hidden_QU, cell_QU = _cell(gates_QG, some.cell_BU, self.capped)

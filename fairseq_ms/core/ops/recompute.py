@@ -1,22 +1,29 @@
-"""Operations that keep less for the backward pass than autograd would.
+"""What autograd keeps for the backward pass, made less: a recipe in place of a tensor, and checkpoints.
 
-Dropout keeps the seed that its mask was drawn from; other work is computed again in the backward pass from inputs that
-are kept anyway.
+Norms, activations and dropout take next to no time and produce half of the tensors that autograd would keep of a
+transformer layer. They are computed again in the backward pass from inputs that are kept anyway; dropout keeps the seed
+of its mask.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+R = TypeVar("R")
+
+# No others tell whether autograd may be told what to keep, and who else is told what it saves.
+_autograd: Any = torch._C._autograd
 
 # A mask takes 16 random bits a number, so one 64-bit draw of the generator serves four numbers.
 _LEVELS = 2**16
@@ -50,11 +57,72 @@ def records() -> bool:
 
 
 def saves() -> bool:
-    """Whether operations with a gradient of their own are worth it: not in a compiled one, whose compiler decides.
-
-    ``torch.compile`` computes again what is cheap, and would compile such an operation anew for every length.
-    """
+    """Whether it is worth telling autograd what to keep: not in compiled code, whose compiler decides that."""
     return records() and not torch.compiler.is_compiling()
+
+
+def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Tensor, enabled: bool = True) -> R:
+    """``use(make(*sources))``, keeping the sources for backward, which makes again what ``use`` saves of its input.
+
+    ``use`` is anything, the call of a module too; what it saves besides is kept. ``make`` is deterministic, calls no
+    module that may have hooks, and reads no tensors but the sources, parameters included. Under autocast it casts what
+    it gives, since autocast would save a copy of its own.
+    """
+    made = make(*sources)
+    if not (enabled and saves() and _autograd._saved_tensors_hooks_is_enabled()):
+        return use(made)
+    keep = _keeper()
+    recipe = _Recipe(make, [keep(source) for source in sources], made.device)
+    # Its storage is no other's while it lives. Autograd keeps ``pack``, which must therefore hold no tensor.
+    storage = StorageWeakRef(made.untyped_storage())
+
+    def pack(saved: Tensor) -> Callable[[], Tensor]:
+        if StorageWeakRef(saved.untyped_storage()) != storage:
+            return keep(saved)
+        recipe.views += 1
+        return partial(recipe.view, saved.shape, saved.stride(), saved.storage_offset())
+
+    with saved_tensors_hooks(pack, lambda packed: packed()):
+        return use(made)
+
+
+def _keeper() -> Callable[[Tensor], Callable[[], Tensor]]:
+    """What keeps a tensor: whoever else is told what autograd saves, as checkpoints are, or else autograd."""
+    around = _autograd._top_saved_tensors_default_hooks(True)
+    if around is not None:
+        pack, unpack = around
+        return lambda saved: partial(unpack, pack(saved))
+
+    def keep(saved: Tensor) -> Callable[[], Tensor]:
+        # Detached, since the graph would hold itself by the results that it keeps.
+        kept = saved.detach()
+        return lambda: kept
+
+    return keep
+
+
+class _Recipe:
+    """How to make a tensor again, of which autograd has saved some views: once for all of them.
+
+    Autograd knows their place in the graph by itself, so that second derivatives are right.
+    """
+
+    def __init__(self, make: Callable[..., Tensor], sources: Sequence[Callable[[], Tensor]], device: torch.device):
+        self.make, self.sources = make, sources
+        self.device, self.dtype = device, autocast_dtype(device)
+        self.views = self.to_come = 0
+        self.made: Tensor | None = None
+
+    def view(self, *place: Any) -> Tensor:
+        """The view of a shape, strides and an offset."""
+        made = self.made
+        if made is None:
+            with torch.no_grad(), autocast_to(self.device, self.dtype):
+                made = self.make(*(source() for source in self.sources))
+            self.to_come = self.views
+        self.to_come -= 1
+        self.made = made if self.to_come > 0 else None
+        return made.as_strided(*place)
 
 
 @cache
@@ -110,22 +178,13 @@ class DropoutMasks:
         return keep_mask(mixed_seed(self.seed, index), self.p, like)
 
 
-def drop(x: Tensor, p: float) -> tuple[Tensor, DropoutMasks]:
-    """x after dropout, as a new tensor, and the masks for its gradient."""
-    masks = DropoutMasks(p)
-    return x * masks.scaled(x), masks
-
-
-class _SeededDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, p: float) -> Tensor:
-        y, ctx.masks = drop(x, p)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        return grad * ctx.masks.scaled(grad), None
+def drop(x: Tensor, masks: DropoutMasks | None) -> Tensor:
+    """x after dropout, whose mask is not kept for backward; None drops nothing."""
+    if masks is None:
+        return x
+    # As large as x, but of one number.
+    like = x.new_empty(()).expand_as(x)
+    return remade(partial(torch.mul, x), partial(masks.scaled, like))
 
 
 class Dropout(nn.Module):
@@ -140,7 +199,7 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         if self.recompute and self.p < 1.0 and saves():
-            return _SeededDropout.apply(x, self.p)
+            return drop(x, DropoutMasks(self.p))
         return F.dropout(x, self.p, training=True)
 
 
@@ -151,6 +210,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return None
 
 
+def autocasted(x: Tensor) -> Tensor:
+    """x in the type that ``autocast_dtype`` names, if it does and x is of another but double."""
+    dtype = autocast_dtype(x.device)
+    return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
+
+
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:
     """Autocast to a type, off for None, and nothing on a device that knows none."""
     if not torch.amp.is_autocast_available(device.type):
@@ -158,37 +223,9 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-class _Recomputed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, function, *inputs: Tensor) -> Tensor:
-        ctx.function = function
-        ctx.device = inputs[0].device
-        ctx.autocast_dtype = autocast_dtype(ctx.device)
-        ctx.save_for_backward(*inputs)
-        return function(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        with autocast_to(ctx.device, ctx.autocast_dtype), torch.enable_grad():
-            inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-            return None, *torch.autograd.grad(ctx.function(*inputs), inputs, grad)
-
-
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor, enabled: bool = True) -> Tensor:
-    """``function(*inputs)``, keeping the inputs alone and evaluating it once more in backward, if enabled.
-
-    ``function`` must be deterministic and use no tensor that needs a gradient but the inputs, which must all be
-    floating point: parameters are inputs too.
-    """
-    if not (enabled and saves()):
-        return function(*inputs)
-    return _Recomputed.apply(function, *inputs)
-
-
 def checkpointed(layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """``layer(*inputs)``; only the inputs are kept, and the layer runs again in backward."""
-    if torch.is_grad_enabled():
+    if records():
         return checkpoint(layer, *inputs, use_reentrant=False)
     return layer(*inputs)
 

@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.linear import Norm
+from fairseq_ms.core.ops.linear import NORM_KINDS, Norm
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocast_dtype, autocast_to, drop
+from fairseq_ms.core.ops.recompute import DropoutMasks, autocast_dtype, autocast_to
 
 
 def sinusoids(keys: int, dim: int, like: Tensor) -> Tensor:
@@ -167,9 +167,9 @@ class _RelativeAttention(torch.autograd.Function):
         shifted = rel_shift(by_distance, keys).flatten(0, 1)
         scores = torch.baddbmm(shifted, by_content, k.transpose(1, 2), beta=scale, alpha=scale)
         weights = hide_future(scores).softmax(-1)
-        dropped, ctx.masks = weights, None
-        if p > 0.0:
-            dropped, ctx.masks = drop(weights, p)
+        dropped, ctx.masks = weights, DropoutMasks(p) if p > 0.0 else None
+        if ctx.masks is not None:
+            dropped = weights * ctx.masks.scaled(weights)
         out = torch.bmm(dropped, v).view(heads, batch, queries, head_dim)
         ctx.scale = scale
         ctx.save_for_backward(q_NBTH, kv_NBSH, r_PNH, u_NH, v_NH, weights)
@@ -244,7 +244,12 @@ def segment_attention(
         recompute: False for torch's own backward, which keeps everything
     """
     heads, length = r_PNH.size(1), x_BTD.size(1)
-    if torch.compiler.is_compiling() or not plain(norm, qkv) or (not recompute and torch.is_grad_enabled()):
+    if (
+        torch.compiler.is_compiling()
+        or not plain(norm, *NORM_KINDS)
+        or not plain(qkv, nn.Linear)
+        or (not recompute and torch.is_grad_enabled())
+    ):
         states_BSD = torch.cat([memory_BMD, x_BTD], dim=1)
         states_BSD = norm(states_BSD) if norm is not None else states_BSD
         return relative_attention(*heads_of(states_BSD, length, qkv, heads), r_PNH, u_NH, v_NH, dropout)
@@ -293,7 +298,7 @@ def heads_of(x_BSD: Tensor, length: int, qkv: nn.Linear, heads: int) -> tuple[Te
     Args:
         qkv: the projection to queries, keys and values, D -> 3 * N * H without a bias
     """
-    if plain(qkv):
+    if plain(qkv, nn.Linear):
         q = queries_of(x_BSD[:, x_BSD.size(1) - length :], qkv.weight, heads)
         return q, *keys_and_values(x_BSD, qkv.weight, heads)
     q, k, v = split_qkv(qkv(x_BSD), heads)

@@ -23,7 +23,7 @@ from fairseq_ms.core.bottomup import BottomUp
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_graphs
-from fairseq_ms.core.ops.plain import all_hooked, hooked
+from fairseq_ms.core.ops.plain import hooked
 from fairseq_ms.core.ops.recompute import autocast_dtype
 from fairseq_ms.core.retina import Retina
 from fairseq_ms.core.steps.buffers import FixedState
@@ -74,7 +74,7 @@ def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
         why = f"with {type(model).__name__}, which has no steps of fixed shapes"
     elif any(isinstance(module, AdaptiveInput) for module in model.modules()):
         why = "with an adaptive input, which has to look at tokens to know their bands"
-    elif all_hooked() or any(map(hooked, model.modules())):
+    elif any(map(hooked, model.modules())):
         why = "with hooks, which a replayed step does not call"
     elif not has_graphs(device):
         why = f"on {device}: CUDA graphs need a GPU"

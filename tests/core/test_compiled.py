@@ -142,3 +142,17 @@ def test_layers_of_a_kind_share_one_graph_and_nothing_else_is_compiled() -> None
 def test_a_model_without_layers_to_compile_says_so() -> None:
     with pytest.raises(ValueError, match="HRED"):
         build("HRED").compile()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(33, 64), *(pytest.param(*both, marks=pytest.mark.slow) for both in [(64, 128), (512, 256)])]
+)
+def test_a_compiled_retina_goes_on_with_another_length(first: int, second: int) -> None:
+    """Through closed windows, blocks and an open end."""
+    windows = (*WINDOWS, core.Scale(4, near=16, far=None))
+    model = build("Retina", layers=1, scales=windows, max_positions=512, **PLAIN).double().train()
+    compiled = copy.deepcopy(model)
+    compiled.compile(backend="aot_eager")
+    for length in (first, second):
+        expected = results(model, length, length)
+        torch.testing.assert_close(results(compiled, length, length), expected, rtol=1e-9, atol=1e-9)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import logging
-import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable
@@ -18,6 +16,7 @@ from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.lm.config import betas
 
 logger = logging.getLogger(__name__)
 
@@ -142,17 +141,6 @@ def refuse_to_train(cfg: Any) -> None:
             f"launcher starts {count} processes on GPUs, since each would train alone (on CPUs, use fairseq-train): "
             "got 1"
         )
-
-
-def betas(given: Any) -> tuple[float, float]:
-    """Adam's two numbers, which a command line gives as text; raises ``UsageError`` for anything else."""
-    try:
-        first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
-    except (SyntaxError, TypeError, ValueError):
-        first = second = math.nan
-    if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
-        raise UsageError(f'--adam-betas must be two numbers from 0 to below 1, such as "(0.9, 0.98)": got {given}')
-    return first, second
 
 
 def warn_of_warmup(cfg: Any) -> None:

@@ -1,5 +1,7 @@
 """The flags that every language model has, and what must hold between them."""
 
+import ast
+import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -325,6 +327,17 @@ def parse_cutoffs(spelled: str, text: str | None) -> tuple[int, ...]:
     if not all(item.isdecimal() for item in items):
         raise UsageError(f"{spelled} must be a comma separated list of ascending whole numbers: got {text or 'none'}")
     return tuple(map(int, items))
+
+
+def betas(given: Any) -> tuple[float, float]:
+    """Adam's two numbers, which a command line gives as text; raises ``UsageError`` for anything else."""
+    try:
+        first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
+    except (SyntaxError, TypeError, ValueError):
+        first = second = math.nan
+    if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
+        raise UsageError(f'--adam-betas must be two numbers from 0 to below 1, such as "(0.9, 0.98)": got {given}')
+    return first, second
 
 
 def enough_symbols(cfg: Any, least: int, beyond: int = 2) -> int:

@@ -17,9 +17,8 @@ from torch import nn
 from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections, undecayed
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import rules
 from fairseq_ms.lm.choices import option, probability
-from fairseq_ms.lm.config import check_ranges
+from fairseq_ms.lm.config import betas, check_ranges
 
 # fairseq copies it to the float32 masters of half precision.
 _UNDECAYED = "without decay"
@@ -54,7 +53,7 @@ class MuonFlags(AdamWFlags):
 
 
 def _settings(cfg: AdamWFlags) -> dict[str, Any]:
-    return {"betas": rules.betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
+    return {"betas": betas(cfg.adam_betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
 
 
 def _rate(cfg: AdamWFlags) -> float:

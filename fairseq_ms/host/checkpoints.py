@@ -1,22 +1,19 @@
 """A checkpoint is complete or absent, is recognised when it is damaged, and runs no code.
 
 fairseq renames what may not have reached the disk yet, and after a failed attempt appends to the half of a file
-that the attempt has left. torch reads an archive without its checksums, so that a flipped bit would become a weight.
+that the attempt has left.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import itertools
 import logging
 import os
 import pickle
 import re
 import shutil
-import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,15 +27,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import distributed
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import whole_files
 
 logger = logging.getLogger(__name__)
 
-# What another attempt does not mend. The others have as many attempts, and the same seconds between, as in fairseq.
-_FINAL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
-_PAUSES = (2.5, 2.5)
-# How files began that torch wrote before it wrote archives; they hold no checksums.
-_BEFORE_ARCHIVES = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_ARCHIVE = b"PK\x03\x04"
 # What a checkpoint holds, beside fairseq's own state: that of the epoch within which it was written.
 MULTIPLE = "required_batch_size_multiple"
 # And the checksum of the dictionary.
@@ -55,65 +47,6 @@ _COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
 torch.serialization.add_safe_globals([argparse.Namespace])
 
 
-def write(path: str, fill: Callable[[BinaryIO], Any]) -> None:
-    """Write a whole file by ``fill(file)``; raises UsageError when that cannot be, with the old file in its place."""
-    for pause in (*_PAUSES, None):
-        try:
-            _write_once(path, fill)
-            return
-        except Exception as error:
-            cause = _os_error(error)
-            if cause is None:
-                raise
-            if pause is None or cause.errno in _FINAL:
-                raise UsageError(
-                    f"--save-dir must take a whole checkpoint: {path} could not be written ({cause.strerror or cause})"
-                    "; the checkpoints before it are untouched, and the same command goes on from them"
-                ) from error
-            logger.warning(f"writing {path} failed ({cause}), trying again in {pause} seconds")
-            time.sleep(pause)
-
-
-def _write_once(path: str, fill: Callable[[BinaryIO], Any]) -> None:
-    """The file has its name when it has reached the disk, and vanishes on an error.
-
-    The folder is synced too: it holds the name, and until then a loss of power brings the old file back.
-    """
-    temporary = f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(os.path.dirname(path) or ".")
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # Some network file systems sync no folders.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
-
-
-def _os_error(error: BaseException | None) -> OSError | None:
-    """The failure of the disk behind an error: torch raises one of its own while it closes an archive."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def copy_whole(original: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """``PathManager.copy``, whose copies are complete or absent, too."""
     if not PathManager.supports_rename(dst_path) or (os.path.exists(dst_path) and not overwrite):
@@ -123,44 +56,8 @@ def copy_whole(original: Callable[..., Any], src_path: str, dst_path: str, overw
         with open(src_path, "rb") as source:
             shutil.copyfileobj(source, file, 1 << 20)
 
-    write(dst_path, fill)
+    whole_files.write(dst_path, fill)
     return True
-
-
-def defect(path: str) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None if it is as it was written. Runs nothing of what it holds.
-
-    It reads the whole file, at the speed of the disk. Raises FileNotFoundError.
-    """
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(_BEFORE_ARCHIVES))
-            if start == _BEFORE_ARCHIVES:
-                return None
-            if not start:
-                return "it is empty"
-            if not start.startswith(_ARCHIVE):
-                return "it does not begin like a checkpoint"
-            if not zipfile.is_zipfile(file):
-                return "its end is missing"
-            with zipfile.ZipFile(file) as archive:
-                record = archive.testzip()
-        if record is not None:
-            return f"the checksum of {record} is wrong"
-        # What holds no checksum of its own is looked at by torch.
-        _read(path)
-        return None
-    except FileNotFoundError:
-        raise
-    except pickle.UnpicklingError:
-        return None
-    except Exception as error:  # a garbled archive makes zipfile raise nearly everything
-        return f"its archive cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}"
-
-
-def _read(path: str) -> Any:
-    """What a checkpoint holds; weights stay on the disk. Raises UnpicklingError for anything that could run code."""
-    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
 
 
 def _computed(settings: Any) -> Iterator[str]:
@@ -190,7 +87,7 @@ def load_known(
         raise
     except Exception as error:
         for path in filenames:
-            if os.path.isfile(path) and (wrong := _unknown(_read(path), task is None)) is not None:
+            if os.path.isfile(path) and (wrong := _unknown(whole_files.read(path), task is None)) is not None:
                 raise UsageError(
                     f"--path must name a checkpoint of a model that is known here: {path} {wrong}"
                 ) from error
@@ -220,12 +117,9 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
     """``load_checkpoint_to_cpu``, with one sentence for what is damaged or holds code."""
     local = PathManager.get_local_path(path)
     if os.path.isfile(local):
-        if (wrong := defect(local)) is not None:
-            raise UsageError(
-                f"a checkpoint must be a file that fairseq-train wrote, unchanged: {path} is damaged ({wrong})"
-            )
+        whole_files.check(local)
         try:
-            held = _read(local)
+            held = whole_files.read(local)
             written = [held.get(name) for name in ("cfg", "args")]
         except pickle.UnpicklingError as error:
             raise UsageError(
@@ -281,11 +175,11 @@ def newest_intact(trainer: Any, filename: str) -> str:
 
 def _newest_intact(last: str) -> str | None:
     """The checkpoint to go on from."""
-    wrong = defect(last)
+    wrong = whole_files.defect(last)
     if wrong is None:
         return last
     for updates, path in _others(last):
-        if defect(path) is None:
+        if whole_files.defect(path) is None:
             logger.warning(
                 f"{last} is damaged ({wrong}): going on from {path}, after update {updates}, which is the newest "
                 "intact checkpoint in --save-dir"
@@ -299,7 +193,7 @@ def _others(last: str) -> list[tuple[int, str]]:
     found = []
     for path in sorted(Path(last).parent.glob("checkpoint*.pt")):
         with contextlib.suppress(Exception):  # garbled archives make torch raise nearly everything
-            state = _read(str(path))
+            state = whole_files.read(str(path))
             if str(path) != last and "train_iterator" in state["extra_state"]:
                 found.append((int(state["optimizer_history"][-1]["num_updates"]), str(path)))
     return sorted(found, reverse=True)

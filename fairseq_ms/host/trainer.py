@@ -35,6 +35,7 @@ from fairseq_ms.core.layers import compile_layers
 from fairseq_ms.errors import UsageError
 from fairseq_ms.host import checkpoints, data, launch, masters, rules, saving
 from fairseq_ms.optim import of_torch
+from fairseq_ms.tools import whole_files
 
 logger = logging.getLogger(__name__)
 
@@ -290,7 +291,7 @@ class Trainer(fairseq_trainer.Trainer):
         logger.info(f"Saving checkpoint to {path}")
         state = utils.move_to_cpu(self.state_dict())
         state["extra_state"].update(extra_state)
-        checkpoints.write(filename, lambda file: save(state, file))
+        whole_files.write(filename, lambda file: save(state, file))
         logger.info(f"Finished saving checkpoint to {path}")
         return path
 

@@ -23,7 +23,7 @@ from fairseq_ms.core import CausalModel
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError, bin_hint
 from fairseq_ms.tools.arguments import check_checkpoint, split_label
-from fairseq_ms.tools.trained import Trained, on_device
+from fairseq_ms.tools.trained import Trained, check_finite, on_device
 
 
 @dataclass
@@ -167,6 +167,7 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Checkpoint:
             f"CHECKPOINT must predict all symbols that it reads: {path} was trained with --output-dictionary-size "
             f"{len(task.target_dictionary)} (fairseq-eval-lm with that flag scores all others as <unk>)"
         )
+    check_finite(model, path)
     found = Checkpoint(label, path, on_device(model, cpu), task, cfg)
     found.by_line = str(getattr(task.args, "sample_break_mode", "none")) == "eos"
     return found

@@ -22,7 +22,7 @@ from fairseq_ms import core
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError, bin_hint
 from fairseq_ms.export import tokenizer
-from fairseq_ms.tools.trained import Trained, lines_of, on_device
+from fairseq_ms.tools.trained import Trained, check_finite, lines_of, on_device
 from fairseq_ms_pipeline import indexed
 
 
@@ -173,12 +173,17 @@ def load(label: str, path: str, saved: Mapping[str, Any], data: str | None, cpu:
     try:
         model = built(saved["name"], saved["configuration"])
         model.load_state_dict(saved["model"])
-        if {"symbols", "files"} - saved["tokenizer"].keys() or {"length", "data", "held_out"} - saved.keys():
-            raise KeyError("tokenizer")
+        symbols, files = saved["tokenizer"]["symbols"], saved["tokenizer"]["files"]
+        texts, counts = [*symbols, *files.keys(), *files.values(), saved["data"]], [saved["length"], saved["held_out"]]
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(count, int) for count in counts):
+            raise TypeError("symbols, files and data must be text, length and held_out whole numbers")
+        if len(symbols) != model.config.vocab_size:
+            raise ValueError(f"it has {len(symbols)} symbols for the {model.config.vocab_size} of its model")
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"CHECKPOINT must be as plain_pytorch/train.py writes it: {path} is not ({reason})") from error
     if isinstance(model, core.CoarseLM):
         raise UsageError(f"CHECKPOINT must hold a model that predicts the next token: {path} holds a CoarseLM")
+    check_finite(model, path)
     on_device(model, cpu)
     return Plain(label, path, model, saved, data)

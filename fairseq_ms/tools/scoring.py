@@ -81,7 +81,7 @@ def score_documents(
     if checkpoint.streaming:
         rows = max(1, max_tokens // max(sequence.numel() for sequence in sequences))
         parts = [score_streams(checkpoint, sequences[at : at + rows], measure) for at in range(0, len(sequences), rows)]
-        return np.concatenate([scores for part in parts for scores in part])
+        return finite(np.concatenate([scores for part in parts for scores in part]))
     window, context = check_window(checkpoint, window, context)
     eos = sequences[0].new_tensor([checkpoint.dictionary.eos()])
     source = torch.cat([part for tokens in sequences for part in (eos, tokens[:-1])])
@@ -95,6 +95,13 @@ def score_documents(
             for row, (_, first, stop) in zip(values, batch):
                 scores[first:stop] = row
             bar.update(values.size)
+    return finite(scores)
+
+
+def finite(scores: np.ndarray) -> np.ndarray:
+    """The scores; UsageError where a model's numbers have overflown. An improbable token's may be infinite."""
+    if np.isnan(scores).any():
+        raise UsageError("logits must be finite: got NaN or infinity, since numbers are too large for the model's type")
     return scores
 
 

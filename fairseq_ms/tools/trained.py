@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_ms.core import CausalModel
 from fairseq_ms.errors import UsageError
+from fairseq_ms.tools import whole_files
 from fairseq_ms.tools.arguments import check_checkpoint, register, split_label
 
 
@@ -126,9 +127,13 @@ def load(spec: str, data: str | None = None, cpu: bool = False) -> Trained:
     try:
         # Only the list of what it holds is read.
         saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError):
+    except (RuntimeError, ValueError, OSError, pickle.UnpicklingError, EOFError):
         saved = None
-    if isinstance(saved, dict) and {"model", "name", "configuration", "tokenizer"} <= saved.keys():
+    is_plain = isinstance(saved, dict) and {"model", "name", "configuration", "tokenizer"} <= saved.keys()
+    if saved is None or is_plain:
+        # fairseq's are looked at where they are read.
+        whole_files.check(path)
+    if is_plain:
         from fairseq_ms.tools import plain
 
         return plain.load(label, path, saved, data, cpu)
@@ -142,6 +147,13 @@ def lines_of(tokens: Tensor, eos: int) -> list[Tensor]:
     """Tokens (n,) as lines, of which all but the last end in that of the end of a line."""
     ends = (tokens == eos).nonzero().flatten() + 1
     return [line for line in tokens.tensor_split(ends) if line.numel()]
+
+
+def check_finite(model: nn.Module, path: object) -> None:
+    """Raise UsageError for weights that are not all finite: nothing could be drawn from their logits."""
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise UsageError(f"CHECKPOINT must have finite weights: {path} has NaN or infinity in {name}")
 
 
 def on_device(model: nn.Module, cpu: bool) -> nn.Module:

@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import random
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from fairseq.trainer import Trainer
 
-from fairseq_ms.host import checkpoints
+from fairseq_ms.tools import whole_files
 
 DISK = ("write", "fsync", "replace")
 
@@ -59,7 +60,7 @@ def fail(call: str, number: int, count: int, times: int, rank: int) -> None:
 
     _disk(call, turn)
     # Nobody waits for the pauses between attempts.
-    checkpoints._PAUSES = (0.0, 0.0)
+    whole_files._PAUSES = (0.0, 0.0)
 
 
 def _turn(count: int, act: Callable[[], Any]) -> Callable[[], None]:
@@ -98,7 +99,7 @@ def _after(owner: Any, name: str, turn: Callable[[], None]) -> None:
 def _disk(call: str, turn: Callable[[], None]) -> None:
     """Take a turn in every such call by which a checkpoint is written; a write has written half by then."""
     if call == "write":
-        vars(checkpoints)["open"] = functools.partial(_opened, turn)
+        vars(whole_files)["open"] = functools.partial(_opened, turn)
     else:
         _before(os, call, turn)
 
@@ -136,6 +137,15 @@ def flip(path: Path, rng: random.Random) -> None:
     """One bit is another."""
     content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def flip_weight(path: Path, rng: random.Random) -> None:
+    """One bit of a weight, which torch would load."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        entry = max(archive.infolist(), key=lambda entry: entry.file_size if "/data/" in entry.filename else 0)
+    content[entry.header_offset + 2 * len(entry.filename) + 100] ^= 4
     path.write_bytes(content)
 
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import checkpoints
-from fairseq_ms.host.checkpoints import defect, load_checked, write
-from tests.helpers.faults import DISK, Damage, Making, cut, fail, flip, garble, zero
+from fairseq_ms.host.checkpoints import load_checked
+from fairseq_ms.tools import whole_files
+from fairseq_ms.tools.whole_files import defect, write
+from tests.helpers.faults import DISK, Damage, Making, cut, fail, flip, flip_weight, garble, zero
 from tests.helpers.forked import curve, run
 from tests.helpers.resumed import TINY, assert_same_weights, equal, tiny_training
 
@@ -33,8 +33,8 @@ EVERY_SECOND = (*FLAGS, "--max-epoch", "1")
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """For faults that are injected into this process: what they replace is put back."""
-    monkeypatch.setattr(checkpoints, "_PAUSES", checkpoints._PAUSES)
-    monkeypatch.setattr(checkpoints, "open", open, raising=False)
+    monkeypatch.setattr(whole_files, "_PAUSES", whole_files._PAUSES)
+    monkeypatch.setattr(whole_files, "open", open, raising=False)
     for call in ("fsync", "replace"):
         monkeypatch.setattr(os, call, getattr(os, call))
     return monkeypatch
@@ -132,15 +132,6 @@ def empty(path: Path, rng: random.Random) -> None:
     path.write_bytes(b"")
 
 
-def flip_weight(path: Path, rng: random.Random) -> None:
-    """One bit of a weight, which torch would load."""
-    content = bytearray(path.read_bytes())
-    with zipfile.ZipFile(path) as archive:
-        entry = max(archive.infolist(), key=lambda entry: entry.file_size if "/data/" in entry.filename else 0)
-    content[entry.header_offset + 2 * len(entry.filename) + 100] ^= 4
-    path.write_bytes(content)
-
-
 DAMAGES: dict[Damage, str] = {
     cut: "its end is missing|its archive cannot be read",
     empty: "it is empty",
@@ -155,7 +146,7 @@ def test_damage_is_told_in_a_few_words_and_an_intact_checkpoint_has_none(damage:
     path = begun / "checkpoint_last.pt"
     assert defect(str(path)) is None
     damage(path, random.Random(1))
-    wrong = f"a checkpoint must be a file that fairseq-train wrote, unchanged: .* is damaged .({DAMAGES[damage]})"
+    wrong = f"a checkpoint must be a file that training wrote, unchanged: .* is damaged .({DAMAGES[damage]})"
     with pytest.raises(UsageError, match=wrong):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
 

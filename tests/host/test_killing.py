@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ms.host.checkpoints import defect
+from fairseq_ms.tools.whole_files import defect
 from tests.helpers.faults import strike
 from tests.helpers.forked import curve, run, train
 from tests.helpers.resumed import HAED, RETINA, TRANSFORMER_XL, assert_same_weights, tiny_training

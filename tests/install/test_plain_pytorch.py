@@ -1,20 +1,24 @@
 """The example's plain PyTorch loop: processes, checkpoints, and what it refuses."""
 
 import contextlib
+import errno
 import io
 import os
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 
 from fairseq_ms import core
 from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.faults import Damage, cut, flip_weight
 from tests.helpers.trained import random_lines, write_corpus
 
 SCRIPT = ROOT / "user_dir_examples" / "plain_pytorch" / "train.py"
@@ -91,7 +95,7 @@ def test_a_training_that_is_killed_goes_on_bit_for_bit_and_its_file_is_a_model(
     """With dropout, Muon and what streams remember."""
     given = [text, *(item.replace("dropout=0", "dropout=0.2") for item in given), "--steps", "6", "--out"]
     synced: set[int] = set()
-    with patch("os.fsync", lambda file: synced.add(os.fstat(file.fileno()).st_ino)):
+    with patch("os.fsync", lambda file: synced.add(os.fstat(file).st_ino)):
         whole = losses(*given, str(tmp_path / "whole"))
     assert (tmp_path / "whole" / "checkpoint.pt").stat().st_ino in synced
     clipping = iter([torch.nn.utils.clip_grad_norm_] * 3)
@@ -140,6 +144,51 @@ def test_batches_are_copied_from_pinned_memory_without_waiting(monkeypatch: pyte
     assert not asked
     assert placed(batch, torch.device("meta")).is_meta
     assert asked == ["pinned", {"non_blocking": True}]
+
+
+@pytest.mark.parametrize("damage", [flip_weight, cut])
+def test_a_damaged_checkpoint_is_not_gone_on_with(
+    damage: Damage, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [text, *SMALL, "--out", str(tmp_path / "out"), "--steps"]
+    losses(*given, "2")
+    damage(tmp_path / "out" / "checkpoint.pt", Random(1))
+    said = refusal(capsys, *given, "4").strip().splitlines()[-1]
+    file = tmp_path / "out" / "checkpoint.pt"
+    assert said.startswith(f"a checkpoint must be a file that training wrote, unchanged: {file} is damaged (")
+
+
+def test_a_full_disk_ends_training_with_one_sentence_and_the_checkpoint_of_before(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [text, *SMALL, "--out", str(tmp_path / "out"), "--steps"]
+    losses(*given, "2")
+    before = (tmp_path / "out" / "checkpoint.pt").read_bytes()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    said = refusal(capsys, *given, "4").strip().splitlines()[-1]
+    assert said.startswith("--out must take a whole checkpoint: ")
+    assert "(No space left on device); the checkpoints before it are untouched" in said
+    assert [(file.name, file.read_bytes()) for file in (tmp_path / "out").iterdir()] == [("checkpoint.pt", before)]
+
+
+@pytest.mark.slow
+def test_the_parts_that_several_processes_write_are_not_gone_on_with_where_one_is_damaged(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    # At the end, when the parts are there, its name is taken.
+    (out / "checkpoint.pt" / "taken").mkdir(parents=True)
+    given = [text, *SMALL, "--out", str(out), "--steps"]
+    with pytest.raises(AssertionError, match="--out must take a whole checkpoint: "):
+        losses(*given, "3", processes=2)
+    shutil.rmtree(out / "checkpoint.pt")
+    part = max((out / "checkpoint").glob("*.distcp"), key=lambda file: file.stat().st_size)
+    whole = part.read_bytes()
+    part.write_bytes(whole[:2000] + bytes([whole[2000] ^ 4]) + whole[2001:])
+    said = refusal(capsys, *given, "4").strip().splitlines()[-1]
+    assert said == f"a checkpoint must be as training wrote it, unchanged: {part} is damaged (its checksum is wrong)"
+    part.write_bytes(whole)
+    assert list(losses(*given, "4")) == [4]
 
 
 def test_binarised_data_are_read(tmp_path: Path) -> None:

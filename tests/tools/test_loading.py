@@ -15,8 +15,7 @@ from fairseq.data import Dictionary
 
 from fairseq_ms.commands import perplexity
 from fairseq_ms.errors import UsageError
-from fairseq_ms.host import checkpoints as host_checkpoints
-from fairseq_ms.tools import checkpoints
+from fairseq_ms.tools import checkpoints, whole_files
 from tests.helpers import trained
 from tests.helpers.corpus import large_data
 
@@ -59,7 +58,7 @@ def test_a_perplexity_reads_its_checkpoint_once(tmp_path: Path) -> None:
     data = trained.write_corpus(tmp_path, {"train": lines, "test": lines[:6]})
     sizes = [*trained.TINY, "--tokens-per-sample", "12"]
     path = trained.write_checkpoint(tmp_path / "model.pt", data, "vanilla_lm", *sizes)
-    with patch.object(host_checkpoints, "defect", wraps=host_checkpoints.defect) as read:
+    with patch.object(whole_files, "defect", wraps=whole_files.defect) as read:
         assert perplexity.evaluate(perplexity.load(str(path), cpu=True), "test").targets == 6 * 18
     read.assert_called_once_with(str(path))
 

@@ -31,8 +31,9 @@ from torch.distributed.tensor import DTensor, Shard
 from tqdm import tqdm
 
 from fairseq_ms import core
+from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import plain
+from fairseq_ms.tools import plain, whole_files
 from fairseq_ms_pipeline import indexed
 
 NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 3e-3, "muon-lr": 0.02, "save-every": 100, "valid-batches": 10}
@@ -142,25 +143,30 @@ def main() -> None:
     def write(step: int, last: bool) -> None:
         """A process alone writes one file; several write a folder of their parts, and one file at the end."""
         args.out.mkdir(parents=True, exist_ok=True)
-        if ranks > 1:
-            dcp.save(everything(step), checkpoint_id=args.out / "unfinished")
-            if rank == 0:
-                shutil.rmtree(folder, ignore_errors=True)  # which stayed until this one was complete
-                (args.out / "unfinished").rename(folder)
-        if ranks == 1 or last:
-            saved = everything(step, WHOLE if ranks > 1 else None)
-            if rank == 0:
-                torch.save({**saved, **described}, args.out / "unfinished.pt")
-                with open(args.out / "unfinished.pt", "rb") as written:
-                    os.fsync(written)  # before it takes the name: power may fail
-                os.replace(args.out / "unfinished.pt", file)
-                shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if ranks > 1:
+                dcp.save(everything(step), checkpoint_id=args.out / "unfinished")
+                if rank == 0:
+                    whole_files.write_checksums(args.out / "unfinished")
+                    shutil.rmtree(folder, ignore_errors=True)  # which stayed until this one was complete
+                    (args.out / "unfinished").rename(folder)
+            if ranks == 1 or last:
+                saved = everything(step, WHOLE if ranks > 1 else None)
+                if rank == 0:
+                    whole_files.write(str(file), lambda opened: torch.save({**saved, **described}, opened), "--out")
+                    shutil.rmtree(folder, ignore_errors=True)
+        except UsageError as error:
+            raise SystemExit(str(error)) from None
+        except (dcp.CheckpointException, OSError) as error:
+            raise SystemExit(whole_files.unwritten(folder, error, "--out")) from None
 
     saved, options = None, None
     try:
         if folder.is_dir() and not (file.is_file() and file.stat().st_mtime > folder.stat().st_mtime):
+            whole_files.check_folder(folder)
             dcp.load(saved := everything(0), checkpoint_id=folder)
         elif file.is_file():
+            whole_files.check(str(file))
             saved, options = torch.load(file, map_location=device, weights_only=True), WHOLE
             saved["memory"] = {name: part[own] for name, part in saved["memory"].items()}
         if saved is not None:
@@ -168,6 +174,8 @@ def main() -> None:
                 raise KeyError(args.data)
             moments = {"optim_state_dict": saved["optimizer"], "options": options}
             set_state_dict(model, optimizer, model_state_dict=saved["model"], **moments)
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
     except (dcp.CheckpointException, RuntimeError, KeyError):
         raise SystemExit(f"--out must be a new folder: {args.out} is of another model, other sizes or data") from None
     done = int(saved["step"]) if saved is not None else 0

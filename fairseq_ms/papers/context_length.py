@@ -98,8 +98,11 @@ def run(args: argparse.Namespace) -> None:
         found["measured"] = measured(network)
     print(f"tokens of context of an output, with segments of {network.segment_len} tokens")
     print(report.format_table(["", *LENGTHS], [[name, *vars(context).values()] for name, context in found.items()]))
+    if not (holds := formula_holds(network)):
+        known = "is measured" if args.measure else "--measure shows"
+        print(f"the formula is of memories that are whole segments: this model sees farther, as {known}")
     results = {name: vars(context) for name, context in found.items()}
-    report.write_outputs(args, {"segment": network.segment_len, "results": results})
+    report.write_outputs(args, {"segment": network.segment_len, "formula_holds": holds, "results": results})
 
 
 def _untrained(
@@ -171,6 +174,16 @@ def by_formula(model: LanguageModel) -> ContextLength:
     if isinstance(config, CompressiveTransformerConfig):
         compressed, rate = config.compressed_mem_len, config.compression_rate
     return compressive_transformer(config.segment_len, config.mem_len, compressed, rate, config.layers)
+
+
+def formula_holds(model: LanguageModel) -> bool:
+    """Whether the memory is whole segments; what begins inside one saw as far back as its beginning did."""
+    from fairseq_ms.core import CompressiveTransformerConfig
+
+    config, tokens = model.config, model.config.mem_len
+    if isinstance(config, CompressiveTransformerConfig):
+        tokens += config.compression_rate * config.compressed_mem_len
+    return bool(tokens % config.segment_len == 0)
 
 
 def measured(model: StreamingModel) -> ContextLength:

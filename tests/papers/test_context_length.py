@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_ms.cli import main
-from fairseq_ms.papers.context_length import by_formula, measured, transformer_ql
+from fairseq_ms.papers.context_length import NARROW, by_formula, measured, transformer_ql
 from tests.commands import test_arch_commands as presets
 from tests.registry import build, dictionary
 
@@ -37,6 +37,28 @@ def test_the_network_of_figure_5_sees_44_tokens_before_the_first_of_a_segment(co
 def test_the_network_sees_as_far_as_the_formula_says(arch: str, segment: int, memory: int) -> None:
     model = build(arch, {**SMALL, "tokens_per_sample": segment, "mem_len": memory}, dictionary(9))
     assert measured(model.decoder.core) == by_formula(model.decoder.core)
+
+
+@pytest.mark.parametrize(
+    ("arch", "memory", "said"),
+    [
+        ("transformer_xl", 4, True),
+        ("transformer_ql", 4, True),
+        ("transformer_xl", 8, False),
+        ("transformer_ql", 8, False),
+    ],
+)
+def test_where_the_formula_does_not_hold_the_command_says_so(
+    arch: str, memory: int, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--decoder-layers", "2"] if arch == "transformer_xl" else []
+    flags += ["--arch", arch, "--tokens-per-sample", "8", "--mem-len", str(memory), *NARROW]
+    for more in ([], ["--measure", "--json", str(tmp_path / "found.json")]):
+        assert main(["context-length", *flags, *more]) == 0
+        assert ("this model sees farther" in capsys.readouterr().out) == said
+    found = json.loads((tmp_path / "found.json").read_text())
+    formula, network = (found["results"][kind]["minimum"] for kind in ("formula", "measured"))
+    assert (formula < network) == said == (not found["formula_holds"])
 
 
 def test_a_compressive_network_sees_farther_than_the_paper_counts() -> None:

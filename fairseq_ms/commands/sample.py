@@ -34,10 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_flag(parser, "--max-len-b", "--max-new-tokens", type=arguments.positive, metavar="N", help=help)
     help = "end in front of this text, which may be given several times"
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help=help)
-    help = "logits are divided by it; 0 takes the most probable token (default: 0.8)"
-    parser.add_argument("--temperature", type=float, default=0.8, help=help)
-    help = "draw from so many of the most probable tokens; 0 for all (default: 40)"
-    arguments.add_flag(parser, "--sampling-topk", "--top-k", type=int, default=40, metavar="N", help=help)
+    temperature, top_k = arguments.DRAWN["temperature"], int(arguments.DRAWN["top_k"])
+    help = f"logits are divided by it; 0 takes the most probable token (default: {temperature})"
+    parser.add_argument("--temperature", type=float, default=temperature, help=help)
+    help = f"draw from so many of the most probable tokens; 0 for all (default: {top_k})"
+    arguments.add_flag(parser, "--sampling-topk", "--top-k", type=int, default=top_k, metavar="N", help=help)
     help = "draw from the most probable tokens that together have this probability (default: 1)"
     arguments.add_flag(parser, "--sampling-topp", "--top-p", type=float, default=1.0, metavar="P", help=help)
     parser.add_argument("--seed", type=arguments.seed, help="of what is drawn (default: another one every time)")
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"{wanted}: got {args.temperature}, {args.sampling_topk} and {args.sampling_topp}")
     if "" in args.stop:
         raise UsageError("--stop must have at least one character: got ''")
+    for flag, text in [("--prompt", args.prompt or ""), *(("--stop", text) for text in args.stop)]:
+        _decoded(flag, text.encode("utf-8", "surrogateescape"))
     args.checkpoint = args.checkpoint or exported.shipped()
     prompt = _prompt(args)
     writer = _of_folder(args) if Path(args.checkpoint).is_dir() else _of_checkpoint(args)
@@ -185,12 +188,16 @@ def _prompt(args: argparse.Namespace) -> str:
         return str(args.prompt)
     if args.prompt_file is None and sys.stdin.isatty():
         print("the prompt (Ctrl-D ends it):", file=sys.stderr)
-    source = args.prompt_file or "standard input"
+    data = args.prompt_file.read_bytes() if args.prompt_file else sys.stdin.buffer.read()
+    # Carriage returns stay, as in prepared data.
+    return _decoded("--prompt", data, args.prompt_file or "standard input").removesuffix("\n")
+
+
+def _decoded(flag: str, data: bytes, source: object = "it") -> str:
     try:
-        data = args.prompt_file.read_bytes() if args.prompt_file else sys.stdin.buffer.read()
-        return str(data.decode("utf-8-sig")).replace("\r\n", "\n").removesuffix("\n")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"--prompt must be UTF-8: {source} is not (byte {error.start})") from None
+        raise UsageError(f"{flag} must be UTF-8: {source} is not (byte {error.start})") from None
 
 
 def _of_checkpoint(args: argparse.Namespace) -> Writer:
@@ -218,4 +225,4 @@ def _of_folder(args: argparse.Namespace) -> Writer:
         raise UsageError(f"--data must be left out with an exported folder, which has its dictionary: got {args.data}")
     core, config = exported.read(path, args.cpu)
     pipeline, symbols = tokenizer.of_folder(path, config["pipeline"])
-    return Writer(core, symbols, config["bos_token_id"], pipeline)
+    return Writer(core, symbols, config["begin_token_id"], pipeline)

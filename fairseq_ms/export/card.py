@@ -43,7 +43,6 @@ def text(checkpoint: Trained, pipeline: Pipeline, args: Namespace, config: Mappi
     flags = {f"--{name.replace('_', '-')}": value for name, value in config["flags"].items()}
     settings = "\n".join(f"| `{name}` | `{value}` |" for name, value in (flags or config["model"]).items())
     steps = {"moses": "Moses, ", "none": ""}[pipeline.tokenise] + pipeline.level
-    begin = checkpoint.dictionary.symbols[config["bos_token_id"]]
     most = config["max_position_embeddings"]
     reads = f"at most {most} tokens, the first symbol included" if most else "texts of any length"
     loading = _WITHOUT_PYTHON if args.no_python else _LOADING.format(needed=needed)
@@ -62,7 +61,7 @@ A language model of fairseq_ms, `{config["arch"]}`, with {parameters:,} paramete
 
 {loading}
 
-A text begins with `{begin}`, which the tokenizer adds, and a line ends in `</s>`.
+A text begins with `<s>`, which the tokenizer adds, and a line ends in `</s>`, which is decoded as a newline.
 
 ## Data
 

@@ -15,6 +15,7 @@ from torch import nn
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
 from fairseq_ms.tools import report
+from fairseq_ms.tools.arguments import DRAWN
 from fairseq_ms.tools.plain import built
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Name
     if args.no_python:
         del config["auto_map"]
     config["pipeline"] = {name: getattr(pipeline, name) for name in PIPELINE}
-    # Never the padding symbol; the end of a line is no end of a text, and generation goes on after it.
-    generation = {name: config[name] for name in ("bos_token_id", "pad_token_id")}
-    generation |= {"suppress_tokens": [config["pad_token_id"]]}
+    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    # They stand in no text, so that nothing ends one; the end of a line does not.
+    generation |= {"suppress_tokens": [config["bos_token_id"], config["pad_token_id"]], "do_sample": True, **DRAWN}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         report.write_json(folder / name, content)
     report.write_text(folder / "README.md", card.text(checkpoint, pipeline, args, config))
@@ -66,9 +67,7 @@ def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Name
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     # safetensors writes for its user alone.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
-    words = checkpoint.dictionary
-    begin = words.symbols[config["bos_token_id"]]
-    tokenizer.write(folder, pipeline, words.symbols, begin, config["max_position_embeddings"])
+    tokenizer.write(folder, pipeline, checkpoint.dictionary.symbols, config["max_position_embeddings"])
     for file in folder.glob("*.py") if args.no_python else ():
         file.unlink()
 
@@ -90,6 +89,8 @@ def read(folder: Path) -> tuple[CausalModel, dict[str, Any]]:
         state |= {new.removeprefix("decoder."): weights[old] for new, old in config["tied"].items()}
         model.load_state_dict(state)
         tokenizer.LEVELS.index(config["pipeline"]["level"])
+        # Folders of earlier versions name one alone.
+        config.setdefault("begin_token_id", config["bos_token_id"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(
@@ -148,8 +149,9 @@ def configuration(checkpoint: Trained) -> dict[str, Any]:
         "vocab_size": len(words),
         "max_position_embeddings": core.max_length(),
         "tokens_per_sample": checkpoint.segment,
-        "bos_token_id": words.bos() if checkpoint.adds_bos else words.eos(),
-        "eos_token_id": words.eos(),
+        "bos_token_id": words.bos(),
+        "eos_token_id": words.bos(),
+        "begin_token_id": words.bos() if checkpoint.adds_bos else words.eos(),
         "pad_token_id": words.pad(),
         "dtype": str(next(core.parameters()).dtype).removeprefix("torch."),
     }

@@ -185,11 +185,11 @@ def of_folder(folder: Path, settings: dict[str, str]) -> tuple[Pipeline, Symbols
     return pipeline, Symbols(lines_of(pipeline), json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
 
 
-def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, positions: int | None) -> None:
-    """Write the tokenizer's files; a text begins with the symbol ``begin``."""
+def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], positions: int | None) -> None:
+    """Write the tokenizer's files; a text begins and ends with the symbol `<s>`, which stands in none."""
     settings: dict[str, object] = {
-        "bos_token": begin,
-        "eos_token": "</s>",
+        "bos_token": "<s>",
+        "eos_token": "<s>",
         "pad_token": "<pad>",
         "unk_token": "<unk>",
         "padding_side": "left",
@@ -198,28 +198,26 @@ def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str, 
     if positions is not None:
         settings["model_max_length"] = positions
     write_files = _write_fast if pipeline.level == "hf_byte_bpe" else _write_lines
-    settings |= write_files(folder, pipeline, symbols, begin)
+    settings |= write_files(folder, pipeline, symbols)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_fast(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str) -> dict[str, object]:
+def _write_fast(folder: Path, pipeline: Pipeline, symbols: Sequence[str]) -> dict[str, object]:
     """Write ``tokenizer.json``, which needs no Python of ours; a newline is the end of a line."""
     report.require_package("tokenizers", "fairseq-ms export", "tokenizers")
     from fairseq_ms_pipeline import byte_bpe
 
     assert pipeline.codes is not None
-    byte_bpe.for_transformers(pipeline.codes.parent, symbols, begin).save(str(folder / "tokenizer.json"), pretty=False)
+    byte_bpe.for_transformers(pipeline.codes.parent, symbols).save(str(folder / "tokenizer.json"), pretty=False)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": byte_bpe.spelled(begin),
-        "eos_token": byte_bpe.NEWLINE,
         # What looks like a special symbol in a text is text, as in the data.
         "split_special_tokens": True,
         "model_input_names": ["input_ids", "attention_mask"],
     }
 
 
-def _write_lines(folder: Path, pipeline: Pipeline, symbols: Sequence[str], begin: str) -> dict[str, object]:
+def _write_lines(folder: Path, pipeline: Pipeline, symbols: Sequence[str]) -> dict[str, object]:
     """Write the pipeline's classes and what they read."""
     classes = classes_of(pipeline, ("fairseq_ms.export.hf.tokenization", "LineTokenizer"))
     text = f'''class FairseqMsTokenizer({", ".join(name for _, name in classes)}):

@@ -10,6 +10,9 @@ from typing import Any
 from fairseq_ms.errors import UsageError
 from fairseq_ms_pipeline.flags import add_flag, place
 
+# How a text is drawn where nothing else is said.
+DRAWN = {"temperature": 0.8, "top_k": 40}
+
 
 def add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int | None, str]) -> None:
     """Flags of whole numbers from 1: name, default and help, which is made to end in the default.

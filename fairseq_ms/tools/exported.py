@@ -49,5 +49,5 @@ def load(path: str, data: str | None, cpu: bool) -> Exported:
     symbols = tokenizer.of_folder(Path(path), config["pipeline"])[1].symbols
     saved = {"tokenizer": {"symbols": symbols, "files": {}}, "length": config["tokens_per_sample"]}
     found = Exported(Path(path).name, path, core, {**saved, "pipeline": config["pipeline"]}, data)
-    found.adds_bos = config["bos_token_id"] == BOS
+    found.adds_bos = config["begin_token_id"] == BOS
     return found

@@ -24,6 +24,8 @@ CHUNK = 1 << 17
 END = -1
 # The byte of a newline, as byte-level tokens are spelled.
 NEWLINE = "\u010a"
+# Of fairseq's symbols, those that stand in no text.
+OWN = ("<s>", "<pad>", "<unk>")
 
 
 def _tokenizer(model: models.BPE) -> Tokenizer:
@@ -130,29 +132,23 @@ class ByteSubwords(Lines):
         return self.tokenizer.decode([int(symbol) for symbol in line.split() if symbol.isdecimal()])
 
 
-def for_transformers(folder: Path, dictionary: Sequence[str], begin: str) -> Tokenizer:
+def for_transformers(folder: Path, dictionary: Sequence[str]) -> Tokenizer:
     """The tokenizer whose numbers are those of a dictionary's symbols, with that of `</s>` for a newline.
 
-    Args:
-        begin: the symbol that a text begins with
+    A text begins with `<s>`.
     """
     learnt, merges = (folder / name for name in CODES["hf_byte_bpe"])
     index = {symbol: number for number, symbol in enumerate(dictionary)}
     vocabulary = {token: index[str(number)] for token, number in json.loads(learnt.read_text("utf-8")).items()}
     # No line has a newline, whose own number stays free.
-    own = {spelled(symbol): index[symbol] for symbol in dictionary[:4]} | {"<newline>": vocabulary[NEWLINE]}
+    own = {symbol: index[symbol] for symbol in OWN} | {NEWLINE: index["</s>"], "<newline>": vocabulary[NEWLINE]}
     pairs: list[tuple[str, str]] = [
         tuple(line.split(" ")) for line in merges.read_text("utf-8").split("\n")[1:] if line
     ]
     tokenizer = _tokenizer(models.BPE(vocab={**vocabulary, **own}, merges=pairs))
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in ("<s>", "<pad>", "<unk>")])
-    first = spelled(begin)
+    # A newline is none of the special tokens, which decoding may leave out.
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in OWN])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[first, "$A"], pair=[first, "$A", "$B"], special_tokens=[(first, index[begin])]
+        single=["<s>", "$A"], pair=["<s>", "$A", "$B"], special_tokens=[("<s>", index["<s>"])]
     )
     return tokenizer
-
-
-def spelled(symbol: str) -> str:
-    """A symbol of fairseq's own as a token."""
-    return NEWLINE if symbol == "</s>" else symbol

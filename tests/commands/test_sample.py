@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -107,6 +108,27 @@ def test_it_prints_the_prompt_and_the_tokens_after_it_over_ends_of_lines_as_they
     assert "".join(pieces) == symbols.text_of(tokens) + "\n"
     assert len(pieces) > 10, "in pieces"
     assert sampled(place / level / "model.pt", *flags, "--prompt", prompt, monkeypatch=monkeypatch) == pieces
+
+
+@pytest.mark.parametrize("given", ["--prompt-file", "stdin", "--prompt"])
+def test_a_prompt_keeps_the_carriage_returns_that_prepared_data_keep(
+    given: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "No one\r\nknew\r"
+    (tmp_path / "prompt.txt").write_bytes(prompt.encode() + b"\n")
+    named = {"--prompt-file": ("--prompt-file", tmp_path / "prompt.txt"), "--prompt": ("--prompt", prompt)}
+    flags = ("--max-len-b", 1, *named.get(given, ()))
+    pieces = sampled(place / "hf_byte_bpe" / "model.pt", *flags, prompt=prompt + "\n", monkeypatch=monkeypatch)
+    assert "".join(pieces).startswith(prompt)
+
+
+@pytest.mark.parametrize("flag", ["--prompt", "--stop"])
+def test_a_text_on_the_command_line_that_is_not_utf_8_is_one_sentence(
+    flag: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--prompt", "a", flag, os.fsdecode(b"caf\xe9")]
+    assert cli.main(["sample", str(place / "hf_byte_bpe" / "model.pt"), *given]) == 2
+    assert f"{flag} must be UTF-8: it is not (byte 3)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -11,6 +11,7 @@ import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -29,7 +30,10 @@ logging.disable(logging.WARNING)
 # The environment's does not load beside its torch, and peft has transformers look for it.
 sys.modules["torchaudio"] = None  # type: ignore[assignment]
 import torch  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Trainer, set_seed, trainer_utils  # noqa: E402
+
+# Of fairseq's dictionaries; no text ends with it.
+END_OF_LINE = 2
 
 
 def refuse(*args, **settings):
@@ -60,9 +64,7 @@ def text_and_back(folder: Path) -> dict:
         "symbols are the pipeline's": ids[1:] == expected["ids"],
         "text comes back": " ".join(tokenizer.decode(ids[1:]).split()) == " ".join(expected["plain"].split()),
         "nothing is lost": folder.name != "hf_byte_bpe" or tokenizer.decode(ids[1:]) == expected["text"],
-        # The fast tokenizer's end of a line is the newline, which is its first symbol too, and special.
-        "lines stay apart": folder.name == "hf_byte_bpe"
-        or tokenizer.decode([1, *ids], skip_special_tokens=True) == tokenizer.decode(ids),
+        "lines stay apart": tokenizer.decode([1, *ids], skip_special_tokens=True) == tokenizer.decode(ids[1:]),
         "a copy is the same": again(expected["text"]).input_ids == ids,
     }
 
@@ -83,13 +85,20 @@ def found(folder: Path, exported: Path) -> dict:
         "cached logits": cached_difference(model, tokens, log_probs),
         "logits of turns": turns_difference(model, tokens, log_probs),
         **second_turn(model, tokens),
+        **positions(model, tokens),
+        **resized(exported, tokens),
+        **checkpointed(exported, tokens),
+        "caches of others are refused": refused(model, tokens, past_key_values=DynamicCache()),
+        "generation refuses caches of others": refused(
+            model.generate, tokens, past_key_values=DynamicCache(), max_new_tokens=2
+        ),
         **(adapted(exported, tokens) if find_spec("peft") else {}),
     }
     prompts, package = reference["prompts"], type(model).__module__.rpartition(".")[0]
     replay: Any = sys.modules[f"{package}.core_steps_replay"]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     columns = batch.input_ids.size(1)
-    same, ends_at_lines = [], {"eos_token_id": model.config.eos_token_id, "min_length": 2}
+    same, ends_at_lines = [], {"eos_token_id": END_OF_LINE, "min_length": 2}
     for prompt, expected_tokens in zip(prompts, reference["continued"]):
         alone = tokenizer([prompt], return_tensors="pt")
         most = len(expected_tokens)
@@ -127,10 +136,29 @@ def found(folder: Path, exported: Path) -> dict:
     room = 300 if model.config.max_position_embeddings is None else model.config.max_position_embeddings - columns
     line = model.generate(**alone, do_sample=True, temperature=5.0, top_k=0, max_new_tokens=room)
     on = line[0, alone.input_ids.size(1) :].tolist()
-    results["it goes on over ends of lines"] = len(on) == room and (room < 300 or model.config.eos_token_id in on)
+    results["it goes on over ends of lines"] = len(on) == room and (room < 300 or END_OF_LINE in on)
     ten = model.generate(**tokenizer(["w1 w2 w3"] * 10, return_tensors="pt"), do_sample=False, **settings)
     results["ten equal prompts are continued equally"] = bool((ten == ten[0]).all())
+    results["it is drawn as fairseq-ms sample draws"] = drawn_as(model.generation_config)
+    results["texts end as before after a training"] = ends_alike_after_training(model, tokenizer, folder)
     return results
+
+
+def drawn_as(generation) -> bool:
+    return (generation.do_sample, generation.temperature, generation.top_k) == (True, 0.8, 40)
+
+
+def ends_alike_after_training(model, tokenizer, folder: Path) -> bool:
+    """Trainer changes nothing about what ends a text, which no text has, and neither does saving."""
+    before = [model.config.eos_token_id, model.generation_config.eos_token_id]
+    if hasattr(trainer_utils, "align_special_tokens"):
+        trainer_utils.align_special_tokens(model, tokenizer)
+    else:
+        Trainer._align_special_tokens(SimpleNamespace(model=model, processing_class=tokenizer))
+    model.save_pretrained(folder / "trained")
+    again = AutoModelForCausalLM.from_pretrained(folder / "trained", trust_remote_code=True)
+    ends = [getattr(part, kind).eos_token_id for part in (model, again) for kind in ("config", "generation_config")]
+    return all(end in (0, [0]) for end in [*before, *ends, tokenizer.eos_token_id])
 
 
 @torch.enable_grad()
@@ -205,6 +233,110 @@ def turns_difference(model, tokens, log_probs) -> float:
     return max(found)
 
 
+def resized(exported: Path, tokens) -> dict:
+    """Symbols are added where they are neither in bands nor in chunks, and the others predict as before."""
+    model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True)
+    before, count = model(tokens).logits, model.config.vocab_size
+    if "adaptive" in str(model.decoder) or not hasattr(model.decoder, "embed"):
+        return {
+            "bands and chunks keep their symbols": refused(model.resize_token_embeddings, count + 5)
+            and model.config.vocab_size == count
+            and model(tokens).logits.equal(before)
+        }
+    model.resize_token_embeddings(count)
+    same = model(tokens).logits
+    model.resize_token_embeddings(count + 5)
+    after = model(tokens).logits
+    with torch.enable_grad():
+        new = torch.cat([tokens[:, :5], torch.full((len(tokens), 3), count + 2)], dim=1)
+        model(new, labels=new).loss.backward()
+    gradient = model.get_input_embeddings().weight.grad[count + 2]
+    model.save_pretrained(exported.parent / "resized")
+    again = AutoModelForCausalLM.from_pretrained(exported.parent / "resized", trust_remote_code=True)
+    padding = model.get_input_embeddings().padding_idx
+    model.resize_token_embeddings(count)
+    return {
+        "no symbol is added to as many": same.equal(before),
+        "symbols that are added leave others as they were": after.size(-1) == count + 5
+        and torch.allclose(after[..., :count], before, atol=1e-6),
+        "symbols that are added are read and trained": bool(gradient.any()),
+        "symbols that are added are saved": again(tokens).logits.equal(after),
+        "symbols that are added can be drawn with a cache": again.generate(
+            new, do_sample=False, max_new_tokens=3
+        ).equal(again.generate(new, do_sample=False, max_new_tokens=3, use_cache=False)),
+        "padding stays": padding == 1,
+        "symbols that are taken away leave others as they were": torch.allclose(
+            model(tokens).logits, before, atol=1e-6
+        ),
+    }
+
+
+@torch.enable_grad()
+def checkpointed(exported: Path, tokens) -> dict:
+    """Gradient checkpointing keeps less and changes nothing."""
+    kept: list[int] = []
+    gradients = []
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        kept[-1] += x.numel()
+        return x
+
+    for enabled in (False, True):
+        model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True)
+        if enabled and "TransformerLayer" not in str(model) and "Layer" not in str(model):
+            return {"there are layers to make again": refused(model.gradient_checkpointing_enable)}
+        if enabled:
+            model.gradient_checkpointing_enable()
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            model(tokens, labels=tokens).loss.backward()
+        gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+    model.gradient_checkpointing_disable()
+    return {
+        "checkpointing keeps less": kept[1] < kept[0],
+        "checkpointing changes no gradient": all(map(torch.allclose, *gradients)),
+        "checkpointing is told": not model.is_gradient_checkpointing,
+    }
+
+
+def positions(model, tokens) -> dict:
+    """Positions are those of the mask; packed documents would see each other."""
+    rows, length = tokens.shape
+    mask = torch.ones(rows, length + 2, dtype=torch.long)
+    padded = torch.cat([torch.full((rows, 2), model.config.pad_token_id), tokens], dim=1)
+    mask[:, :2] = 0
+    own = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    plain = torch.arange(length)
+    whole = model(padded, attention_mask=mask, position_ids=own).logits
+    cache = model(padded[:, :9], attention_mask=mask[:, :9], position_ids=own[:, :9], use_cache=True).past_key_values
+    given = {"past_key_values": cache, "attention_mask": mask, "use_cache": True}
+    packed = torch.cat([plain[:9], plain[: length - 9]])
+    settings = {"do_sample": False, "max_new_tokens": 2}
+    return {
+        "positions of the mask are taken": whole.equal(model(padded, attention_mask=mask).logits)
+        and model(tokens, position_ids=plain.expand(rows, -1)).logits.equal(model(tokens).logits),
+        "packed documents are refused": refused(model, tokens, position_ids=packed.unsqueeze(0)),
+        "positions that begin anew after a cache are refused": refused(
+            model, padded[:, 9:], position_ids=plain[: length - 7].unsqueeze(0), **given
+        ),
+        "positions after a cache are taken": bool(model(padded[:, 9:], position_ids=own[:, 9:], **given)),
+        "generation refuses others": refused(
+            model.generate, padded, attention_mask=mask, position_ids=plain.new_zeros(rows, length + 2), **settings
+        ),
+        "generation takes those of the mask": model.generate(
+            padded, attention_mask=mask, position_ids=own, **settings
+        ).equal(model.generate(padded, attention_mask=mask, **settings)),
+    }
+
+
+def refused(call, *given, **more) -> bool:
+    try:
+        call(*given, **more)
+    except ValueError:
+        return True
+    return False
+
+
 def second_turn(model, tokens) -> dict:
     """``generate`` after a turn that a cache has read, and masks that cannot be."""
     lengths, pad = [(9, 2), (4, 5)], model.config.pad_token_id
@@ -217,13 +349,6 @@ def second_turn(model, tokens) -> dict:
     def continued(row_mask):
         cache = model(columns[:, :9], attention_mask=mask[:, :9], use_cache=True).past_key_values
         return model.generate(columns, attention_mask=row_mask, past_key_values=cache, **settings)[:, 14:]
-
-    def refused(call, *given, **more) -> bool:
-        try:
-            call(*given, **more)
-        except ValueError:
-            return True
-        return False
 
     alone = [
         model.generate(tokens[row : row + 1, : sum(own)], **settings)[0, sum(own) :] for row, own in enumerate(lengths)

@@ -1,6 +1,7 @@
 """Checkpoints of every architecture, exported, and what fairseq makes of them."""
 
 import json
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -73,7 +74,7 @@ def write_tokenizer(folder: Path, level: str) -> None:
     symbols = " </s> ".join(segmented[level](line) for line in lines).split()
     every = byte_bpe.symbols(folder) if level == "hf_byte_bpe" else {*symbols} - {"</s>"}
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *sorted(every)]
-    tokenizer.write(folder, pipeline, vocabulary, "</s>", 64)
+    tokenizer.write(folder, pipeline, vocabulary, 64)
     plain = given if how == "moses" else "\n".join(lines)
     ids = [vocabulary.index(symbol) for symbol in symbols]
     (folder / "expected.json").write_text(json.dumps({"text": given, "ids": ids, "plain": plain}))
@@ -88,7 +89,9 @@ def write_reference(file: Path, path: Path, lines: Lines, prompts: list[str]) ->
     tokens = torch.randint(4, len(words), (3, 31))
     tokens[:, 0] = begin
     log_probs = model.get_normalized_probs(model(tokens), log_probs=True)
-    generator = SequenceGenerator([model], words, beam_size=1, max_len_a=0, max_len_b=MAX_LENGTH)
+    generator = SequenceGenerator([model], words, beam_size=1, max_len_a=0, max_len_b=MAX_LENGTH, unk_penalty=math.inf)
+    # Not the unknown symbol: what stands in no text is not written.
+    generator.unk = words.bos()
     continued = []
     for prompt in prompts:
         own = [words.index(symbol) for symbol in lines.symbols_of(prompt)]

@@ -1,18 +1,21 @@
 """A whole path without fairseq: prepare, train in a plain loop, and its one file in every command that takes it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 
-from fairseq_ms import cli
+from fairseq_ms import cli, core
 from fairseq_ms.commands import perplexity
 from fairseq_ms.export import tokenizer
 from fairseq_ms.tools import plain, trained
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
+from tests.helpers.faults import cut, flip_weight
 from tests.helpers.trained import NARROW, TINY, random_lines, write_checkpoint, write_corpus
 
 TRAIN = ROOT / "user_dir_examples" / "plain_pytorch" / "train.py"
@@ -41,7 +44,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 read = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)
 tokens = read(["def f"], return_tensors="pt")
-print("$ transformers", read.batch_decode(model.generate(**tokens, max_new_tokens=30, do_sample=False))[0], sep="\\n")
+print("$ transformers", read.decode(model.generate(**tokens, max_new_tokens=30, do_sample=False)[0, 1:]), sep="\\n")
 assert not {"fairseq", "omegaconf", "hydra"} & set(sys.modules)
 """
 SMALL = ["--set", "dim=24", "ffn_dim=40", "heads=3", "layers=1", "positions='rotary'".replace("'", '"')]
@@ -109,6 +112,70 @@ def test_a_file_has_the_numbers_of_fairseqs_checkpoint_bit_for_bit(
     assert perplexity.evaluate(ours, "test", window) == perplexity.evaluate(theirs, "test", window)
 
 
+def tiny_file(folder: Path) -> Path:
+    """What a plain loop would have written of a text."""
+    (folder / "text.txt").write_text("the cat sat\n" * 9)
+    model = core.Vanilla(core.VanillaConfig(vocab_size=260, dim=12, ffn_dim=12, heads=2, layers=1, positions="rotary"))
+    about = {"name": "Vanilla", "configuration": model.config.to_dict(), "data": str(folder / "text.txt")}
+    about |= {"tokenizer": tokenizer.kept(folder / "text.txt"), "length": 8, "held_out": 24}
+    torch.save({"model": model.state_dict(), **about}, folder / "plain.pt")
+    return folder / "plain.pt"
+
+
+def changed(**others: Any) -> Callable[[Path], None]:
+    """What a file holds, with some of it replaced."""
+
+    def change(file: Path) -> None:
+        state = torch.load(file, weights_only=True)
+        torch.save({**state, **{name: new(state[name]) for name, new in others.items()}}, file)
+
+    return change
+
+
+def nan_among(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    weights["stack.layers.0.ffn.down.weight"][3, 5] = torch.nan
+    return weights
+
+
+NOT_AS_WRITTEN = "CHECKPOINT must be as plain_pytorch/train.py writes it"
+WRONG_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a flipped bit": (lambda file: flip_weight(file, Random(1)), "is damaged (the checksum of"),
+    "cut": (lambda file: cut(file, Random(1)), "is damaged (its "),
+    "not a number": (changed(model=nan_among), "must have finite weights: "),
+    "too few symbols": (changed(tokenizer=lambda own: {**own, "symbols": own["symbols"][:-1]}), NOT_AS_WRITTEN),
+    "symbols without names": (changed(tokenizer=lambda own: {**own, "symbols": 260 * [0]}), NOT_AS_WRITTEN),
+    "files without names": (changed(tokenizer=lambda own: {**own, "files": ["a"]}), NOT_AS_WRITTEN),
+    "no length": (changed(length=str), NOT_AS_WRITTEN),
+    "no data": (changed(data=lambda data: 3), NOT_AS_WRITTEN),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FILES)
+@pytest.mark.parametrize("command", ["perplexity", "sample", "export"])
+def test_a_file_that_is_damaged_or_not_as_written_is_one_sentence(
+    command: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tiny_file(tmp_path), tmp_path / "out"
+    damage, sentence = WRONG_FILES[wrong]
+    damage(file)
+    given = {"perplexity": ["--cpu"], "sample": ["--prompt", "the", "--cpu"], "export": [str(out)]}
+    assert cli.main([command, str(file), *given[command]]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert sentence in printed.err
+    assert not out.exists()
+
+
+def test_perplexity_of_a_file_whose_numbers_overflow_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tiny_file(tmp_path)
+    assert cli.main(["perplexity", str(file), "--cpu"]) == 0
+    changed(model=lambda weights: {**weights, "stack.norm.weight": torch.full((12,), 3e38)})(file)
+    assert cli.main(["perplexity", str(file), "--cpu"]) == 2
+    assert "logits must be finite" in capsys.readouterr().err
+
+
 def test_what_a_file_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_corpus(tmp_path / "bin", {"train": random_lines(1, 40), "test": random_lines(2, 11)})
     other = write_corpus(tmp_path / "other", {"test": random_lines(2, 11), "train": random_lines(1, 9, words=9)})
@@ -131,6 +198,5 @@ def test_what_a_file_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: pyt
         said = capsys.readouterr().err
         assert named in said, said
         assert said.count("\n") == 1, said
-    torch.save({**state, "tokenizer": tokenizer.kept(tmp_path / "latin.txt")}, file)
-    assert cli.main(["perplexity", file, "--data", str(tmp_path / "latin.txt")]) == 2
+    assert cli.main(["perplexity", str(tiny_file(tmp_path)), "--data", str(tmp_path / "latin.txt")]) == 2
     assert "UTF-8" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.steps import Reader
 
 
@@ -95,6 +96,7 @@ class FairseqMsConfig(PretrainedConfig):
         tied: every further name of a parameter that has several, and its first
         vocab_size: number of symbols, fairseq's four special ones included
         max_position_embeddings: the longest input in tokens, the first symbol included; None where there is no limit
+        begin_token_id: what the model reads in place of ``bos_token_id``, which stands in no text; None for that itself
     """
 
     model_type = "fairseq_ms"
@@ -107,6 +109,7 @@ class FairseqMsConfig(PretrainedConfig):
         tied: dict[str, str] | None = None,
         vocab_size: int = 4,
         max_position_embeddings: int | None = None,
+        begin_token_id: int | None = None,
         **settings: Any,
     ) -> None:
         self.arch = arch
@@ -115,6 +118,7 @@ class FairseqMsConfig(PretrainedConfig):
         self.tied = tied or {}
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
+        self.begin_token_id = begin_token_id
         super().__init__(**settings)
 
 
@@ -123,6 +127,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = FairseqMsConfig
     base_model_prefix = "decoder"
+    supports_gradient_checkpointing = True
     core_class: ClassVar[Any]
     core_config: ClassVar[Any]
 
@@ -144,7 +149,38 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         return embed.words if embed is not None else self.decoder.encoder.embed
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        raise ValueError("the vocabulary of an exported model cannot be changed")
+        if value is not self.get_input_embeddings():
+            raise ValueError("an exported model keeps its embedding: resize_token_embeddings changes its symbols")
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As transformers has it; ValueError, before anything has changed, for symbols in bands or of chunks."""
+        words, project = self.get_input_embeddings(), self.decoder.project
+        if not isinstance(words, nn.Embedding) or project is None or not hasattr(self.decoder, "embed"):
+            kind = f"{type(self.decoder).__name__} with {type(words).__name__} and {type(project).__name__}"
+            raise ValueError(f"the vocabulary of a model with bands or chunks of symbols cannot be changed: got {kind}")
+        words = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        count = words.num_embeddings
+        if isinstance(project, nn.Linear):
+            grown = self._get_resized_lm_head(project, count, mean_resizing=mean_resizing)
+            project.weight.data, project.out_features = grown.weight.data, count
+            project.rows = (count,)  # type: ignore[assignment]
+        else:
+            project.symbols = count
+        self.config.model = {**self.config.model, "vocab_size": count, "output_vocab_size": count}
+        self.decoder.config = self.core_config.from_dict(self.config.model)
+        return words
+
+    def _set_gradient_checkpointing(self, enable: bool = True, **functions: Any) -> None:
+        """The core's own ``checkpoint``, which is never reentrant."""
+        layers = [module for module in self.modules() if isinstance(module, ResidualLayer)]
+        if not layers:
+            raise ValueError(f"gradient checkpointing needs a transformer: {type(self.decoder).__name__} has none")
+        every = functions.get("every_n_layers", 1)
+        for index, layer in enumerate(layers):
+            layer.checkpoint = enable and index % every == 0
+        self.gradient_checkpointing = enable
 
     def get_output_embeddings(self) -> None:
         """None, so that nothing ties what the decoder has tied or left untied itself."""
@@ -181,15 +217,26 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             labels: (B, T); gives the mean loss of predicting each from what is before it, -100 left out
             use_cache: return a cache
             logits_to_keep: only the last so many positions, or those of a tensor of indices; 0 for all
+
+        Raises ValueError for other arguments, for ``position_ids`` other than those of the mask, which a model counts
+        by itself, and for a cache of another kind.
         """
+        positions_BT = others.pop("position_ids", None)
         refused = [name for name, value in others.items() if value is not None and value is not False]
-        refused = [name for name in refused if name not in ("num_items_in_batch", "position_ids")]
+        refused = [name for name in refused if name != "num_items_in_batch"]
         if refused:
             raise ValueError(f"a model of fairseq_ms has no {refused[0]}: leave it out")
+        if self.config.begin_token_id is not None:
+            input_ids = input_ids.masked_fill(input_ids == self.config.bos_token_id, self.config.begin_token_id)
         cache = past_key_values
+        if not isinstance(cache, GroupedCache | None):
+            wanted = "past_key_values must be what this model has returned before"
+            raise ValueError(f"{wanted}, since it keeps no keys and values of a prefix: got {type(cache).__name__}")
         if cache is None and use_cache:
             rows_B = torch.arange(input_ids.size(0), device=input_ids.device)
             cache = GroupedCache([Group(rows_B, None)], input_ids[:, :0].bool())
+        if positions_BT is not None:
+            check_positions(positions_BT, input_ids, attention_mask, cache)
         read = self._at_once if cache is None else partial(self._continued, cache)
         x_BTD = read(input_ids, attention_mask)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
@@ -212,6 +259,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        position_ids: Tensor | None = None,
         **others: Any,
     ) -> dict[str, Any]:
         """The arguments of ``forward`` at a step of ``generate()``: the tokens that the cache has not read.
@@ -225,6 +273,9 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
         kept = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
         # For ``forward`` to refuse.
         kept |= {name: others.get(name) for name in ("output_hidden_states", "output_attentions")}
+        # transformers 4.57 has only those of the prompt at later steps.
+        if position_ids is not None and position_ids.size(-1) == input_ids.size(1):
+            kept["position_ids"] = position_ids[..., seen:]
         return {"input_ids": input_ids[:, seen:], "logits_to_keep": logits_to_keep, **kept}
 
     def _at_once(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -273,6 +324,20 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             x_BTD[place] = x_RTD
         cache.read_BT = mask_BT
         return x_BTD
+
+
+def check_positions(
+    positions_BT: Tensor, tokens_BT: Tensor, mask_BT: Tensor | None, cache: GroupedCache | None
+) -> None:
+    """ValueError unless the positions of a call's tokens are how many tokens of the mask are before each."""
+    if mask_BT is None:
+        mask_BT = torch.ones_like(tokens_BT)
+        mask_BT = mask_BT if cache is None else torch.cat([cache.read_BT, mask_BT], dim=1)
+    new = tokens_BT.size(1)
+    own_BT, seen_BT = (mask_BT.long().cumsum(1) - 1)[:, -new:], mask_BT[:, -new:].bool()
+    if positions_BT.size(-1) != own_BT.size(1) or bool(((positions_BT != own_BT) & seen_BT).any()):
+        wanted = "position_ids must count the tokens of attention_mask in every row, from 0"
+        raise ValueError(f"{wanted}: documents in one row would see each other, so give each a row, and leave it out")
 
 
 def spans(mask_BT: Tensor) -> tuple[Tensor, Tensor]:

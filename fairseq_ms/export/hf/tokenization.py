@@ -1,6 +1,6 @@
 """The pipeline of a model's data as `transformers` wants a tokenizer.
 
-A text begins with the symbol that fairseq begins with, by default that of the end of a line.
+A text begins with `<s>`. The end of a line is no special token, which decoding may leave out.
 """
 
 from __future__ import annotations
@@ -51,14 +51,6 @@ class LineTokenizer(Lines, PreTrainedTokenizer):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return self.text_of(tokens)
-
-    def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, **settings: Any) -> str:
-        """As that of transformers, but that ends of lines stay in a text without special symbols."""
-        ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        if skip_special_tokens:
-            end = self.indices["</s>"]
-            ids = [index for index in ids if index == end or index not in self.all_special_ids]
-        return super()._decode(ids, skip_special_tokens=False, **settings)
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None

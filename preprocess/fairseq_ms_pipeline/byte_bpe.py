@@ -6,11 +6,13 @@ A symbol is a token's number in `vocab.json`, as fairseq's encoder writes it. A 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -18,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from fairseq_ms_pipeline.dataset import CODES
 from fairseq_ms_pipeline.files import complete, once_a_file, part_of
 from fairseq_ms_pipeline.lines import Lines
+from fairseq_ms_pipeline.workers import leave_with
 
 # Characters that are tokenised at a time, whole lines: enough to be fast, while tokens take a hundred times the room.
 CHUNK = 1 << 17
@@ -37,22 +40,53 @@ def _tokenizer(model: models.BPE) -> Tokenizer:
     return tokenizer
 
 
-def learn(shards: list[Path], merges: int, folder: Path, workers: int) -> None:
+def learn(
+    shards: list[Path], merges: int, folder: Path, workers: int, advance: Callable[[int], object] = lambda count: None
+) -> None:
     """Write `vocab.json` and `merges.txt` into a folder: `merges` operations, or up to seven more, so that the
     dictionary's size is a multiple of eight.
+
+    A process of its own learns, which an interruption ends at once: tokenizers hears of none. `advance` is told of
+    bytes whose words are counted. ValueError where the process dies, as for want of memory.
     """
+    part, read = part_of(folder / "learnt").name, multiprocessing.Value("q", 0)
+    job = (shards, merges, folder / part, workers, read, os.getpid())
+    process = multiprocessing.Process(target=_learn, args=job, daemon=True)
+    process.start()
+    try:
+        done = 0
+        while process.is_alive():
+            process.join(0.2)
+            advance(read.value - done)
+            done = read.value
+    finally:
+        process.kill()
+        process.join()
+    if process.exitcode:
+        raise ValueError("BPE cannot be learnt: its process died, probably for want of memory.")
+    for name in CODES["hf_byte_bpe"]:
+        os.replace(folder / f"{part}-{name}", folder / name)
+
+
+def _learn(shards: list[Path], merges: int, out: Path, workers: int, read: Any, parent: int) -> None:
+    leave_with(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = str(workers > 1).lower()
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     tokenizer = _tokenizer(models.BPE())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     size = -(-(len(alphabet) + merges + 4) // 8) * 8 - 4
-    tokenizer.train(
-        [str(shard) for shard in shards],
-        trainers.BpeTrainer(vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False),
-    )
-    part = part_of(folder / "learnt").name
-    for file in tokenizer.model.save(str(folder), part):
-        os.replace(file, folder / Path(file).name.removeprefix(f"{part}-"))
+    trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_counted_lines(shards, read), trainer)
+    tokenizer.model.save(str(out.parent), out.name)
+
+
+def _counted_lines(shards: list[Path], read: Any) -> Iterator[str]:
+    """All lines, while their bytes are counted."""
+    for shard in shards:
+        with open(shard, "rb") as file:
+            while lines := file.readlines(CHUNK):
+                yield from (line.decode("utf-8") for line in lines)
+                read.value += sum(map(len, lines))
 
 
 def codes_of(file: Path) -> tuple[str, str]:

@@ -200,7 +200,10 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
 
     if codes:
         sampled = bpe.sample([text / f"{name}.txt" for name in shards["train"]], dataset.bpe_sample_bytes)
-        with progress.stage("learn BPE", dataset.bpe_merges, " merges") as bar:
+        # Of byte-level BPE the merges are learnt in one step, after all words are counted.
+        of_bytes = dataset.level == "hf_byte_bpe"
+        counted = sum(shard.stat().st_size for shard in sampled) if of_bytes else dataset.bpe_merges
+        with progress.stage("learn BPE", counted, "B" if of_bytes else " merges") as bar:
             merges = dataset.bpe_merges
             if "tokenizer" in given:
                 for target, learnt in zip(codes, byte_bpe.codes_of(given["tokenizer"]), strict=True):
@@ -211,8 +214,8 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
                     _copy(given[kind], target)
             elif all(target.exists() for target in codes):
                 pass
-            elif dataset.level == "hf_byte_bpe":
-                byte_bpe.learn(sampled, merges, ready, job.workers)
+            elif of_bytes:
+                byte_bpe.learn(sampled, merges, ready, job.workers, bar.update)
             else:
                 counters = each(bpe.word_counts, ((shard,) for shard in sampled), job.workers)
                 bpe.learn(counters, dataset.bpe_sample_types, merges, codes[0], lambda loop: _ticking(loop, bar))

@@ -14,7 +14,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def _leave_with(parent: int) -> None:
+def leave_with(parent: int) -> None:
     """End this worker soon after its parent is gone, which cannot tell it when killed, and by Ctrl-C without a word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -34,7 +34,7 @@ def each(function: Callable[..., Result], jobs: Iterable[tuple], workers: int) -
     if workers == 1:
         yield from (function(*job) for job in jobs)
         return
-    with ProcessPoolExecutor(workers, initializer=_leave_with, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(workers, initializer=leave_with, initargs=(os.getpid(),)) as pool:
         try:
             for finished in as_completed([pool.submit(function, *job) for job in jobs]):
                 yield finished.result()

@@ -1,8 +1,12 @@
 """Byte-level BPE: nothing of a text is lost, and fairseq's own encoder has the same symbols."""
 
 import json
+import multiprocessing
 import shutil
+import signal
+import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import tokenizers
 from fairseq.data import Dictionary, encoders, indexed_dataset
 
 from fairseq_ms.export import tokenizer
+from fairseq_ms_pipeline import byte_bpe
 from fairseq_ms_pipeline.files import read_json
 from tests.helpers import trained
 from tests.preprocess import sample
@@ -38,6 +43,45 @@ def encoder_of(out: Path):
     """fairseq's own, as its commands build it for --bpe hf_byte_bpe."""
     files = {"bpe_vocab": str(out / "vocab.json"), "bpe_merges": str(out / "merges.txt"), "bpe_add_prefix_space": False}
     return encoders.build_bpe(Namespace(bpe="hf_byte_bpe", **files))
+
+
+class Deaf:
+    """A tokenizer that learns for long and hears of no interruption meanwhile, as one of tokenizers' own does."""
+
+    def train(self, *arguments: object) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        time.sleep(20)
+
+    def train_from_iterator(self, lines: Iterator[str], trainer: object) -> None:
+        assert sum(map(len, lines)) == 6
+        self.train()
+
+
+def test_an_interruption_ends_learning_at_once_and_the_bar_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shard.txt").write_text("a b\nc\n")
+    monkeypatch.setattr(byte_bpe, "_tokenizer", lambda model: Deaf())
+    begun, read = time.monotonic(), 0
+
+    def advance(count: int) -> None:
+        nonlocal read
+        read += count
+        if read == 6:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        byte_bpe.learn([tmp_path / "shard.txt"], 9, tmp_path, 1, advance)
+    assert time.monotonic() - begun < 15
+    assert not multiprocessing.active_children()
+    assert [file.name for file in tmp_path.iterdir()] == ["shard.txt"]
+
+
+def test_a_process_that_dies_while_it_learns_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shard.txt").write_text("a b\n")
+    monkeypatch.setattr(byte_bpe, "_tokenizer", lambda model: signal.raise_signal(signal.SIGKILL))
+    with pytest.raises(ValueError, match=r"^BPE cannot be learnt: its process died"):
+        byte_bpe.learn([tmp_path / "shard.txt"], 9, tmp_path, 1)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

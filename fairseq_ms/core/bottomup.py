@@ -246,6 +246,7 @@ class BottomUp(LanguageModel):
         ]
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> BottomUpState:
+        self.check_batch_size(batch_size)
         like, aggregate, capacity = self.embed.like(device), self.aggregate.attention, self.room(capacity)
         rooms = [capacity // scale.factor for scale in self.coarse]
         sizes = zip(aggregate.heads.values(), rooms)

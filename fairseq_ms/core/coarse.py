@@ -63,4 +63,5 @@ class CoarseLM(LanguageModel):
         return {self.factor: self.block_features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> TopDownState:
+        self.check_batch_size(batch_size)
         return TopDownState([self.scale], batch_size, self.room(capacity), self.embed.like(device))

@@ -271,9 +271,7 @@ class HAED(CausalModel):
         """Also raises ValueError for a token that is neither a symbol nor padding."""
         tokens_BT = super().checked_tokens(tokens_BT)
         most, pad = self.config.vocab_size, self.config.padding_idx
-        if self.config.symbols == most:
-            return tokens_BT  # which the embedding refuses
-        unknown_BT = (tokens_BT >= most) if pad is None else (tokens_BT >= most) & (tokens_BT != pad)
+        unknown_BT = ((tokens_BT < 0) | (tokens_BT >= most)) & (tokens_BT != pad)
         if bool(unknown_BT.any()):
             raise ValueError(f"tokens must be symbols, 0 to {most - 1}: got {int(tokens_BT[unknown_BT][0])}")
         return tokens_BT
@@ -282,6 +280,7 @@ class HAED(CausalModel):
         return self.config.longest_text
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> HAEDState:
+        self.check_batch_size(batch_size)
         length = self.segmentation.max_length
         # A word has about five characters; caches of rows with more chunks grow.
         chunks = 1 + capacity // (length if self.segmentation.kind == "fixed" else min(length, 4))

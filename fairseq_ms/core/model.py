@@ -18,7 +18,7 @@ from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer, TokenEmbedding, compile_layers
 from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
-from fairseq_ms.core.sampling import check_finite, check_sampling, draw
+from fairseq_ms.core.sampling import check_allowed, check_finite, check_sampling, draw
 
 Prompts = TypeVar("Prompts", Tensor, list[Tensor])
 
@@ -192,8 +192,9 @@ class CausalModel(nn.Module, ABC):
             stop: is called with each column of tokens (B, 1) after the shortest prompt; True stops generation
 
         Raises ValueError for a prompt without tokens, numbers outside their ranges, a state of another batch size or of
-        a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can
-        be none, an ``eos_idx`` that is no symbol, and, at the end, for logits that were not finite.
+        a model with another configuration, a text that would grow longer than ``max_length``, graphs where there can be
+        none, an ``eos_idx`` that is no symbol, an ``allowed`` of another shape or of no symbols, and, at the end, for
+        logits that were not finite.
         """
         # Imported here, since it imports the models.
         from fairseq_ms.core.steps import Reader
@@ -207,13 +208,15 @@ class CausalModel(nn.Module, ABC):
         lengths_B1 = torch.tensor(counts, device=prompts_BP.device).unsqueeze(1)
         if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
             raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
+        if allowed is not None:
+            check_allowed(allowed, getattr(self.config, "output_vocab_size", None) or self.config.vocab_size)
         shortest, length = min(counts), max(counts) + n
         texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(lengths_B1, dtype=torch.bool)
+        if state is not None:
+            self.check_state(state, texts[0])
         self.check_length(length - 1 + (state.length if state is not None else 0))
         finite: Tensor | bool = True
         is_ours = state is None
-        if state is not None:
-            self.check_state(state, texts[0])
         with evaluating(self):
             state = self._known(state) if state is not None else self.new_state(len(rows), length, prompts_BP.device)
             read = Reader(self, state, graphs, state.length + length - 1)
@@ -261,10 +264,19 @@ class CausalModel(nn.Module, ABC):
 
     def check_state(self, state: State, tokens_BT: Tensor) -> None:
         """Raise ValueError unless the state has this model's configuration and as many rows as the tokens."""
+        if not isinstance(state, State):
+            got = type(state).__name__
+            raise ValueError(f"state must be what new_state or a call before has returned: got {got}")
         if state.config != self.config:
             other = type(state.config).__name__
             raise ValueError(f"state must be of a model with this configuration: got one of a different {other}")
         state.check_rows(tokens_BT)
+
+    @staticmethod
+    def check_batch_size(batch_size: int) -> None:
+        """Raise ValueError for a number of texts below zero."""
+        if batch_size < 0:
+            raise ValueError(f"batch_size must be at least 0: got {batch_size}")
 
     def check_length(self, length: int) -> None:
         """Raise ValueError for a text longer than ``max_length``."""

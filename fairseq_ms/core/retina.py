@@ -310,6 +310,7 @@ class Retina(LanguageModel):
         return last.attention.keys_and_values(x_BTD)
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> RetinaState:
+        self.check_batch_size(batch_size)
         like, room = self.embed.like(device), self.room(capacity)
         return RetinaState(
             self.config, batch_size, [layer.attention.new_cache(batch_size, room, like) for layer in self.layers]

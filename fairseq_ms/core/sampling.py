@@ -27,6 +27,15 @@ def check_sampling(prompt: Tensor | list[Tensor], n: int, temperature: float, to
         raise ValueError(f"top_p must be above 0 and at most 1: got {top_p}")
 
 
+def check_allowed(allowed: Tensor, symbols: int) -> None:
+    """Raise ValueError unless a mask is of all symbols that are predicted, and lets one be drawn."""
+    if allowed.shape != (symbols,) or allowed.dtype != torch.bool:
+        got = f"{allowed.dtype} of shape {tuple(allowed.shape)}"
+        raise ValueError(f"allowed must be bool of shape ({symbols},), the symbols that are predicted: got {got}")
+    if not bool(allowed.any()):
+        raise ValueError("allowed must be True for at least one symbol: got none")
+
+
 def check_finite(finite: Tensor | bool) -> None:
     """Raise ValueError if some logits of a text were not finite, from which only symbol 0 would be drawn.
 

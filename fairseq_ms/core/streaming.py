@@ -214,6 +214,7 @@ class StreamingModel(LanguageModel):
 
     def new_memory(self, batch_size: int, device: torch.device | None = None) -> Memory:
         """The memory of B streams before their first tokens: zeros (Transformer-QL, Figures 2e and 3, line 3)."""
+        self.check_batch_size(batch_size)
         like = self._like(device)
         shapes = {name: (batch_size, length, self.config.dim) for name, length in self.memory_lengths().items()}
         states = {name: like.new_zeros(shape) for name, shape in shapes.items()}

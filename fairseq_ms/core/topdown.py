@@ -150,4 +150,5 @@ class TopDown(LanguageModel):
         return outputs
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> TopDownState:
+        self.check_batch_size(batch_size)
         return TopDownState(list(self.scales), batch_size, self.room(capacity), self.embed.like(device))

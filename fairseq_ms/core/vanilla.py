@@ -66,5 +66,6 @@ class Vanilla(LanguageModel):
         return {1: self.features(tokens_BT)}
 
     def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> VanillaState:
+        self.check_batch_size(batch_size)
         caches = self.stack.new_caches(batch_size, self.room(capacity), self.embed.like(device))
         return VanillaState(self.config, batch_size, caches)

@@ -21,6 +21,11 @@ CALLS: list[Callable[[Any, torch.Tensor], Any]] = [
     lambda m, text: m.loss(text, text.clamp(0, 10)),
     lambda m, text: m.generate(text, 3),
 ]
+CALLS_WITH_A_STATE: list[Callable[[Any, Any], Any]] = [
+    lambda m, state: m(TEXT, state),
+    lambda m, state: m.loss(TEXT, TEXT, state=state),
+    lambda m, state: m.generate(TEXT, 3, state=state),
+]
 BLOCKS = ("TopDown", "BottomUp", "CoarseLM")
 UNTIED, UNLIKE = {"tie_embeddings": False}, {"adaptive_input": Bands((5,))}
 TIES = ("tie_adaptive_weights", "tie_adaptive_projections")
@@ -141,8 +146,19 @@ def test_scales_share_the_heads_evenly_where_none_names_its_own(name: str, heads
 def test_tokens_that_the_model_does_not_know_are_refused(name: str, changes: dict[str, Any], token: int) -> None:
     model, text = build(name, **changes), torch.tensor([[3, 5, token, 4]])
     for call in (*CALLS, lambda model, text: model(text[:, 2:3], model(text[:, :2])[1])):
-        with pytest.raises((IndexError, ValueError)):
+        with pytest.raises(ValueError if name in ("HAED", "HRED") else (IndexError, ValueError)):
             call(model, text)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "," not in name])
+def test_what_is_no_state_is_refused(name: str) -> None:
+    model = build(name)
+    with pytest.raises(ValueError, match=r"^batch_size must be at least 0: got -1"):
+        model.new_state(-1)
+    for state in (0, model, model.new_state(2).__dict__):
+        for call in CALLS_WITH_A_STATE:
+            with pytest.raises(ValueError, match=r"^state must be what new_state or a call before has returned: got "):
+                call(model, state)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,6 +175,9 @@ def test_lists_are_as_good_as_tuples(name: str) -> None:
         {"n": 60},  # more than there are positions
         *({name: value} for name, value in (("n", 0), ("n", 2.5), ("temperature", -1.0), ("temperature", math.nan))),
         *({name: value} for name, value in (("top_k", -2), ("top_k", 1.5), ("top_p", 0.0), ("eos_idx", 11))),
+        *({"allowed": torch.ones(symbols, dtype=torch.bool)} for symbols in (1, 10, 12)),
+        {"allowed": torch.zeros(11, dtype=torch.bool)},
+        {"allowed": torch.ones(11)},
     ],
 )
 def test_a_refused_sampling_leaves_the_state_where_it_was(sampling: dict[str, Any]) -> None:

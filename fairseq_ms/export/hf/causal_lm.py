@@ -157,6 +157,7 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> nn.Embedding:
         """As transformers has it; ValueError, before anything has changed, for symbols in bands or of chunks."""
         words, project = self.get_input_embeddings(), self.decoder.project
+        project = getattr(project, "project", project)
         if not isinstance(words, nn.Embedding) or project is None or not hasattr(self.decoder, "embed"):
             kind = f"{type(self.decoder).__name__} with {type(words).__name__} and {type(project).__name__}"
             raise ValueError(f"the vocabulary of a model with bands or chunks of symbols cannot be changed: got {kind}")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from fairseq.trainer import Trainer
 
+import fairseq_ms.host  # noqa: F401  (registers the plugin, which --user-dir only does where it imports it first)
 from fairseq_ms.tools import whole_files
 
 DISK = ("write", "fsync", "replace")

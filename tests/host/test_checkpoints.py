@@ -208,9 +208,7 @@ def test_code_in_a_checkpoint_is_never_run_whatever_fairseq_asks_of_torch(form: 
         last.write_bytes(pickle.dumps(content))
     else:
         torch.save(content, last, _use_new_zipfile_serialization=form == "archive")
-    holds = (
-        "must be a file that fairseq-train wrote" if form == "pickle" else "must hold tensors and plain values alone"
-    )
+    holds = "must be a file that training wrote" if form == "pickle" else "must hold tensors and plain values alone"
     with pytest.raises(UsageError, match=holds):
         load_checked(lambda path: torch.load(path, weights_only=None), str(last))
     assert not marker.exists()

@@ -4,10 +4,10 @@ import copy
 import functools
 import itertools
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from fairseq_ms.cli import main
 from fairseq_ms.commands import memory
@@ -168,4 +168,4 @@ def test_sweep_measures_a_layer_at_every_scale_and_draws(tmp_path, capsys):
 def test_a_preset_is_built_over_the_symbols_of_its_data_and_a_model_of_characters_over_bytes(
     flags: dict[str, str], symbols: int
 ) -> None:
-    assert memory._symbols_of(SimpleNamespace(**flags)) == symbols
+    assert memory._symbols_of(OmegaConf.create(flags)) == symbols

@@ -286,6 +286,25 @@ class CausalModel(nn.Module, ABC):
             raise ValueError(f"a text must have {limit}: got {length}")
 
 
+class Loss(nn.Module):
+    """A model's ``loss`` as the forward pass of a module, for what knows no other.
+
+    ``DistributedDataParallel(Loss(model))(tokens, targets)`` averages gradients over processes in its backward pass;
+    one from ``ddp.module.loss`` leaves them those of each process.
+
+    Args:
+        model: whose parameters these are
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: Any = None) -> Tensor:
+        """``CausalModel.loss``."""
+        return self.model.loss(tokens_BT, targets_BT, ignore_index, state)
+
+
 class LanguageModel(CausalModel):
     """A causal model of embedded tokens: a subclass builds its layers on ``self.embed``.
 

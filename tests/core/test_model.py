@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ def build(name: str, **changes: Any) -> core.LanguageModel:
         if ".short_conv." in parameter_name or ".sinks" in parameter_name:  # which are zero before training
             torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A group of one process."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 def in_pieces(model: core.LanguageModel, tokens_BT: torch.Tensor, pieces: list[int]) -> torch.Tensor:
@@ -126,6 +135,31 @@ def test_the_loss_and_its_gradients_are_those_of_cross_entropy(name: str) -> Non
         results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_that_is_a_module_has_its_gradients_averaged_over_processes(name: str, one_process: None) -> None:
+    """Which that of the model inside does not: a wrapper knows of its own forward pass alone."""
+    model, (tokens, targets), buckets = build(name).train(), torch.randint(11, (2, 2, 21)), list[int]()
+
+    def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets.append(bucket.index())
+        done = torch.futures.Future[torch.Tensor]()
+        done.set_result(bucket.buffer().mul_(2.0))
+        return done
+
+    ddp = torch.nn.parallel.DistributedDataParallel(core.Loss(model))
+    ddp.register_comm_hook(None, average)
+    torch.manual_seed(1)  # of dropout
+    loss = ddp(tokens, targets)
+    loss.backward()
+    assert buckets
+    found = [parameter.grad / 2.0 for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    torch.manual_seed(1)
+    (own := model.loss(tokens, targets)).backward()
+    assert own.equal(loss)
+    torch.testing.assert_close(found, [p.grad for p in model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -18,6 +18,8 @@ from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
 
 M = TypeVar("M", bound=nn.Module)
+# How many a compiled model may take.
+GRAPHS = 64
 
 
 class TypedList(nn.ModuleList, Generic[M]):
@@ -234,9 +236,14 @@ def compile_layers(model: nn.Module, *args: Any, **kwargs: Any) -> None:
     layers = [module for module in model.modules() if isinstance(module, ResidualLayer)]
     if not layers:
         raise ValueError(f"compile needs a transformer: {type(model).__name__} has none")
+    # Kinds of layers, lengths of one block and of several, training and not: each is a graph of its own.
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        # Kinds of layers, lengths of one block and of several, training and not: each is a graph of its own.
-        kwargs.setdefault("recompile_limit", 64)
+        kwargs.setdefault("recompile_limit", GRAPHS)
+    else:
+        # One limit for the whole process, which is only raised; torch 2.6 has the older name.
+        limits: Any = torch._dynamo.config
+        name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"
+        setattr(limits, name, max(GRAPHS, getattr(limits, name)))
     compiled = torch.compile(ResidualLayer.compute, *args, **kwargs)
     for layer in layers:
         layer.compiled = compiled

@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from fairseq_ms import core
+from fairseq_ms.core.layers import GRAPHS
 from fairseq_ms.core.ops import flash_windows, naive, window_attention
 from tests.core.test_model import build
 
@@ -137,6 +138,22 @@ def test_layers_of_a_kind_share_one_graph_and_nothing_else_is_compiled() -> None
     torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
     model.generate(tokens, 3, temperature=0.0)
     assert not graphs()
+
+
+def test_where_torch_compile_has_no_limit_of_its_own_that_of_the_process_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+
+    def without(function: Any, backend: str = "inductor") -> Any:
+        return function
+
+    monkeypatch.setattr(torch, "compile", without)
+    for before, after in ((8, GRAPHS), (100, 100)):
+        monkeypatch.setattr(config, name, before)
+        build("Vanilla").compile()
+        assert getattr(config, name) == after
 
 
 def test_a_model_without_layers_to_compile_says_so() -> None:

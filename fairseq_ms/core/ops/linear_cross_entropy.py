@@ -8,7 +8,7 @@ pass only multiplies these by the gradient of the loss.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -149,10 +149,21 @@ def _differentiate(logits_RV: Tensor, targets_RK: Tensor, padding: int, scale: f
 
 def _add_product(sum_VD: Tensor, left_VR: Tensor, right_RD: Tensor) -> None:
     """``sum += left @ right``, summed in the type of the sum."""
-    if left_VR.dtype != sum_VD.dtype and sum_VD.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):
+    if left_VR.dtype != sum_VD.dtype and _adds_wider(sum_VD.device, left_VR.dtype, sum_VD.dtype):
         torch.addmm(sum_VD, left_VR, right_RD, out_dtype=sum_VD.dtype, out=sum_VD)
     else:
         torch.addmm(sum_VD, left_VR.to(sum_VD.dtype), right_RD.to(sum_VD.dtype), out=sum_VD)
+
+
+@cache
+def _adds_wider(device: torch.device, dtype: torch.dtype, sum_dtype: torch.dtype) -> bool:
+    """Whether ``addmm`` adds products of one type to a sum of a wider one there, which not every torch does."""
+    left, total = torch.zeros(8, 8, device=device, dtype=dtype), torch.zeros(8, 8, device=device, dtype=sum_dtype)
+    try:
+        torch.addmm(total, left, left, out_dtype=sum_dtype, out=total)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _times(gradient: Tensor | None, factor: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -1,6 +1,7 @@
 """The loss from features and output matrix equals that of logits, written out here."""
 
 from itertools import repeat
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +107,36 @@ def test_loss_and_gradients_are_those_of_double_precision(dtype: torch.dtype, sc
         # sums over 2,000 rows are further off.
         atol = max(1.5 * torch.finfo(dtype).eps, 3e-6) * float(other.abs().max())
         torch.testing.assert_close(one.double(), other, rtol=0.0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_products_are_added_to_a_wider_sum_where_torch_can_and_converted_where_not(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions differ in which types ``addmm`` takes, and say so in different errors."""
+    addmm, asked = torch.addmm, list[bool]()
+
+    def of_a_gpu(total: Tensor, left: Tensor, right: Tensor, *, out: Tensor, out_dtype: Any = None) -> Tensor:
+        asked.append(out_dtype is not None)
+        return addmm(total, left.to(total.dtype), right.to(total.dtype), out=out)
+
+    def of_an_older(total: Tensor, left: Tensor, right: Tensor, *, out: Tensor, out_dtype: Any = None) -> Tensor:
+        if out_dtype is not None:
+            raise RuntimeError("self and mat1 must have the same dtype")
+        return of_a_gpu(total, left, right, out=out)
+
+    def of_the_oldest(total: Tensor, left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        return of_a_gpu(total, left, right, out=out)
+
+    x, weight, target = drawn(dtype)
+    expected = torch.autograd.grad(linear_cross_entropy(x, weight, target, PADDING), weight)[0]
+    for stub, wider in ((of_a_gpu, True), (of_an_older, False), (of_the_oldest, False)):
+        module._adds_wider.cache_clear()
+        monkeypatch.setattr(torch, "addmm", stub)
+        asked.clear()
+        assert torch.autograd.grad(linear_cross_entropy(x, weight, target, PADDING), weight)[0].equal(expected)
+        assert set(asked) == {wider}
+    module._adds_wider.cache_clear()
 
 
 def test_products_are_computed_for_what_needs_a_gradient_alone() -> None:

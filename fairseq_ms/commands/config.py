@@ -25,6 +25,10 @@ _ORDER = (
     *("transformer_ql", "transformer_xl", "compressive_transformer", "haed", "hred", "vanilla_lm"),
 )
 
+# Updates between two checkpoints at least, and epochs, of which there will not be as many.
+_SHORTEST, _NEVER = 10, 1_000_000
+# Above so many passes, models of one's own text that have no dropout are given this much.
+_MANY_PASSES, _DROPOUT = 4, 0.1
 # The sections of a file in their order, with what every recipe has in common; "???" must be given on the command line.
 _SHARED: dict[str, dict[str, object]] = {
     "common": {"user_dir": "fairseq_ms", "seed": 1, "log_format": "simple", "log_interval": 100},
@@ -184,6 +188,14 @@ def settings(
             updates = _one_epoch(folder, sections)
     if updates is not None:
         sections["optimization"]["max_update"] = updates
+    if preset.recipe.source == OWN and isinstance(most := sections["optimization"]["max_update"], int):
+        # Validated and saved twenty times, however long an epoch is.
+        interval = max(_SHORTEST, -(-most // 20))
+        sections["checkpoint"] |= {"save_interval_updates": interval, "save_interval": _NEVER}
+        sections["dataset"]["validate_interval"] = _NEVER
+        free = data is not None and preset.values.get("dropout") == 0
+        if free and most > _MANY_PASSES * _an_epoch(Path(str(sections["task"]["data"])), sections):
+            sections["model"]["dropout"] = _DROPOUT
     return {key: section for key, section in sections.items() if section}
 
 
@@ -198,11 +210,8 @@ def half_of(data: Path, half: str) -> Path:
 
 
 def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
-    """How many updates one epoch takes."""
-    arguments.register()
-    task, batch = sections["task"], int(str(sections["dataset"]["batch_size"]))
-    mode = str(task["sample_break_mode"])
-    count = updates_of_an_epoch(folder / "train", int(str(task["tokens_per_sample"])), mode, batch)
+    """How many updates one epoch takes; UsageError where they are fewer than those of the warm-up of a part."""
+    count = _an_epoch(folder, sections)
     groups = sections["optimizer"].get("groups", {})
     assert isinstance(groups, dict)
     warmup = max((group["lr_scheduler"]["warmup_updates"] for group in groups.values()), default=0)
@@ -214,6 +223,13 @@ def _one_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
     return count
 
 
+def _an_epoch(folder: Path, sections: dict[str, dict[str, object]]) -> int:
+    """Updates of an epoch of a folder's training data."""
+    task, batch = sections["task"], int(str(sections["dataset"]["batch_size"]))
+    row, mode = int(str(task["tokens_per_sample"])), str(task["sample_break_mode"])
+    return updates_of_an_epoch(folder / "train", row, mode, batch)
+
+
 def updates_of_an_epoch(split: Path, tokens: int, break_mode: str, rows: int) -> int:
     """Updates of one epoch, read from the index of the data at a path without .bin and .idx.
 
@@ -222,12 +238,11 @@ def updates_of_an_epoch(split: Path, tokens: int, break_mode: str, rows: int) ->
         break_mode: fairseq's ``--sample-break-mode``: "none", rows of T tokens each, or "eos", a row a sentence
         rows: of an update, over all processes and accumulated gradients
     """
-    from fairseq.data import data_utils
+    from fairseq_ms_pipeline import indexed
 
     assert break_mode in ("none", "eos"), break_mode
-    # Kept in a variable: the lengths are views into the file that it maps.
-    sentences = data_utils.load_indexed_dataset(str(split), None)
-    count = len(sentences) if break_mode == "eos" else -(-int(sentences.sizes.sum()) // tokens)
+    _, lengths, _ = indexed.read_index(split.with_name(f"{split.name}.idx"))
+    count = len(lengths) if break_mode == "eos" else -(-int(lengths.sum(dtype="int64")) // tokens)
     return -(-count // rows)
 
 

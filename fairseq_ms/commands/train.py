@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import logging
 import os
@@ -22,10 +23,12 @@ from fairseq_ms.tools import arguments
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Of what fairseq logs, who says what a user follows: losses, and what this package has to say.
-_SHOWN = ("train", "train_inner", "valid", "fairseq_ms")
-_LINES = ("num. shared model params", "Loaded checkpoint", "done training")
+# Of what fairseq logs, who says what a user follows: losses, unless a bar does, and what this package has to say.
+_SHOWN, _LOSSES = "fairseq_ms", ("train", "train_inner", "valid")
+_LINE = "Loaded checkpoint"
 _NOT_SHOWN = ("Saving checkpoint", "Finished saving")
+# Of the time of training, that of validations; scoring a token takes a third of the time that training on it does.
+_VALIDATING = 0.1 * 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +59,17 @@ def run(args: argparse.Namespace) -> None:
     from fairseq_cli.hydra_train import _hydra_main
     from omegaconf import open_dict
 
+    from fairseq_ms.host import screen
+
     save_dir = cfg.checkpoint.save_dir
     with open_dict(cfg):
+        cfg.valid_tokens = valid_tokens(cfg)
         cfg.job_logging_cfg = _logging(None if cfg.checkpoint.no_save else Path(save_dir, "train.log"), args.verbose)
     _choose_threads(cfg.model)
-    with patch.object(sys, "argv", ["fairseq-ms train", *sys.argv[2:]]):
+    with (
+        patch.object(sys, "argv", ["fairseq-ms train", *sys.argv[2:]]),
+        contextlib.nullcontext() if args.verbose else screen.shown(),
+    ):
         _hydra_main(cfg)
     best = next(
         (file for name in ("best", "last") if (file := Path(save_dir, f"checkpoint_{name}.pt")).is_file()), None
@@ -69,20 +78,30 @@ def run(args: argparse.Namespace) -> None:
         print(said_of(best, cfg))
 
 
+def valid_tokens(cfg: DictConfig) -> int | None:
+    """How many tokens a validation may read to take a tenth of the time; None where that is not known before."""
+    intervals = cfg.dataset.validate_interval_updates, cfg.checkpoint.save_interval_updates
+    row, rows = cfg.task.get("tokens_per_sample"), cfg.dataset.batch_size
+    if not any(intervals) or not row or not rows:
+        return None
+    return int(_VALIDATING * min(filter(None, intervals)) * rows * row * cfg.optimization.update_freq[0])
+
+
 def said_of(model: Path, cfg: DictConfig) -> str:
-    """Where a trained model is, and what writes with it, if it is a model of text that gives the next token."""
+    """Where a trained model is and what comes next, by its kind: what writes needs text, and the next token."""
     from fairseq import utils
 
     from fairseq_ms.export import tokenizer
 
-    said = f"the model is {model}"
+    path = shlex.quote(os.path.relpath(model))
+    said = f"the model is {path}\nnext: fairseq-ms perplexity {path}"
     if cfg.criterion._name == "in_batch_sampled_softmax" or cfg.model._name == "coarse_lm":
-        return said
+        return f"the model is {path}\nnext: fairseq-ms --help lists analyses by what they are for"
     try:
         tokenizer.pipeline_of(Path(utils.split_paths(cfg.task.data)[0]), None, None, None, None)
     except UsageError:
         return said
-    return f"{said}; fairseq-ms sample {shlex.quote(str(model))} writes with it"
+    return f"{said}\n      fairseq-ms sample {path} --prompt TEXT"
 
 
 def _settings_of(flag: str) -> list[str]:
@@ -146,7 +165,7 @@ def composed(written: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    terminal = {"log_format": "tqdm" if sys.stderr.isatty() else "simple", "log_interval": 10}
+    terminal = {"log_format": "simple", "log_interval": 10}
     package = {"user_dir": str(Path(fairseq_ms.__file__).parent)}
     # fairseq's own number leaves out the last rows.
     cfg: Any = OmegaConf.structured(FairseqConfig)
@@ -242,12 +261,14 @@ def _logging(file: Path | None, verbose: bool) -> dict[str, Any]:
 
 
 class Followed(logging.Filter):
-    """Lets through warnings, losses, and what this package says."""
+    """Lets through warnings, what this package says, and losses where no bar shows them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        own = record.name.partition(".")[0] in _SHOWN and not text.startswith(_NOT_SHOWN)
-        return own or record.levelno >= logging.WARNING or text.startswith(_LINES)
+        from fairseq_ms.host.screen import screens
+
+        text, name = record.getMessage(), record.name.partition(".")[0]
+        own = (name == _SHOWN or (name in _LOSSES and not screens)) and not text.startswith(_NOT_SHOWN)
+        return own or record.levelno >= logging.WARNING or text.startswith(_LINE)
 
 
 class Terminal(logging.StreamHandler):

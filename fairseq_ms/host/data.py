@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import GeneratorType
@@ -250,3 +250,10 @@ def end_reading_ahead() -> None:
 
 
 atexit.register(end_reading_ahead)
+
+
+def spread(batches: Sequence[Any], tokens_of: Callable[[int], int], tokens: int | None) -> tuple[Any, ...]:
+    """As many batches as have about so many tokens, and one at least, at even distances; all of them for None."""
+    total = sum(int(tokens_of(row)) for batch in batches for row in batch) if tokens is not None else 0
+    count = len(batches) if tokens is None or total <= tokens else max(1, len(batches) * tokens // total)
+    return tuple(batches[index * len(batches) // count] for index in range(count))

@@ -266,6 +266,16 @@ def _run(main: Callable[..., Any], cfg: Any, **settings: Any) -> Any:
         held_log.show()
         logger.info(finished)
         return None
+    except RuntimeError as error:
+        # Who stops a whole group of processes, as timeout does, stops those that read data before this one can save.
+        if signals.asked is None or "DataLoader worker" not in str(error):
+            raise
+        name = signal.Signals(signals.asked).name
+        logger.info(
+            f"stopped by {name}, as were the processes that read data; the same command goes on from the last "
+            "checkpoint"
+        )
+        raise SystemExit(SIGNALLED + signals.asked) from None
     except Exception as error:
         if sentence_of(error) is not None:
             held_log.kept.buffer.clear()

@@ -29,6 +29,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
 from torch import distributed, isfinite, save
 
 from fairseq_ms.core.layers import compile_layers
@@ -59,6 +60,7 @@ class Trainer(fairseq_trainer.Trainer):
         due: whether by the clock of some rank a checkpoint was due in the last update, on all ranks alike
         saved: the update after which a checkpoint was last written
         leaving: the signal by which the run ends when the statistics of the epoch are printed
+        valid_tokens: a validation reads about so many tokens, evenly spread, and all of them where it is None
     """
 
     def __init__(self, cfg: Any, task: Any, model: Any, criterion: Any, quantizer: Any = None) -> None:
@@ -92,6 +94,7 @@ class Trainer(fairseq_trainer.Trainer):
         self.saved: int | None = None
         self.saved_at = time.monotonic()
         self.leaving: int | None = None
+        self.valid_tokens: int | None = OmegaConf.select(self.cfg, "valid_tokens")
         self._updating = False
         # Processes that read data start later: they inherit that a signal is noted, and die of SIGTERM by torch.
         launch.held_log.show()
@@ -144,6 +147,10 @@ class Trainer(fairseq_trainer.Trainer):
         # A model that is fine-tuned begins with an epoch of its own.
         if goes_on:
             self.expected = dict(state.get(_CHECKSUMS, {}))
+            # What was best was so on the part that it was compared on.
+            self.valid_tokens = OmegaConf.select(OmegaConf.create(state.get("cfg") or {}), "valid_tokens")
+            with open_dict(self.cfg):
+                self.cfg.valid_tokens = self.valid_tokens
             place = state["train_iterator"]
             if place.get("iterations_in_epoch", 0) > 0 and checkpoints.MULTIPLE in state:
                 self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
@@ -208,6 +215,16 @@ class Trainer(fairseq_trainer.Trainer):
         if repeat:
             iterator.epoch = epoch
             iterator.dataset.set_epoch(epoch)
+        return iterator
+
+    def get_valid_iterator(self, subset: str, disable_iterator_cache: bool = False) -> EpochBatchIterator:
+        """As fairseq's, over ``valid_tokens``; streams, whose batches follow one another, are read as a whole."""
+        iterator = super().get_valid_iterator(subset, disable_iterator_cache)
+        if hasattr(self.task, "before_checkpoint"):
+            return iterator
+        # fairseq keeps the iterator.
+        iterator.every_batch = getattr(iterator, "every_batch", iterator.frozen_batches)
+        iterator._frozen_batches = data.spread(iterator.every_batch, iterator.dataset.num_tokens, self.valid_tokens)
         return iterator
 
     def train_step(self, samples: list[Any], raise_oom: bool = False) -> Any:
@@ -301,7 +318,8 @@ class Trainer(fairseq_trainer.Trainer):
             # A launcher ends all ranks when one has ended.
             distributed.barrier(distributed_utils.get_global_group())
         cfg, code = self.cfg.checkpoint, launch.SIGNALLED + signum
-        saved = "not saved, since --no-save is given" if cfg.no_save else f"saved in {cfg.save_dir}"
+        saved = f"saved in {cfg.save_dir}; the same command goes on"
+        saved = "not saved, since --no-save is given" if cfg.no_save else saved
         name = signal.Signals(signum).name
         logger.info(f"stopped by {name} after update {self.get_num_updates()}, {saved} (exit code {code})")
         raise SystemExit(code)

@@ -182,11 +182,9 @@ def validate(
     """``validate``, of which the screen is told; after the last update all of the data follow the part of before."""
     losses = original(cfg, trainer, task, epoch_itr, subsets)
     screen.validated(losses[0])
-    part = trainer.valid_tokens
-    if part is not None and trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
-        trainer.valid_tokens = None
+    if trainer.valid_tokens is not None and trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
         # Once more the same update, which a file of curves has already.
-        with patch.object(progress_bar.logger, "disabled", True):
+        with patch.object(progress_bar.logger, "disabled", True), patch.object(trainer, "valid_tokens", None):
             every = original(cfg, trainer, task, epoch_itr, subsets)
         logger.info(f"validated on all of {subsets[0]}: {every[0]:.3f} bits a token, {2 ** every[0]:.2f} perplexity")
     return losses

@@ -29,7 +29,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from torch import distributed, isfinite, save
 
 from fairseq_ms.core.layers import compile_layers
@@ -41,7 +41,7 @@ from fairseq_ms.tools import whole_files
 logger = logging.getLogger(__name__)
 
 # What checkpoints hold beside fairseq's own state. Not "training_data", where they once held other checksums.
-_PATIENCE, _CHECKSUMS = "patience", "data_checksums"
+_PATIENCE, _CHECKSUMS, _VALID_TOKENS = "patience", "data_checksums", "valid_tokens"
 # The method of datasets that are the same in every epoch.
 _HEARS_NOTHING = EpochListening.set_epoch
 # They ask for the probabilities of all symbols, which fairseq's adaptive softmax gives without a gradient.
@@ -94,7 +94,7 @@ class Trainer(fairseq_trainer.Trainer):
         self.saved: int | None = None
         self.saved_at = time.monotonic()
         self.leaving: int | None = None
-        self.valid_tokens: int | None = OmegaConf.select(self.cfg, "valid_tokens")
+        self.valid_tokens: int | None = OmegaConf.select(self.cfg, _VALID_TOKENS)
         self._updating = False
         # Processes that read data start later: they inherit that a signal is noted, and die of SIGTERM by torch.
         launch.held_log.show()
@@ -148,9 +148,7 @@ class Trainer(fairseq_trainer.Trainer):
         if goes_on:
             self.expected = dict(state.get(_CHECKSUMS, {}))
             # What was best was so on the part that it was compared on.
-            self.valid_tokens = OmegaConf.select(OmegaConf.create(state.get("cfg") or {}), "valid_tokens")
-            with open_dict(self.cfg):
-                self.cfg.valid_tokens = self.valid_tokens
+            self.valid_tokens = state.get(_VALID_TOKENS)
             place = state["train_iterator"]
             if place.get("iterations_in_epoch", 0) > 0 and checkpoints.MULTIPLE in state:
                 self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
@@ -298,6 +296,7 @@ class Trainer(fairseq_trainer.Trainer):
             return None
         found = {name: checksum for name, _, checksum in data.training_data(self.cfg)}
         extra_state = {**extra_state, _CHECKSUMS: {**self.expected, **found}, checkpoints.MULTIPLE: self.multiple}
+        extra_state[_VALID_TOKENS] = self.valid_tokens
         if (dictionary := data.dictionary_checksum(self.task)) is not None:
             extra_state[checkpoints.DICTIONARY] = dictionary
         if hasattr(counts := _counts_patience(), "best"):

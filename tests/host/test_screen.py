@@ -70,7 +70,7 @@ def test_a_run_shows_what_it_is_and_validates_on_a_part_that_a_resumed_run_keeps
     assert first.splitlines()[-1].startswith("next: ") or "next: " in first.splitlines()[-2]
     assert "gnorm" not in first
     part = 0.3 * 10 * 4 * 16
-    assert torch.load(last, weights_only=True)["cfg"]["valid_tokens"] == int(part)
+    assert torch.load(last, weights_only=True)["extra_state"]["valid_tokens"] == int(part)
     found = validations(log.read_text())
     assert [at for at, _ in found] == [10, 20], "the whole is no point of the curve"
     whole = float(re.search(r"validated on all of valid: ([\d.]+)", first)[1])  # type: ignore[index]
@@ -78,7 +78,7 @@ def test_a_run_shows_what_it_is_and_validates_on_a_part_that_a_resumed_run_keeps
     # With other intervals, the part would be another.
     more = run_cli(*command, "--max-update", "30", "checkpoint.save_interval_updates=5", cwd=place).stdout
     assert "Loaded checkpoint" in more
-    assert torch.load(last, weights_only=True)["cfg"]["valid_tokens"] == int(part)
+    assert torch.load(last, weights_only=True)["extra_state"]["valid_tokens"] == int(part)
     assert [at for at, _ in validations(log.read_text())] == [10, 20, 25, 30]
 
 
@@ -90,12 +90,12 @@ def test_a_run_of_before_is_validated_on_all_of_its_data(place: Path, monkeypatc
     for name in ("last", "best"):
         file = place / f"checkpoints/mine/checkpoint_{name}.pt"
         state = torch.load(file, weights_only=True)
-        del state["cfg"]["valid_tokens"]
+        del state["extra_state"]["valid_tokens"]
         torch.save(state, file)
     more = run_cli(*command, cwd=place).stdout
     assert "validated on all of" not in more
     state = torch.load(place / "checkpoints/mine/checkpoint_last.pt", weights_only=True)
-    assert state["cfg"]["valid_tokens"] is None
+    assert state["extra_state"]["valid_tokens"] is None
 
 
 @pytest.mark.parametrize(("updates", "dropout"), [(20, 0.0), (60, 0.1)])

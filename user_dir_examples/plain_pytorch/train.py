@@ -15,7 +15,9 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from fairseq_ms_pipeline import indexed
 
 NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 3e-3, "muon-lr": 0.02, "save-every": 100, "valid-batches": 10}
 SMALL = {"dim": 192, "ffn_dim": 768, "heads": 6, "layers": 4}
+LINE = 5  # seconds between lines where no bar is drawn
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -213,7 +216,19 @@ def main() -> None:
         model.train()
         return f", validated {sum(losses) / len(losses):.7f}" if losses else ""
 
-    for step in (bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=rank > 0)):
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    update, passes = args.rows * args.length, args.steps * args.rows * args.length / len(train)
+    where = f"{ranks} x {device.type}" if ranks > 1 else device.type
+    if rank == 0:
+        print(
+            f"{args.model}: {parameters:,} parameters on {where}, {update:,} tokens an update; "
+            f"{args.steps:,} updates are {passes:.1f} passes over {len(train):,} tokens; they are saved in {args.out}",
+            flush=True,
+        )
+    began = shown = time.monotonic()
+    for step in (
+        bar := tqdm(range(done, args.steps), initial=done, total=args.steps, disable=None if rank == 0 else True)
+    ):
         factor = min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
@@ -224,17 +239,23 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 10 == 0:  # not after every update: it waits for the GPU
-            bar.set_postfix(loss=f"{mean_of(loss):.4f}")
+            bar.set_postfix(loss=f"{(mean := mean_of(loss)):.4f}")
+            if rank == 0 and bar.disable and time.monotonic() - shown > LINE:
+                left = (time.monotonic() - began) / (step + 1 - done) * (args.steps - step - 1) / 60
+                shown = time.monotonic()
+                print(f"update {step + 1:,} of {args.steps:,}: loss {mean:.4f}, {left:.1f} min left", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             write(step + 1, step + 1 == args.steps)
             line = f"update {step + 1}: loss {mean_of(loss):.7f}{validated()}"
             if rank == 0:
-                print(line)
+                tqdm.write(line)
     if ranks > 1:
         dist.destroy_process_group()
         return
     takes = "the model" if args.model == "CoarseLM" else "what fairseq-ms sample, perplexity and export take"
     print(f"{file} is {takes}")
+    if args.model != "CoarseLM":
+        print(f"next: fairseq-ms sample {shlex.quote(str(file))} --prompt TEXT")
 
 
 if __name__ == "__main__":

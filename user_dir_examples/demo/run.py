@@ -46,7 +46,7 @@ SHARED = f"""
 """
 MODELS = {
     "vanilla_lm": "--arch vanilla_lm",
-    "retina_lm": "--arch retina_lm --scale-windows 1x=0:16,4x=16:64,16x=64:256",
+    "retina_lm": "--arch retina_lm --scale-windows 1x=0:8*3,1x=0:128*3",
 }
 SAMPLING = ["--cpu", "--max-len-b", "150", "--temperature", "0.7", "--sampling-topk", "20"]
 PROMPTS = ("Return True if", "Note that the user")

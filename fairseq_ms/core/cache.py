@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
 from fairseq_ms.core.ops.linear import add_before
 
 
@@ -141,16 +140,18 @@ class KeyValueCache:
 
     Args:
         batch_size: B
-        heads: N
+        heads: K, of keys
         head_dim: H
         capacity: positions to allocate; the buffers double when they are full
         like: a tensor of the wanted type and device
 
     Attributes:
         before: what the layer's short convolution remembers, if it has one
+        bias: of attention to what ``append`` gives; None where queries see all up to themselves
     """
 
     before: LastInputs | None = None
+    bias: Tensor | None = None
 
     def __init__(self, batch_size: int, heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
         shape = (2, batch_size, heads, max(capacity, 1), head_dim)
@@ -167,13 +168,6 @@ class KeyValueCache:
         self.length = end
         k, v = self.kept()[0]
         return k, v
-
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
-        """Causal attention from T more positions to themselves and all before: (B, T, 3 * N * H) -> (B, T, N * H)."""
-        q, k, v = split_qkv(qkv, heads)
-        k, v = self.append(k, v)
-        y_BNTH = attend(q, k, v, causal=True, dropout=dropout, recompute=recompute, sinks_N=sinks_N)
-        return merge_heads(y_BNTH)
 
     def add(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
         """As ``LastInputs``, by what is before."""

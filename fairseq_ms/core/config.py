@@ -37,6 +37,7 @@ class LayerConfig:
         ffn_dim: width of the feed-forward block
         heads: attention heads N
         head_dim: width H of a head, D / N if not given
+        kv_heads: heads of keys and values K, each of which N / K heads of queries share; N if not given
         dropout, attention_dropout, activation_dropout: probabilities
         activation: a key of ``ops.linear.ACTIVATIONS``; "swiglu" has as many weights (``layers.FeedForward``)
         norm: "layer" or "rms"
@@ -65,6 +66,7 @@ class LayerConfig:
     ffn_dim: int
     heads: int
     head_dim: int | None = None
+    kv_heads: int | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -98,6 +100,8 @@ class LayerConfig:
             raise ValueError(f"norm_eps must be above 0: got {self.norm_eps}")
         if not (self.final_norm or self.normalize_before):
             raise ValueError("final_norm must be True in post-LN layers, which end in a norm: got False")
+        if self.heads % self.key_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads {self.kv_heads}: got {self.heads}")
         if self.rotary_base <= 1.0:
             raise ValueError(f"rotary_base must be above 1: got {self.rotary_base}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -117,6 +121,11 @@ class LayerConfig:
     def width_of_head(self) -> int:
         """H."""
         return self.head_dim if self.head_dim is not None else self.dim // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """K."""
+        return self.heads if self.kv_heads is None else self.kv_heads
 
     def make_norm(self) -> Norm:
         """A norm over D."""

@@ -69,7 +69,7 @@ class TokenEmbedding(nn.Module):
 
 
 class Attending(Before, Protocol):
-    """Attention over anything but whole texts of one length: a cache, or chunks."""
+    """Attention within and over sequences that have lengths of their own, as chunks have."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Projected queries, keys and values (..., 3 * N * H) -> what the heads read (..., N * H)."""
@@ -118,39 +118,46 @@ class SelfAttention(nn.Module):
     """Causal: norm, one projection to queries, keys and values, attention to the past, projection back.
 
     Args:
-        config: sizes and probabilities; N heads of H each, where N * H need not be D
+        config: sizes and probabilities; N heads of H each, where N * H need not be D, with K of keys and values
     """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.config = config
-        self.heads, self.head_dim = config.heads, config.width_of_head
+        self.heads, self.key_heads, self.head_dim = config.heads, config.key_heads, config.width_of_head
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm, self.short_conv = config.norm_before(), config.short_convolution()
-        inner = self.heads * self.head_dim
-        self.qkv = projection(config.dim, 3 * inner, config.bias, rows=3 * (inner,))
+        inner, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
+        rows = inner, keys, keys
+        self.qkv = projection(config.dim, sum(rows), config.bias, rows)
         self.qk = QueryKey(config, self.head_dim, self.heads)
         self.out = projection(inner, config.dim, config.bias)
 
-    def forward(self, x_BTD: Tensor, past: Attending | None = None, rotation_2TF: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, past: KeyValueCache | Attending | None = None, rotation_2TF: Tensor | None = None
+    ) -> Tensor:
         """Attend from every position to itself and all before it, (B, T, D) -> (B, T, D).
 
-        With ``past``, its ``attend`` decides what lies before a position, and takes in keys and values of x. With the
-        ``rotation`` of its T positions, queries and keys are turned by them.
+        A cache in ``past`` takes in keys and values of x, and gives all so far; where ``past`` is something else, its
+        ``attend`` decides what lies before a position. With the ``rotation`` of its T positions, queries and keys are
+        turned by them.
         """
         projected, _ = norm_linear(x_BTD, self.norm, self.qkv, self.recompute, self.short_conv, past)
-        qkv = self.qk(projected, self.heads, self.heads, rotation_2TF)
+        qkv = self.qk(projected, self.heads, self.key_heads, rotation_2TF)
         dropout = self.dropout if self.training else 0.0
-        if past is not None:
+        if past is not None and not isinstance(past, KeyValueCache):
             return self.out(past.attend(qkv, self.heads, dropout, self.recompute, self.qk.sinks))
-        q, k, v = split_qkv(qkv, self.heads)
-        y_BNTH = attend(q, k, v, None, True, dropout, self.recompute, self.qk.sinks)
+        (q, k, v), bias = split_qkv(qkv, self.heads, self.key_heads), None
+        if past is not None:
+            k, v = past.append(k, v)
+            bias = past.bias
+        y_BNTH = attend(q, k, v, bias, bias is None, dropout, self.recompute, self.qk.sinks)
         return self.out(merge_heads(y_BNTH))
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> KeyValueCache:
         """An empty cache for B texts of about ``capacity`` tokens, of the type and on the device of ``like``."""
-        cache = KeyValueCache(batch_size, self.heads, self.head_dim, capacity, like)
+        cache = KeyValueCache(batch_size, self.key_heads, self.head_dim, capacity, like)
         cache.before = self.config.last_inputs(batch_size, like)
         return cache
 
@@ -274,7 +281,10 @@ class TransformerStack(nn.Module):
         self.norm = config.last_norm()
 
     def forward(
-        self, x_BTD: Tensor, pasts: Sequence[Attending] | None = None, rotation_2TF: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        pasts: Sequence[KeyValueCache | Attending] | None = None,
+        rotation_2TF: Tensor | None = None,
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D); one ``past`` a layer and one rotation for all, as in ``SelfAttention``."""
         for index, layer in enumerate(self.layers):

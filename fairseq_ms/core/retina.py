@@ -25,7 +25,7 @@ from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, window_tu
 # Tokens that continue a text at a time: each is compared with all of them, and with what a window remembers.
 _AT_A_TIME = 256
 
-# Queries (B, N, T, H), keys and values (B, N, C, H), and sinks (N,) or None, of the heads of a window.
+# Queries (B, N, T, H), keys and values (B, K, C, H), and sinks (N,) or None, of the heads of a window.
 Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -59,6 +59,8 @@ class RetinaAttention(nn.Module):
     Args:
         config: sizes and probabilities, and how blocks are pooled
         scales: the windows with their heads, 1x first
+
+    Raises ValueError for windows that do not hold whole groups of heads that share keys and values.
     """
 
     def __init__(self, config: RetinaConfig, scales: Sequence[Scale]) -> None:
@@ -66,14 +68,19 @@ class RetinaAttention(nn.Module):
         dim, heads = config.dim, sum(scale.heads for scale in scales)
         assert scales[0].factor == 1
         self.config, self.scales = config, list(scales)
-        self.head_dim = config.width_of_head
+        self.head_dim, group = config.width_of_head, heads // config.key_heads
+        for scale in scales:
+            if scale.heads % group:
+                rule = f"Scale.heads must be a multiple of {group}, the heads that share keys, with kv_heads"
+                raise ValueError(f"{rule} {config.kv_heads}: got {scale.heads} for {scale.window}")
         self.dropout = config.attention_dropout
         self.recompute = config.recompute
         self.norm, self.short_conv = config.norm_before(), config.short_convolution()
-        # By factor: several windows share a projection, and what is pooled for it.
+        # Heads of keys and values, by window and by factor: windows of one share a projection, and what is pooled.
+        self.key_heads = [scale.heads // group for scale in scales]
         self.heads = dict.fromkeys((scale.factor for scale in scales), 0)
-        for scale in scales:
-            self.heads[scale.factor] += scale.heads
+        for scale, count in zip(scales, self.key_heads):
+            self.heads[scale.factor] += count
         finest, *widths = [count * self.head_dim for count in self.heads.values()]
         inner = heads * self.head_dim
         rows = (inner, finest, finest)
@@ -105,8 +112,8 @@ class RetinaAttention(nn.Module):
         return self.out(torch.cat(seen, dim=2).flatten(2))
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Queries of all heads beside keys and values of the N heads at 1x, (B, T, ... + 2 * N * H), and of every other
-        scale keys beside values of its own N heads, (B, C, 2 * N * H), for the C blocks that are complete.
+        """Queries of all heads beside keys and values of the K heads at 1x, (B, T, ... + 2 * K * H), and of every other
+        scale keys beside values of its own K heads, (B, C, 2 * K * H), for the C blocks that are complete.
         """
         before = past.windows[0] if past is not None else None
         read = x_BTD, self.norm, self.fine, self.recompute, self.short_conv, before
@@ -128,19 +135,20 @@ class RetinaAttention(nn.Module):
     ) -> list[Tensor]:
         """What ``project`` gives, every scale normalised and rotated."""
         # All queries lie in the tensor of 1x; coarse ones have keys and values.
-        queries = [sum(self.heads.values()), *[0] * len(coarse)]
+        queries = [sum(scale.heads for scale in self.scales), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
         every = zip([fine, *coarse], queries, self.heads.values(), turns)
         return [self.qk(x, *of) if x.size(1) else x for x, *of in every]
 
     def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
         """What ``turned`` gives, by window."""
-        counts, dim = [scale.heads for scale in self.scales], self.head_dim * sum(self.heads.values())
+        counts = [scale.heads for scale in self.scales]
+        dim = self.head_dim * sum(counts)
         keys: list[Tensor] = []
         for factor, pair in zip(self.heads, [fine[..., dim:], *coarse]):
-            # (B, C, 2 * N * H) -> by window of the factor, (2, B, N, C, H)
+            # (B, C, 2 * K * H) -> by window of the factor, (2, B, K, C, H)
             both = pair.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
-            keys += both.split([scale.heads for scale in self.scales if scale.factor == factor], dim=2)
+            keys += both.split([n for n, scale in zip(self.key_heads, self.scales) if scale.factor == factor], dim=2)
         queries = split_heads(fine[..., :dim], sum(counts)).split(counts, dim=1)
         sinks = self.qk.sinks.split(counts) if self.qk.sinks is not None else [None] * len(counts)
         return [(q, *pair.unbind(0), own) for q, pair, own in zip(queries, keys, sinks)]
@@ -148,15 +156,15 @@ class RetinaAttention(nn.Module):
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> WindowCache:
         """An empty one, of the type and on the device of ``like``, with room for texts of ``capacity`` tokens."""
         windows: list[KeyValueCache] = []
-        for scale in self.scales:
+        for scale, heads in zip(self.scales, self.key_heads):
             kind = KeyValueCache if scale.far is None else SlidingCache
-            windows.append(kind(batch_size, scale.heads, self.head_dim, scale.most_blocks(capacity), like))
+            windows.append(kind(batch_size, heads, self.head_dim, scale.most_blocks(capacity), like))
         windows[0].before = self.config.last_inputs(batch_size, like)
         unfinished = [UnfinishedBlock(batch_size, pool.factor, like) for pool in self.pools]
         return WindowCache(self.scales, windows, unfinished)
 
     def keys_and_values(self, x_BTD: Tensor) -> dict[int, Tensor]:
-        """By factor, what the heads look at: keys beside values, (B, T // k, 2 * N * H), before a rotation."""
+        """By factor, what the heads look at: keys beside values, (B, T // k, 2 * K * H), before a rotation."""
         fine, coarse = self.project(x_BTD)
         return dict(zip(self.heads, [fine[..., self.out.in_features :], *coarse]))
 
@@ -301,7 +309,7 @@ class Retina(LanguageModel):
         return {factor: of_scale(start, x_BTD.size(1), x_BTD, factor, self.head_dim) for factor in factors}
 
     def representations(self, tokens_BT: Tensor) -> dict[int, Tensor]:
-        """By scale k, the keys and values that its heads in the last layer look at, (B, T // k, 2 * N * H)."""
+        """By scale k, the keys and values that its heads in the last layer look at, (B, T // k, 2 * K * H)."""
         x_BTD = self.embed(tokens_BT)
         rotations = self.rotations(0, x_BTD)
         *first, last = list(self.layers)

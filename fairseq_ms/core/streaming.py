@@ -95,7 +95,10 @@ class TransformerXLLayer(ResidualLayer):
 
 
 # Settings that models with a memory do not have, and the only value that each may have.
-_ITS_OWN = {"positions": "learned", "qk_norm": False, "short_conv": 0, "sinks": False, "scale_embedding": False}
+_ITS_OWN = {
+    **{"positions": "learned", "qk_norm": False, "short_conv": 0, "sinks": False, "kv_heads": None},
+    "scale_embedding": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

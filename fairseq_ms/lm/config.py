@@ -128,6 +128,12 @@ class PositionFlags(TransformerFlags):
 class MemorylessFlags(LanguageModelFlags, PositionFlags):
     """Flags of models without a memory but the hierarchical ones."""
 
+    kv_heads: Optional[int] = option(
+        None,
+        "heads of keys and values, each of which serves as many of --decoder-attention-heads side by side (grouped "
+        "queries; default: as many)",
+        least=1,
+    )
     scale_embedding: bool = option(False, "multiply embedded words by the square root of --decoder-embed-dim")
 
 
@@ -302,6 +308,7 @@ def model_settings(cfg: LanguageModelFlags, source_dictionary: Any, target_dicti
         "unpredicted": tuple(
             symbols_of("--unpredicted-symbols", getattr(cfg, "unpredicted_symbols", None), target_dictionary)
         ),
+        "kv_heads": getattr(cfg, "kv_heads", None),
     }
 
 

@@ -45,6 +45,12 @@ def random_parts(rng: random.Random) -> dict:
     }
 
 
+def shared_keys(rng: random.Random, *heads: int) -> dict:
+    """Heads of keys, for whole groups of the heads of every window."""
+    groups = [group for group in (1, 2, 3) if not any(count % group for count in heads)]
+    return {"kv_heads": rng.choice([None, sum(heads) // rng.choice(groups)])}
+
+
 def wide_flags(rng: random.Random, heads: int) -> dict:
     """Sizes of stacks of layers; layer norm over two or three numbers is nearly a step, which blows rounding up."""
     return {

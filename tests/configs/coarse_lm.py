@@ -1,7 +1,7 @@
 import math
 import random
 
-from tests.configs import pooled_parts, wide_flags
+from tests.configs import pooled_parts, shared_keys, wide_flags
 
 CRITERION = "bag_of_words"
 # The words of a bag score the same in any order, so beams tie.
@@ -9,10 +9,12 @@ BEAM = 1
 
 
 def random_flags(rng: random.Random) -> dict:
+    heads = rng.choice([1, 2, 3])
     return {
-        **wide_flags(rng, rng.choice([1, 2, 3])),
+        **wide_flags(rng, heads),
         "scale_layers": f"{rng.choice([1, 2, 3, 4, 8])}x={rng.choice([1, 2])}",
         **pooled_parts(rng),
+        **shared_keys(rng, heads),
     }
 
 

@@ -1,6 +1,6 @@
 import random
 
-from tests.configs import pooled_parts, wide_flags
+from tests.configs import pooled_parts, shared_keys, wide_flags
 from tests.configs.multiscale_topdown import random_factors, random_layers
 
 
@@ -15,5 +15,6 @@ def random_flags(rng: random.Random) -> dict:
         "scale_layers": random_layers(rng, factors),
         "scale_heads": ",".join(f"{factor}x={count}" for factor, count in heads.items()),
         **pooled_parts(rng),
+        **shared_keys(rng, total),
         "aggregation_gate": rng.random() < 0.5,
     }

@@ -1,6 +1,6 @@
 import random
 
-from tests.configs import pooled_parts, wide_flags
+from tests.configs import pooled_parts, shared_keys, wide_flags
 
 
 def random_factors(rng: random.Random, coarse: int) -> list[int]:
@@ -18,8 +18,10 @@ def random_layers(rng: random.Random, factors: list[int]) -> str:
 
 
 def random_flags(rng: random.Random) -> dict:
+    heads = rng.choice([1, 2, 3])
     return {
-        **wide_flags(rng, rng.choice([1, 2, 3])),
+        **wide_flags(rng, heads),
         "scale_layers": random_layers(rng, random_factors(rng, 3)),
         **pooled_parts(rng),
+        **shared_keys(rng, heads),
     }

@@ -1,6 +1,6 @@
 import random
 
-from tests.configs import random_parts
+from tests.configs import random_parts, shared_keys
 
 
 def random_windows(rng: random.Random, factors: list[int], overlap: bool, several: bool) -> list[tuple[str, int]]:
@@ -48,4 +48,5 @@ def random_flags(rng: random.Random) -> dict:
         "downsampler": rng.choice(["avg", "max", "conv"]),
         **random_parts(rng),
         "attention_head_dim": rng.choice([None, None, 6]),
+        **shared_keys(rng, *(count for _, count in turns[0])),
     }

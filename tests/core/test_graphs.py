@@ -32,11 +32,13 @@ GROUPS = (core.Scale(1, far=8, heads=4), core.Scale(1, far=64, heads=4), core.Sc
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vanilla": ("Vanilla", {"normalize_before": False}, 1),
     "vanilla, rotary": ("Vanilla", ROTARY, 1),
+    "vanilla, shared keys": ("Vanilla", {**ROTARY, "kv_heads": 1}, 1),
     "retina, blocks": ("Retina, blocks", {"downsampler": "max"}, 1),
     "retina, rotary": ("Retina", {**ROTARY, "downsampler": "conv", "normalize_before": False}, 1),
     "retina, groups": ("Retina, groups", ROTARY, 1),
     "retina, open": ("Retina, open", ROTARY, 1),
     "retina, turns": ("Retina, turns", {"downsampler": "max"}, 1),
+    "retina, shared keys": ("Retina, groups", {**ROTARY, "kv_heads": 3}, 1),
     "topdown": ("TopDown", {"downsampler": "max", "scales": SCALES}, 4),
     "topdown, rotary": ("TopDown", {**ROTARY, "downsampler": "conv", "scales": SCALES}, 4),
     "bottomup": ("BottomUp", {"downsampler": "conv", "normalize_before": False, "scales": SCALES}, 4),

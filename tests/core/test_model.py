@@ -95,6 +95,19 @@ def test_symbols_that_are_never_predicted_take_no_probability_from_others(tied: 
     }
 
 
+@pytest.mark.parametrize("name", ["Vanilla", "TopDown", "BottomUp", "CoarseLM", "Retina, groups", "Retina, open"])
+def test_heads_of_keys_as_many_as_of_queries_change_nothing_and_fewer_are_read_from_caches(name: str) -> None:
+    tokens = torch.randint(11, (2, 23))
+    model, same = build(name), build(name, kv_heads=12)
+    assert {key: x.shape for key, x in model.state_dict().items()} == {k: x.shape for k, x in same.state_dict().items()}
+    assert torch.equal(model(tokens)[0], same(tokens)[0])
+    fewer = build(name, kv_heads=12 if name == "Retina, open" else 3).double()
+    state = fewer.new_state(2)
+    with torch.no_grad():
+        pieces = [fewer(piece, state)[0] for piece in tokens.split([7, 1, 1, 14], dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), fewer(tokens)[0], rtol=0.0, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_that_is_too_long_is_refused_by_naming_what_has_no_limit(name: str) -> None:
     tokens = torch.zeros(1, 2000, dtype=torch.long)

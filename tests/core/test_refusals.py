@@ -32,6 +32,7 @@ TIES = ("tie_adaptive_weights", "tie_adaptive_projections")
 TIED = [dict.fromkeys(TIES[:count], True) for count in (1, 2)]
 WITH_A_MEMORY = ("TransformerXL", "CompressiveTransformer", "TransformerQL")
 OF_A_MEMORY = {"positions": "rotary", "qk_norm": True, "short_conv": 3, "sinks": True, "scale_embedding": True}
+OF_A_MEMORY |= {"kv_heads": 12}
 # A name, sizes, and how the sentence begins that refuses them.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(("Vanilla", {name: value}, name) for name, value in {"heads": 0, "dim": 0, "ffn_dim": -4, "layers": -1}.items()),
@@ -78,6 +79,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BottomUp", {"aggregation_gate": True, "init_residual": "zero"}, "init_residual"),
     ("Retina", {"heads": 4}, "heads .*1x=2,4x=1,16x=1: got 4"),
     ("Retina", {"heads": 2}, "heads must be at least 3"),
+    *((name, {"kv_heads": 5}, "heads must be a multiple of kv_heads 5: got 12") for name in ("Vanilla", *BLOCKS)),
+    ("Retina", {"kv_heads": 4, "heads": 12}, "Scale.heads must be a multiple of 3.* kv_heads 4: got 4 for 1x=0:8"),
+    *((name, {"kv_heads": 2}, "kv_heads must be left out") for name in ("HAED", "HRED")),
     ("Retina", {"scales": (Scale(1, far=8, heads=4), Scale(4, near=8, far=16, heads=4))}, "Scale.heads"),
     ("Retina", {"scales": (Scale(1, far=0),)}, "scales must be near:far"),
     ("Retina", {"scales": (Scale(1, far=8), Scale(4, near=3, far=26))}, "scales .*nearest: 4x=4:28"),

@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "qk_norm": ("True", "scaled"),
     "short_conv": (0, 3),
     "sinks": (False, True),
+    "kv_heads": (1, 2),
     "scale_embedding": (False, True),
     "init_residual": ("scaled", "zero"),
     "checkpoint_activations": (False, True),

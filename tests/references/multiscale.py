@@ -73,17 +73,21 @@ def of_a_scale(
 ) -> list[Vector]:
     """What a scale's ``count`` heads, the first of which is number ``first`` of all ``total``, answer to a query at t.
 
-    The keys are those of blocks that begin at ``starts``.
+    The keys are those of blocks that begin at ``starts``; with ``--kv-heads``, heads side by side have the same.
     """
-    return [
-        attend(
-            turned(flags, attention, "query", head(query, first + n, total), t, first + n),
-            [turned(flags, attention, "key", head(key, n, count), start) for start, key in zip(starts, keys)],
-            [head(value, n, count) for value in values],
-            [attention["qk.sinks"][first + n]] if "qk.sinks" in attention else [],
+    answers = []
+    for n in range(count):
+        of_keys = len(keys[0]) * total // len(query) if keys else 1
+        own = n * of_keys // count, of_keys
+        answers.append(
+            attend(
+                turned(flags, attention, "query", head(query, first + n, total), t, first + n),
+                [turned(flags, attention, "key", head(key, *own), start) for start, key in zip(starts, keys)],
+                [head(value, *own) for value in values],
+                [attention["qk.sinks"][first + n]] if "qk.sinks" in attention else [],
+            )
         )
-        for n in range(count)
-    ]
+    return answers
 
 
 def by_scale(text: str) -> dict[int, str]:
@@ -133,10 +137,11 @@ def self_attention(
     """x + W_o [head_1, ..., head_N], where block t of k tokens attends to itself and the blocks before it."""
     heads, weights = flags["decoder_attention_heads"], within(layer, "attention")
     normed = mixed(weights, [in_front(weights, state, flags) for state in states])
-    width = len(weights["out.weight"][0])
+    width, projected = len(weights["out.weight"][0]), within(weights, projection)
+    of_keys = (len(projected["weight"]) - width) // 2
     queries, keys, values = (
-        [linear(rows(within(weights, projection), i * width, (i + 1) * width), state) for state in normed]
-        for i in range(3)
+        [linear(rows(projected, begin, end), state) for state in normed]
+        for begin, end in ((0, width), (width, width + of_keys), (width + of_keys, width + 2 * of_keys))
     )
     out = []
     for t, state in enumerate(states):
@@ -192,13 +197,15 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
         normed = mixed(attention, [in_front(attention, state, flags) for state in states])
         out = []
         for t, state in enumerate(states):
-            query = linear(rows(within(attention, "fine"), 0, len(state)), normed[t])
+            width = len(attention["out.weight"][0])
+            query = linear(rows(within(attention, "fine"), 0, width), normed[t])
             answers: list[Vector] = []
             for place, (k, near, far, heads) in enumerate(windows):
                 # The rows of a scale's keys, and as many of its values, are those of all its windows in their order.
-                of_scale = [count for factor, *_, count in windows if factor == k]
-                before = sum(count for factor, *_, count in windows[:place] if factor == k)
-                head_dim, level = len(state) // total, factors.index(k)
+                shared = total // (flags.get("kv_heads") or total)
+                of_scale = [count // shared for factor, *_, count in windows if factor == k]
+                before = sum(count // shared for factor, *_, count in windows[:place] if factor == k)
+                head_dim, level = width // total, factors.index(k)
                 starts: list[int] = []
                 keys: list[Vector] = []
                 values: list[Vector] = []
@@ -207,7 +214,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                     if start + k - 1 > t or not near <= t - start < far:
                         continue
                     if k == 1:
-                        block, offset, projection = normed[start], len(state), within(attention, "fine")
+                        block, offset, projection = normed[start], width, within(attention, "fine")
                     else:
                         pool_weights = {
                             name.removeprefix(f"pools.{level - 1}.conv."): value for name, value in attention.items()
@@ -216,7 +223,7 @@ def retina_lm(weights: Weights, flags: Flags, tokens: Sequence[int]) -> list[Vec
                         offset, projection = 0, within(attention, f"coarse.{level - 1}")
                     starts.append(start)
                     for into, first in ((keys, before), (values, sum(of_scale) + before)):
-                        own = (offset + count * head_dim for count in (first, first + heads))
+                        own = (offset + count * head_dim for count in (first, first + heads // shared))
                         into.append(linear(rows(projection, *own), block))
                 answers += of_a_scale(flags, attention, t, query, starts, keys, values, len(answers), heads, total)
             summed = state + linear(within(attention, "out"), torch.cat(answers))

@@ -57,6 +57,11 @@ class HAEDConfig(LayerConfig):
     local_ffn_dim: int | None = None
     init_std: float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_heads is not None:
+            raise ValueError(f"kv_heads must be left out, since heads over chunks share no keys: got {self.kv_heads}")
+
     @property
     def width_of_positions(self) -> int:
         """Of the position embedding of chunks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,8 +26,9 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T / sqrt(H) + bias) v, of shape (B, N, T, H).
 
-    ``bias`` is additive and broadcasts to (B, N, T, S); every row must have a finite entry. ``causal``
-    lets query t see keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias.
+    Keys and values may have fewer heads than queries: K of them, each for N / K heads of queries side by side.
+    ``bias`` is additive and broadcasts to (B, N, T, S), or to (B, K, 1, S) for one query; every row must have a finite
+    entry. ``causal`` lets query t see keys 0 .. t + S - T (the queries are the last of the keys) and excludes a bias.
     ``sinks_N``, (N,) or broadcasting to (B, N, T), are scores of one more key, which all queries see and whose value is
     zero.
     With dropout, torch keeps all score matrices on a CPU: there, with ``recompute``, some queries at a time are
@@ -34,18 +37,68 @@ def attend(
     assert not (causal and bias is not None)
     sinks = sinks_N.unsqueeze(1) if sinks_N is not None and sinks_N.dim() == 1 else sinks_N
     queries, keys = q_BNTH.size(2), k_BNSH.size(2)
+    if queries == 1 and not dropout:
+        # The only query of every head of a group is one of several queries of a head of keys: no cache is copied.
+        shared = k_BNSH.size(1), q_BNTH.size(1) // k_BNSH.size(1)
+        q_BKGH = q_BNTH.unflatten(1, shared).squeeze(3)
+        if sinks is None:
+            y_BKGH = F.scaled_dot_product_attention(q_BKGH, k_BNSH, v_BNSH, attn_mask=bias)
+        else:
+            sinks_KG = sinks.unflatten(-2, shared).squeeze(-1)
+            y_BKGH = _weighted_sum(q_BKGH, k_BNSH, v_BNSH, bias, False, None, 0, sinks_KG)
+        return y_BKGH.flatten(1, 2).unsqueeze(2)
     if dropout > 0.0 and recompute and q_BNTH.device.type == "cpu" and saves():
         return _attend_in_chunks(q_BNTH, k_BNSH, v_BNSH, bias, causal, DropoutMasks(dropout), sinks)
-    if queries == 1:
-        causal = False
-        if sinks is not None and not dropout:
-            # Not by a key in front of the others, which would copy a cache.
-            return _weighted_sum(q_BNTH, k_BNSH, v_BNSH, bias, False, None, 0, sinks)
     if sinks is not None:
         return _attend_with_sinks(q_BNTH, k_BNSH, v_BNSH, bias, causal, dropout, sinks)
     if causal and queries != keys:
         causal, bias = False, _causal_mask(q_BNTH, k_BNSH)
-    return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=dropout, is_causal=causal)
+    return _fused(q_BNTH, k_BNSH, v_BNSH, bias, dropout, causal)
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None = None,
+) -> Tensor:
+    """Torch's own attention, which shares heads of keys where its kernels can; elsewhere they are repeated."""
+    shared = q.size(1) != k.size(1)
+    if shared and not _kernels_share(q.device, q.dtype, q.size(3), bias is not None):
+        k, v, shared = _repeated(k, q), _repeated(v, q), False
+    more: dict[str, bool] = {"enable_gqa": True} if shared else {}
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale, **more
+    )
+
+
+def _repeated(x_BKSH: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for every head of queries, (B, N, S, H)."""
+    group = q.size(1) // x_BKSH.size(1)
+    return x_BKSH.repeat_interleave(group, 1) if group > 1 else x_BKSH
+
+
+@functools.cache
+def _shares(device: torch.device, dtype: torch.dtype, width: int, masked: bool) -> bool:
+    # With hooks of its own, since a checkpoint would count what is saved here.
+    own = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.enable_grad(), own:
+        q, k = (torch.zeros(1, heads, 16, width, dtype=dtype, device=device, requires_grad=True) for heads in (2, 1))
+        bias = torch.zeros(16, 16, dtype=dtype, device=device) if masked else None
+        y = F.scaled_dot_product_attention(q, k, k, attn_mask=bias, is_causal=not masked, enable_gqa=True)
+    return y.grad_fn is not None and "Attention" in y.grad_fn.name()
+
+
+def _kernels_share(device: torch.device, dtype: torch.dtype, width: int, masked: bool) -> bool:
+    """Whether a kernel of torch's takes fewer heads of keys than of queries; with none, torch keeps all scores."""
+    return _shares(device, dtype, width, masked)
+
+
+# What torch.compiler.assume_constant_result sets, which would load the compiler with every import of the core.
+_kernels_share._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
@@ -72,8 +125,7 @@ def _attend_with_sinks(
         bias = F.pad(_causal_mask(q, k[:, :, 1:]), (1, 0), value=True)
     elif bias is not None:
         bias = F.pad(bias, (1, 0), value=1.0 if bias.dtype == torch.bool else 0.0)
-    scale = width**-0.5
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=square, scale=scale)
+    y = _fused(q, k, v, bias, dropout, square, width**-0.5)
     return y[:, :, int(square) :, :width]
 
 
@@ -103,6 +155,7 @@ def _weighted_sum(
     sinks_BNT: Tensor | None,
 ) -> Tensor:
     """``attend`` by the formula, with the dropout mask number ``index`` if there are masks."""
+    k, v = _repeated(k, q), _repeated(v, q)
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(2, 3)
     if causal:
         scores = scores.masked_fill_(~_causal_mask(q, k), -torch.inf)
@@ -118,9 +171,11 @@ def _weighted_sum(
     return (weights * masks.keep(weights, index)) @ v * (1.0 / masks.keep_prob)
 
 
-def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, T, 3 * N * H) -> queries, keys and values, (B, N, T, H) each."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+def split_qkv(qkv: Tensor, heads: int, key_heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, (N + 2 K) * H) -> queries (B, N, T, H), keys and values (B, K, T, H) each; K is N if not given."""
+    counts = heads, key_heads or heads, key_heads or heads
+    width = qkv.size(-1) // sum(counts)
+    q, k, v = (split_heads(x, n) for x, n in zip(qkv.split([n * width for n in counts], dim=-1), counts))
     return q, k, v
 
 

@@ -27,8 +27,9 @@ def attention(
     """softmax(q k^T / sqrt(H) + bias) v, query by query, (B, N, T, H); twin of ``attention.attend``.
 
     ``masks`` (B, N, S), one a query, keep a share of the weights, as dropout does. With ``causal``, the last query is
-    that of the last key.
+    that of the last key. Heads side by side share one of fewer heads of keys.
     """
+    k_BNSH, v_BNSH = (x.repeat_interleave(q_BNTH.size(1) // x.size(1), 1) for x in (k_BNSH, v_BNSH))
     rows = []
     for t in range(q_BNTH.size(2)):
         scores_BNS = (q_BNTH[:, :, t : t + 1] * k_BNSH).sum(-1) / math.sqrt(q_BNTH.size(-1))
@@ -58,8 +59,10 @@ def window_attention(
     """What queries see of blocks of k tokens through near:far, (B, N, T, H), zero where that is nothing.
 
     With a T x C table of scores, of which a ``mask`` keeps a share, as dropout does; twin of
-    ``window_attention.window_attention`` (Multi-scale Transformer LMs, Section 3.4).
+    ``window_attention.window_attention`` (Multi-scale Transformer LMs, Section 3.4). Heads side by side share one of
+    fewer heads of keys.
     """
+    k_BNCH, v_BNCH = (x.repeat_interleave(q_BNTH.size(1) // x.size(1), 1) for x in (k_BNCH, v_BNCH))
     t_T1 = torch.arange(q_BNTH.size(2), device=q_BNTH.device)[:, None]
     start_C = factor * torch.arange(k_BNCH.size(2), device=q_BNTH.device)
     # The block is finished, and its start lies in the window.

@@ -76,6 +76,7 @@ def attend_window(
 ) -> Tensor:
     """``window_attention`` of a scale's window, (B, T, N, H); ``recompute`` and ``sinks_N`` as in ``attend``.
 
+    Keys and values may have fewer heads K, each for N / K heads of queries side by side.
     With ``recompute``, windows over blocks and those that see less than everything are computed again in backward, and
     queries, keys and values are all that is kept.
     """
@@ -129,32 +130,35 @@ def _by_rows(
     """The same by operations that every device has."""
     rows_BRNkH = _split_rows(q, factor)
     batch, rows, heads = rows_BRNkH.shape[:3]
+    sinks_G = sinks_N if sinks_N is None or factor == 1 else sinks_N.repeat_interleave(factor)
     if width is None or width >= rows:
-        if factor > 1:  # the k queries of a row are as many heads
-            k, v = (x.repeat_interleave(factor, 1) for x in (k, v))
-            sinks_N = None if sinks_N is None else sinks_N.repeat_interleave(factor)
-        y_BNRH = attend(rows_BRNkH.flatten(2, 3).transpose(1, 2), k, v, None, True, dropout, recompute, sinks_N)
-        return _join_rows(y_BNRH.transpose(1, 2).unflatten(2, (heads, factor)), q.size(2))
+        # The k queries of a row are as many heads.
+        y_BGRH = attend(rows_BRNkH.flatten(2, 3).transpose(1, 2), k, v, None, True, dropout, recompute, sinks_G)
+        return _join_rows(y_BGRH.transpose(1, 2).unflatten(2, (heads, factor)), q.size(2))
     least = _NARROW_BLOCK if width * factor <= _NARROW_BLOCK else _QUERY_BLOCK
     # So that no more than five times as many keys are copied as there are.
     step = max(-(-least // factor), width // 4)
     blocks, span = (rows + step - 1) // step, step + width - 1
-    # (B, R, N, k, H) -> (B, blocks, step, N, k, H) -> (B * N, blocks, step * k, H)
-    padded = F.pad(rows_BRNkH, (0, 0, 0, 0, 0, 0, 0, blocks * step - rows)).unflatten(1, (blocks, step))
-    own = padded.permute(0, 3, 1, 2, 4, 5).flatten(3, 4).flatten(0, 1)
-    # Slices of the keys, each from ``width - 1`` before its block's first row on: (B * N, blocks, span, H)
+    # Of G = N / K * k queries a row, those of a block are the queries of a head:
+    # (B, R, N, k, H) -> (B, blocks, step, K, G, H) -> (B * K, blocks, step * G, H)
+    group = heads // k.size(1) * factor
+    shape = k.size(1), group
+    padded = F.pad(rows_BRNkH.flatten(2, 3), (0, 0, 0, 0, 0, blocks * step - rows)).unflatten(1, (blocks, step))
+    own = padded.unflatten(3, shape).permute(0, 3, 1, 2, 4, 5).flatten(3, 4).flatten(0, 1)
+    # Slices of the keys, each from ``width - 1`` before its block's first row on: (B * K, blocks, span, H)
     sliced = [F.pad(x, (0, 0, width - 1, blocks * step - rows)).flatten(0, 1) for x in (k, v)]
     k, v = (x.unfold(1, span, step).transpose(-1, -2) for x in sliced)
-    bias = _band(blocks, step, factor, width, q)
-    sinks = None if sinks_N is None else sinks_N.repeat(batch).view(-1, 1, 1)
+    bias = _band(blocks, step, group, width, q)
+    # One for each of a block's queries: (N * k,) -> (B * K, 1, step * G)
+    sinks = None if sinks_G is None else sinks_G.view(shape).repeat(batch, step).unsqueeze(1)
     y = attend(own, k, v, bias, False, dropout, recompute, sinks)
-    y_BNRkH = y.unflatten(0, (batch, heads)).unflatten(3, (step, factor)).flatten(2, 3)
-    return _join_rows(y_BNRkH.transpose(1, 2), q.size(2))
+    y_BRKGH = y.unflatten(0, (batch, -1)).unflatten(3, (step, group)).flatten(2, 3).transpose(1, 2)
+    return _join_rows(y_BRKGH.flatten(2, 3).unflatten(2, (heads, factor)), q.size(2))
 
 
-def _band(blocks: int, step: int, factor: int, width: int, like: Tensor) -> Tensor:
-    """What each block's queries see of their slice of keys, of which ``width - 1`` precede the first: a bias."""
-    row_J1 = torch.arange(step * factor, device=like.device)[:, None] // factor
+def _band(blocks: int, step: int, group: int, width: int, like: Tensor) -> Tensor:
+    """What each block's queries, so many a row, see of its keys, which begin ``width - 1`` before its rows: a bias."""
+    row_J1 = torch.arange(step * group, device=like.device)[:, None] // group
     key_S = torch.arange(step + width - 1, device=like.device)
     first_X11 = width - 1 - torch.arange(blocks, device=like.device)[:, None, None] * step
     hidden_XJS = (key_S < row_J1) | (key_S >= row_J1 + width) | (key_S < first_X11)

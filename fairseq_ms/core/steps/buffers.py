@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State
-from fairseq_ms.core.ops.attention import attend, merge_heads
+from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.scales import UnfinishedBlock
 
 # With a mask, attention on a GPU wants the number of keys to be a multiple of this.
@@ -119,11 +119,9 @@ class FixedCache(KeyValueCache):
             part.index_copy_(2, self.slots.index_1, new)
         return self.buffer[0], self.buffer[1]
 
-    def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
-        # (B, 1, 3 * N * H) -> (3, B, N, 1, H)
-        parts = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-        self.buffer.index_copy_(3, self.slots.index_1, parts[1:])
-        return merge_heads(self.read(parts[0], sinks_N))
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        return self.slots.bias
 
     def read(self, q_BN1H: Tensor, sinks_N: Tensor | None = None) -> Tensor:
         """Attention of this step's query to the places that its mask leaves, (B, N, 1, H); zero if it sees none."""

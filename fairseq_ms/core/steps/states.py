@@ -61,42 +61,43 @@ class WindowSlots:
         config: the model's configuration
 
     Attributes:
-        windows: for every window, its number of heads and the slots of its group
-        groups: for every group, its number of heads and its slots
-        index_N: the place in the buffer that each head writes to; set by ``begin``
+        windows: for every window, its number of key heads and the slots of its group
+        groups: for every group, its number of key heads and its slots
+        index_K: the place in the buffer that each key head writes to; set by ``begin``
         index_X: the place that each coarse factor writes to, in one buffer of all unfinished blocks; set by ``begin``
-        rotation_2XF: rotary rotation of the queries, keys and values of all heads, X = 3 * N, or None; set by ``begin``
+        rotation_2XF: rotary rotation of all queries, keys and values, X = N + 2 * K heads, or None; set by ``begin``
     """
 
     def __init__(
         self, position_1: Tensor, scales: Sequence[Scale], capacity: int, like: Tensor, config: RetinaConfig
     ) -> None:
+        shared = config.heads // config.key_heads
         wanted = {scale: aligned(scale.most_blocks(capacity) + 1) for scale in scales}
         few = max((size for size in wanted.values() if size <= _FEW), default=0)
         self.windows: list[tuple[int, Slots]] = []
         self.groups: list[tuple[int, Slots]] = []
         for size, group in groupby(scales, lambda scale: max(few, wanted[scale])):
             own = list(group)
-            bounds = position_1.new_tensor([scale.bounds for scale in own for _ in range(scale.heads)])
-            factor_N1, nearest_N1, end_N1 = bounds.split(1, dim=1)
-            seen = partial(visible, factor=factor_N1, nearest=nearest_N1, end=end_N1)
-            slots = Slots(position_1, size - 1, like, factor_N1, seen)
+            bounds = position_1.new_tensor([scale.bounds for scale in own for _ in range(scale.heads // shared)])
+            factor_K1, nearest_K1, end_K1 = bounds.split(1, dim=1)
+            seen = partial(visible, factor=factor_K1, nearest=nearest_K1, end=end_K1)
+            slots = Slots(position_1, size - 1, like, factor_K1, seen)
             self.groups.append((len(bounds), slots))
-            self.windows += [(scale.heads, slots) for scale in own]
+            self.windows += [(scale.heads // shared, slots) for scale in own]
         self.factors = list(dict.fromkeys(scale.factor for scale in scales if scale.factor > 1))
         # A key is rotated by the first position of its block, a value not at all.
-        factors = [scale.factor for scale in scales for _ in range(scale.heads)]
-        self.factors_X = position_1.new_tensor([*len(factors) * [1], *factors, *len(factors) * [2**62]])
+        factors = [scale.factor for scale in scales for _ in range(scale.heads // shared)]
+        self.factors_X = position_1.new_tensor([*config.heads * [1], *factors, *len(factors) * [2**62]])
         self.rotation = partial(config.rotation, like=like)
         self.position_1, self.coarse_X = position_1, position_1.new_tensor(self.factors)
         sizes = [slots.size for heads, slots in self.groups for _ in range(heads)]
-        self.first_N, self.first_X = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
+        self.first_K, self.first_X = (position_1.new_tensor([0, *accumulate(x)][:-1]) for x in (sizes, self.factors))
 
     def begin(self, phase: int) -> None:
         """Compute places, masks and rotations for the step that begins."""
         for _, slots in self.groups:
             slots.begin(phase)
-        self.index_N = self.first_N + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
+        self.index_K = self.first_K + torch.cat([slots.index_1 for _, slots in self.groups]).squeeze(1)
         self.index_X = self.first_X + self.position_1 % self.coarse_X
         self.rotation_2XF = self.rotation(self.position_1 // self.factors_X * self.factors_X)
 
@@ -140,15 +141,16 @@ class FixedWindows(WindowCache):
 
     def attend(self, attention: RetinaAttention, fine: Tensor, coarse: Sequence[Tensor], rotations: Any) -> Tensor:
         qk = attention.qk
-        counts, heads = [heads for heads, _ in self.slots.groups], len(self.slots.first_N)
+        heads, key_heads = attention.config.heads, len(self.slots.first_K)
+        counts = [heads // key_heads * count for count, _ in self.slots.groups]
         width = heads * qk.head_dim
         keys, values = zip(*(pair.chunk(2, dim=-1) for pair in (fine[..., width:], *coarse)))
-        qkv = qk(torch.cat([fine[..., :width], *keys, *values], dim=-1), heads, heads)
-        # Rotated as 3 * N positions of one head: (B, 1, 3 * N * H) -> (3, B, N, H)
-        turned = rotate(qkv.view(-1, 3 * heads, qk.head_dim), self.slots.rotation_2XF, 1)
-        parts = turned.unflatten(1, (3, heads)).transpose(0, 1)
-        self.buffer.index_copy_(2, self.slots.index_N, parts[1:])
-        queries = parts[0].unsqueeze(2).split(counts, dim=1)
+        qkv = qk(torch.cat([fine[..., :width], *keys, *values], dim=-1), heads, key_heads)
+        # Rotated as N + 2 * K positions of one head: (B, 1, (N + 2 * K) * H) -> (B, N + 2 * K, H)
+        turned = rotate(qkv.view(-1, heads + 2 * key_heads, qk.head_dim), self.slots.rotation_2XF, 1)
+        written = turned[:, heads:].unflatten(1, (2, key_heads)).transpose(0, 1)
+        self.buffer.index_copy_(2, self.slots.index_K, written)
+        queries = turned[:, :heads].unsqueeze(2).split(counts, dim=1)
         sinks = qk.sinks.split(counts) if qk.sinks is not None else [None] * len(counts)
         seen = [group.read(q, own) for group, q, own in zip(self.groups, queries, sinks)]
         return merge_heads(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])

@@ -43,10 +43,6 @@ class FixedSegment(FixedCache):
         self.r_of_window_PNH = cache.r_PNH.detach().clone()
 
     @property
-    def bias(self) -> Tensor:
-        return self.slots.bias
-
-    @property
     def r_PNH(self) -> Tensor:
         """The projected sinusoid of the distance from the query to each place."""
         return self.r_of_window_PNH.index_select(0, self.slots.row_P)

@@ -16,8 +16,8 @@ from tests.helpers.gradients import assert_same_with_gradients
 either = pytest.mark.parametrize("sinks", [False, True])
 
 
-def tensors(queries: int, keys: int) -> list[torch.Tensor]:
-    shapes = [(2, 3, queries, 5), (2, 3, keys, 5), (2, 3, keys, 5)]
+def tensors(queries: int, keys: int, key_heads: int = 3) -> list[torch.Tensor]:
+    shapes = [(2, 3, queries, 5), (2, key_heads, keys, 5), (2, key_heads, keys, 5)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
@@ -49,9 +49,12 @@ def by_query(drawn: list[torch.Tensor], chunks: int, queries: int) -> list[torch
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (1, 7), (70, 70), (67, 150)])
 @pytest.mark.parametrize("kind", ["causal", "bias", "plain"])
+@pytest.mark.parametrize("key_heads", [3, 1])
 @either
-def test_attention_without_dropout_is_the_formula(queries: int, keys: int, kind: str, sinks: bool) -> None:
-    (q, k, v), causal, sinks_N = tensors(queries, keys), kind == "causal", scores(sinks)
+def test_attention_without_dropout_is_the_formula(
+    queries: int, keys: int, kind: str, key_heads: int, sinks: bool
+) -> None:
+    (q, k, v), causal, sinks_N = tensors(queries, keys, key_heads), kind == "causal", scores(sinks)
     bias = torch.randn(2, 1, queries, keys, dtype=torch.float64) if kind == "bias" else None
     result = attend(q, k, v, bias=bias, causal=causal, sinks_N=sinks_N)
     expected = naive.attention(q, k, v, bias, causal, sinks_N=sinks_N)
@@ -61,11 +64,12 @@ def test_attention_without_dropout_is_the_formula(queries: int, keys: int, kind:
 @pytest.mark.cpu
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (70, 70), (67, 150)])
 @pytest.mark.parametrize("kind", ["causal", "bias", "row bias", "plain"])
+@pytest.mark.parametrize("key_heads", [3, 1])
 @either
 def test_attention_with_dropout_is_the_formula_with_the_same_mask(
-    queries: int, keys: int, kind: str, sinks: bool, monkeypatch
+    queries: int, keys: int, kind: str, key_heads: int, sinks: bool, monkeypatch
 ) -> None:
-    (q, k, v), sinks_N = tensors(queries, keys), scores(sinks)
+    (q, k, v), sinks_N = tensors(queries, keys, key_heads), scores(sinks)
     shapes = {"bias": (1, 3, queries, keys), "row bias": (2, 1, 1, keys)}
     bias = torch.randn(shapes[kind], dtype=torch.float64) if kind in shapes else None
     drawn = masks_of(monkeypatch)
@@ -77,6 +81,20 @@ def test_attention_with_dropout_is_the_formula_with_the_same_mask(
     assert_same_with_gradients(result, expected, [q, k, v, *([] if sinks_N is None else [sinks_N])], 1e-10)
     for first, again in zip(drawn[:chunks], reversed(drawn[chunks:]), strict=True):
         assert torch.equal(first, again)
+
+
+def test_heads_of_keys_are_repeated_where_no_kernel_shares_them(monkeypatch) -> None:
+    q, k, v = tensors(20, 20, 1)
+    shared = attend(q, k, v, causal=True)
+    monkeypatch.setattr(module, "_shares", lambda *args: False)
+    assert_same_with_gradients(attend(q, k, v, causal=True), shared, [q, k, v])
+
+
+@pytest.mark.cpu
+def test_this_torch_shares_heads_of_keys_on_a_cpu() -> None:
+    """Else it would keep all scores, or copies of keys."""
+    q, k, v = tensors(200, 200, 1)
+    assert saved_bytes(lambda: attend(q, k, v, causal=True)) <= 2 * q.nbytes + 2 * k.nbytes + q.nbytes // 5
 
 
 @pytest.mark.cpu

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fairseq_ms.core.ops import attention as module
 from fairseq_ms.core.ops import flash_windows, naive, window_attention
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
@@ -32,9 +33,11 @@ def use_twins_of_flash_kernels(monkeypatch) -> None:
     monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
 
 
-def heads(length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Queries, keys and values of 2 rows and 3 heads, the heads of a position side by side."""
-    shapes = [(2, rows, 3, width) for rows in (length, length // factor, length // factor)]
+def heads(
+    length: int, factor: int, width: int = 4, dtype: torch.dtype = torch.float64, key_heads: int = 3
+) -> list[Tensor]:
+    """Queries, keys and values of 2 rows, 3 heads of queries and so many of keys; those of a position side by side."""
+    shapes = [(2, length, 3, width), *2 * [(2, length // factor, key_heads, width)]]
     return [torch.randn(shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
 
 
@@ -45,7 +48,7 @@ def test_outputs_and_gradients_are_those_of_the_naive_twin(way: str, seed: int, 
     if "flash" in way:
         use_twins_of_flash_kernels(monkeypatch)
     length, (factor, near, far) = rng.choice(LENGTHS), random_window(rng)
-    inputs = q, k, v = heads(length, factor)
+    inputs = q, k, v = heads(length, factor, key_heads=rng.choice([3, 1]))
     # One of them as good as none.
     sinks = torch.tensor([-40.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True) if "sinks" in way else None
     scale = Scale(factor, near=near, far=far)
@@ -168,6 +171,13 @@ def test_a_compiled_model_asks_once_whether_kernels_serve(monkeypatch) -> None:
     assert torch.equal(chosen(torch.ones(3)), torch.full((3,), 2.0))
     assert torch.equal(chosen(torch.ones(3)), torch.full((3,), 2.0))
     assert asked == [torch.float32]
+
+
+def test_kernels_are_tried_under_a_checkpoint_too() -> None:
+    module._shares.cache_clear()
+    inputs = q, k, v = heads(20, 2)
+    found, expected = attention(q, k, v, 2, 2), naive.window_attention(q, k, v, 2, 2)
+    assert_same_with_gradients(found, expected, inputs, 1e-10)
 
 
 def test_a_hidden_key_that_is_not_finite_has_no_gradient() -> None:

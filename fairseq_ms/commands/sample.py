@@ -101,6 +101,8 @@ def run(args: argparse.Namespace) -> None:
     allowed = torch.ones(symbols, dtype=torch.bool, device=device)
     # They stand in no text; the end of a line ends none.
     allowed[[BOS, PAD]] = False
+    # A model may have room for more symbols than its tokenizer knows.
+    allowed[len(writer.symbols.symbols) :] = False
     unsettled = _UNSETTLED if writer.pipeline.tokenise == "moses" else 0
     page = Page(writer.symbols.text_of, EOS, args.stop, unsettled, tokens[1:])
     page.show()
@@ -224,5 +226,5 @@ def _of_folder(args: argparse.Namespace) -> Writer:
     if args.data is not None:
         raise UsageError(f"--data must be left out with an exported folder, which has its dictionary: got {args.data}")
     core, config = exported.read(path, args.cpu)
-    pipeline, symbols = tokenizer.of_folder(path, config["pipeline"])
+    pipeline, symbols = tokenizer.of_folder(path, config)
     return Writer(core, symbols, config["begin_token_id"], pipeline)

@@ -14,9 +14,11 @@ from torch import nn
 
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
+from fairseq_ms.export.tokenizer import WRONG
 from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import DRAWN
 from fairseq_ms.tools.plain import built
+from fairseq_ms.tools.trained import check_finite
 
 if TYPE_CHECKING:
     from fairseq_ms.core import CausalModel
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fairseq_ms.tools.trained import Trained
 
 MODELING = "modeling_fairseq_ms"
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 # What ``config.json`` says of it.
 PIPELINE = ("level", "tokenise", "language", "blank_lines")
 
@@ -88,15 +91,15 @@ def read(folder: Path) -> tuple[CausalModel, dict[str, Any]]:
         state = {name.removeprefix("decoder."): weights[name] for name in weights}
         state |= {new.removeprefix("decoder."): weights[old] for new, old in config["tied"].items()}
         model.load_state_dict(state)
-        tokenizer.LEVELS.index(config["pipeline"]["level"])
+        model.to(_DTYPES[config["dtype"]])
         # Folders of earlier versions name one alone.
         config.setdefault("begin_token_id", config["bos_token_id"])
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"CHECKPOINT must be as fairseq-ms export writes a folder: {folder} is not ({reason})"
-        ) from error
-    return model.to(getattr(torch, config["dtype"])).eval(), config
+        if not 0 <= config["begin_token_id"] < model.config.vocab_size:
+            raise ValueError(f"a text must begin with a symbol: got {config['begin_token_id']}")
+    except (*WRONG, AttributeError, SafetensorError) as error:
+        raise tokenizer.unlike_written(folder, error) from error
+    check_finite(model, folder)
+    return model.eval(), config
 
 
 def class_name(core: type[nn.Module]) -> str:

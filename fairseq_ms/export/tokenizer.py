@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LEVELS = ("word", "bpe", "hf_byte_bpe", "char", "byte")
 # What BPE has learnt is in this file of a prepared folder; beside that of hf_byte_bpe is its vocab.json.
 CODES = {"bpe": "codes.bpe", "hf_byte_bpe": "merges.txt"}
+
+# What reading an exported folder raises where it is not as it was written.
+WRONG = (OSError, ValueError, TypeError, LookupError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,10 @@ class FastSymbols:
         report.require_package("tokenizers", "an exported model of --bpe hf_byte_bpe", "tokenizers")
         from tokenizers import Tokenizer
 
-        self.tokenizer = Tokenizer.from_file(str(file))
+        try:
+            self.tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers has none of its own
+            raise ValueError(f"{file.name}: {error}") from error
         self.symbols = [str(self.tokenizer.id_to_token(number)) for number in range(self.tokenizer.get_vocab_size())]
 
     def tokens_of(self, text: str) -> list[int]:
@@ -176,13 +182,36 @@ class FastSymbols:
         return text
 
 
-def of_folder(folder: Path, settings: dict[str, str]) -> tuple[Pipeline, Symbols | FastSymbols]:
-    """The pipeline of an exported folder, by the settings in its ``config.json``; none of the folder's code runs."""
-    codes = folder / "codes.bpe" if settings["level"] == "bpe" else None
-    pipeline = Pipeline(**settings, codes=codes)
-    if pipeline.level == "hf_byte_bpe":
-        return pipeline, FastSymbols(folder / "tokenizer.json")
-    return pipeline, Symbols(lines_of(pipeline), json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
+def of_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Pipeline, Symbols | FastSymbols]:
+    """The pipeline of an exported folder, by its ``config.json``; none of the folder's code runs.
+
+    Raises UsageError where a file is not as ``write`` makes it, or has more symbols than the model.
+    """
+    try:
+        settings = config["pipeline"]
+        pipeline = Pipeline(**settings, codes=folder / "codes.bpe" if settings["level"] == "bpe" else None)
+        if pipeline.level not in LEVELS or not all(isinstance(setting, str) for setting in settings.values()):
+            raise ValueError(f"pipeline must say by names how text becomes symbols: got {settings}")
+        if pipeline.level == "hf_byte_bpe":
+            found: Symbols | FastSymbols = FastSymbols(folder / "tokenizer.json")
+        else:
+            symbols = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+            if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
+                raise ValueError("vocab.json must be a list of symbols")
+            found = Symbols(lines_of(pipeline), symbols)
+        if len(found.symbols) > config["vocab_size"]:
+            raise ValueError(f"it has {len(found.symbols)} symbols for the {config['vocab_size']} of its model")
+    except UsageError:
+        raise
+    except WRONG as error:
+        raise unlike_written(folder, error) from error
+    return pipeline, found
+
+
+def unlike_written(folder: Path, error: Exception) -> UsageError:
+    """The sentence for an exported folder in which something is wrong."""
+    reason = " ".join(str(error).split())
+    return UsageError(f"CHECKPOINT must be as fairseq-ms export writes a folder: {folder} is not ({reason})")
 
 
 def write(folder: Path, pipeline: Pipeline, symbols: Sequence[str], positions: int | None) -> None:

@@ -38,7 +38,7 @@ class Exported(Plain):
     """An exported model, which is asked about a text."""
 
     def pipeline(self) -> tuple[tokenizer.Pipeline, tokenizer.Symbols | tokenizer.FastSymbols]:
-        return tokenizer.of_folder(Path(self.path), self.saved["pipeline"])
+        return tokenizer.of_folder(Path(self.path), self.saved["config"])
 
 
 def load(path: str, data: str | None, cpu: bool) -> Exported:
@@ -46,8 +46,10 @@ def load(path: str, data: str | None, cpu: bool) -> Exported:
     if data is None or not Path(data).is_file():
         raise UsageError(f"--data must name a text with an exported folder, such as book.txt: got {data or 'none'}")
     core, config = read(Path(path), cpu)
-    symbols = tokenizer.of_folder(Path(path), config["pipeline"])[1].symbols
-    saved = {"tokenizer": {"symbols": symbols, "files": {}}, "length": config["tokens_per_sample"]}
-    found = Exported(Path(path).name, path, core, {**saved, "pipeline": config["pipeline"]}, data)
+    symbols, length = tokenizer.of_folder(Path(path), config)[1].symbols, config.get("tokens_per_sample")
+    if not isinstance(length, int):
+        raise tokenizer.unlike_written(Path(path), ValueError(f"tokens_per_sample must be a number: got {length}"))
+    saved = {"tokenizer": {"symbols": symbols, "files": {}}, "length": length, "config": config}
+    found = Exported(Path(path).name, path, core, saved, data)
     found.adds_bos = config["begin_token_id"] == BOS
     return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -216,6 +218,75 @@ def test_what_cannot_be_written_is_one_sentence(
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert named in printed.err
+
+
+@pytest.fixture(scope="module")
+def folders(place: Path) -> Path:
+    """Exported models with and without a tokenizer.json."""
+    for level in ("hf_byte_bpe", "word"):
+        assert cli.main(["export", str(place / level / "model.pt"), str(place / "exported" / level)]) == 0
+    return place / "exported"
+
+
+def config_with(**changes: object) -> Callable[[Path], object]:
+    """Another config.json, without what is None."""
+
+    def change(folder: Path) -> None:
+        found = {**json.loads((folder / "config.json").read_text()), **changes}
+        (folder / "config.json").write_text(
+            json.dumps({name: found[name] for name in found if found[name] is not None})
+        )
+
+    return change
+
+
+def unlike(file: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(content)
+
+
+BYTES = {"level": "hf_byte_bpe", "tokenise": "none", "language": "en", "blank_lines": "keep"}
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "no dtype": config_with(dtype=None),
+    "dtype load": config_with(dtype="load"),
+    "dtype int8": config_with(dtype="int8"),
+    "no pipeline": config_with(pipeline=None),
+    "more in the pipeline": config_with(pipeline={**BYTES, "codes_file": "/etc/passwd"}),
+    "no text in the pipeline": config_with(pipeline={**BYTES, "language": 3}),
+    "less in the pipeline": config_with(pipeline={"level": "hf_byte_bpe"}),
+    "a pipeline that is none": config_with(pipeline=["level"]),
+    "no first symbol": config_with(bos_token_id=None, begin_token_id=None),
+    "a first symbol that is none": config_with(begin_token_id="</s>"),
+    "a first symbol of another model": config_with(begin_token_id=4000),
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "an empty tokenizer": unlike("tokenizer.json", "{}"),
+    "half a tokenizer": lambda folder: unlike("tokenizer.json", (folder / "tokenizer.json").read_text()[:999])(folder),
+    "deep brackets": unlike("config.json", "[" * 100_000),
+    "no configuration": unlike("config.json", "3"),
+}
+BROKEN_WORDS: dict[str, Callable[[Path], object]] = {
+    "no words": lambda folder: (folder / "vocab.json").unlink(),
+    "words that are none": unlike("vocab.json", "[3]"),
+    "a word": unlike("vocab.json", '"word"'),
+    "deep words": unlike("vocab.json", "[" * 100_000),
+    "another encoding": lambda folder: (folder / "vocab.json").write_bytes(b'["\xe9"]'),
+    "more words": unlike("vocab.json", json.dumps(["<s>", "<pad>", "</s>", "<unk>", *map(str, range(4000))])),
+}
+
+
+@pytest.mark.parametrize(
+    ("level", "how"), [*(("hf_byte_bpe", how) for how in BROKEN), *(("word", how) for how in BROKEN_WORDS)]
+)
+def test_an_exported_folder_that_is_not_as_it_was_written_is_one_sentence(
+    level: str, how: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folders / level, tmp_path / "out")
+    {**BROKEN, **BROKEN_WORDS}[how](tmp_path / "out")
+    (tmp_path / "text.txt").write_text(TEXT)
+    for command in (["sample", "--prompt", "a"], ["perplexity", "--data", str(tmp_path / "text.txt")]):
+        assert cli.main([command[0], str(tmp_path / "out"), *command[1:], "--cpu"]) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        assert "CHECKPOINT must be as fairseq-ms export writes a folder" in printed.err
 
 
 @pytest.mark.parametrize("arch", KINDS)

@@ -7,7 +7,6 @@ the multi-scale paper (4.1) reports WikiText-103 by dividing by the actual numbe
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from fairseq_ms.errors import UsageError
 from fairseq_ms.tools import report
 from fairseq_ms.tools.arguments import add_counts, add_cpu, add_data, add_outputs, add_window, place
+from fairseq_ms_pipeline.files import parsed
 
 if TYPE_CHECKING:
     from fairseq_ms.tools.trained import Trained
@@ -170,8 +170,8 @@ def evaluate(
 def split_counts(manifest: Path, subset: str, targets: int) -> dict[str, int]:
     """A split's counts in the manifest of a prepared folder; UsageError when they are not of the data scored."""
     try:
-        splits = json.loads(manifest.read_text(encoding="utf-8"))["splits"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        splits = parsed(manifest.read_text(encoding="utf-8"))["splits"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"--manifest must be a manifest.json that preprocess/ wrote: got {manifest} ({error})"
         ) from None

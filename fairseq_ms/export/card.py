@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ms.errors import UsageError
+from fairseq_ms_pipeline.files import parsed
 
 if TYPE_CHECKING:
     from fairseq_ms.export.tokenizer import Pipeline
@@ -90,7 +90,7 @@ def _perplexities(files: Sequence[Path]) -> str:
     rows = ["| data | split | window, stride | measure | value |", "| --- | --- | --- | --- | --- |"]
     for file in files:
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = parsed(file.read_text(encoding="utf-8"))
             place = f"{Path(found['data']).name} | {found['subset']} | {found['window']}, {found['stride']}"
             measured = [(name, float(found[name])) for name in _NUMBERS if name in found]
         except (OSError, ValueError, KeyError, TypeError) as error:

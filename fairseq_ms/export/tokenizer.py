@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import sources
 from fairseq_ms.tools import report
+from fairseq_ms_pipeline.files import parsed
 from fairseq_ms_pipeline.indexed import SPECIAL, read_symbols
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def settings_of(data: Path) -> tuple[Path | None, dict[str, Any]]:
     """The ``manifest.json`` in or above a data folder, and the settings in it; UsageError for a damaged one."""
     manifest = manifest_of(data)
     try:
-        known = json.loads(manifest.read_text(encoding="utf-8"))["settings"] if manifest is not None else {}
+        known = dict(parsed(manifest.read_text(encoding="utf-8"))["settings"]) if manifest is not None else {}
     except (ValueError, LookupError, TypeError) as error:
         raise UsageError(f"--data must be as fairseq-ms prepare wrote it: {manifest} is damaged ({error})") from error
     return manifest, known

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from fairseq_ms.papers import context_length
 from fairseq_ms.papers.context_length import ContextLength
 from fairseq_ms.tools import comparison, report
 from fairseq_ms.tools.arguments import add_counts, add_outputs, add_scored, add_seed, add_window
+from fairseq_ms_pipeline.files import parsed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,7 @@ def load_questions(checkpoint: Checkpoint, split: str, limit: int | None = None)
             f"{path.name}, which says how questions are written"
         )
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
+        written = parsed(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"--data must be as fairseq-ms prepare recall wrote it: {path} is damaged ({error})") from None
     index = checkpoint.dictionary.index

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from fairseq_ms_pipeline.dataset import CODES
-from fairseq_ms_pipeline.files import complete, once_a_file, part_of
+from fairseq_ms_pipeline.files import complete, once_a_file, parsed, part_of
 from fairseq_ms_pipeline.lines import Lines
 from fairseq_ms_pipeline.workers import leave_with
 
@@ -95,7 +95,7 @@ def codes_of(file: Path) -> tuple[str, str]:
     ValueError for a file of another kind, from which lines would get other tokens than from the tokenizer itself.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parsed(file.read_text(encoding="utf-8"))
         model, splits = found["model"], found["pre_tokenizer"]
         vocabulary, merges = model["vocab"], model["merges"]
     except (ValueError, LookupError, TypeError):

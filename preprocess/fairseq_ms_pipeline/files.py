@@ -58,9 +58,17 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; ValueError names the file when it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        return parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not a readable JSON file ({error}).") from None
+
+
+def parsed(text: str) -> Any:
+    """What JSON says; ValueError also where it is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sha256_of(path: Path) -> str:

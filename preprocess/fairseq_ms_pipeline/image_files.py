@@ -19,7 +19,9 @@ logging.getLogger("PIL").setLevel(logging.WARNING)
 SIDE = 32
 TOKENS = SIDE * SIDE * 3
 TEST_NAMES = ("val_data*", "test_batch*")
-UNREADABLE = (*DAMAGE, pickle.UnpicklingError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError)
+# RuntimeError is that of encrypted archives, and of methods of compression that are not known.
+_UNFIT = (AttributeError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
+UNREADABLE = (*DAMAGE, *_UNFIT, pickle.UnpicklingError)
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -9,7 +9,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import tarfile
 import zipfile
@@ -21,7 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from fairseq_ms_pipeline.files import Json, digest_of
+from fairseq_ms_pipeline.files import Json, digest_of, parsed
 from fairseq_ms_pipeline.text import decoded
 
 OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
@@ -168,10 +167,17 @@ def plain_files(path: Path) -> list[Path]:
 
 def _zip_members(file: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
     with zipfile.ZipFile(file) as archive:
-        for name in sorted(archive.namelist()):
-            if not name.endswith("/") and wanted(name):
-                with archive.open(name) as member:
-                    yield _opened(name, member)
+        # By what is known of each, since several may have one name.
+        for info in sorted(archive.infolist(), key=lambda info: info.filename):
+            if info.is_dir() or not wanted(info.filename):
+                continue
+            try:
+                member = archive.open(info)
+            except RuntimeError:
+                wrong = f"{info.filename} is encrypted, or compressed by a method that Python does not know"
+                raise ValueError(f"--input {file} cannot be read ({wrong}).") from None
+            with member:
+                yield _opened(info.filename, member)
 
 
 def _tar_members(tar: tarfile.TarFile, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
@@ -262,9 +268,10 @@ def _json_articles(file: TextFile) -> Iterator[Json]:
         if not text.strip():
             continue
         try:
-            loaded = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file.name}, line {line_number + error.lineno - 1}: not JSON ({error.msg}).") from None
+            loaded = parsed(text)
+        except ValueError as error:
+            line, reason = getattr(error, "lineno", 1), getattr(error, "msg", error)
+            raise ValueError(f"{file.name}, line {line_number + line - 1}: not JSON ({reason}).") from None
         every = loaded if isinstance(loaded, list) else [loaded]
         yield from (article for article in every if isinstance(article, dict))
 

@@ -220,6 +220,16 @@ def test_what_cannot_be_written_is_one_sentence(
     assert named in printed.err
 
 
+def test_symbols_that_an_exported_tokenizer_has_not_are_not_drawn(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folders / "word", tmp_path / "out")
+    words = json.loads((tmp_path / "out" / "vocab.json").read_text())[:7]
+    (tmp_path / "out" / "vocab.json").write_text(json.dumps(words))
+    written = "".join(sampled(tmp_path / "out", "--prompt", words[4], "--max-len-b", 40, *ANY, monkeypatch=monkeypatch))
+    assert {*written} <= {*"".join(words), " ", "\n"}
+
+
 @pytest.fixture(scope="module")
 def folders(place: Path) -> Path:
     """Exported models with and without a tokenizer.json."""

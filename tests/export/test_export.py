@@ -110,7 +110,7 @@ def test_what_cannot_be_exported_is_one_sentence(flags, sentence, checkpoint, tm
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"settings": 3}', "[" * 100_000])
 def test_a_damaged_manifest_is_one_sentence(text: str, tmp_path: Path):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UsageError, match=r"--data must be as fairseq-ms prepare wrote it: .*manifest\.json is damaged"):

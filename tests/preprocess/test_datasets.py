@@ -2,17 +2,22 @@
 
 import gzip
 import importlib.util
+import io
 import itertools
 import json
 import random
 import re
+import struct
 import sys
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from fairseq_ms import cli
 from fairseq_ms_pipeline.files import read_json
+from fairseq_ms_pipeline.sources import text_files
 from tests.preprocess.sample import archived, prepare
 
 WORDS = ["the", "of", "river", "unnatural", "kings", "walked", "dance", "dancing", "town", "towns", "<unk>", "@-@"]
@@ -147,6 +152,27 @@ def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_
     assert "--split given: --input has no file or folder named valid or test" in said
 
 
+def changed_zip(flags: int = 0, method: int = zipfile.ZIP_STORED) -> bytes:
+    """An archive of a text with other flags, or another method, than it was written with."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.txt", "text\n")
+    whole = bytearray(file.getvalue())
+    for start, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = whole.index(start) + at
+        whole[place : place + 4] = struct.pack("<HH", flags, method)
+    return bytes(whole)
+
+
+def test_files_of_one_name_in_an_archive_are_each_read_once(tmp_path):
+    with zipfile.ZipFile(tmp_path / "twice.zip", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for text in ("first\n", "second\n"):
+            archive.writestr("a.txt", text)
+    found = [file.stream.read() for file in text_files([tmp_path / "twice.zip"], lambda name: name == "a.txt")]
+    assert found == [b"first\n", b"second\n"]
+
+
 @pytest.mark.parametrize(
     ("dataset", "name", "content", "sentence"),
     [
@@ -158,6 +184,10 @@ def test_your_own_text_is_split_by_the_names_train_valid_and_test_when_they_are_
         ("cc_news", "bad.json", b'{"title": "a",\n maintext: 1}', "bad.json, line 2: not JSON"),
         ("cc_news", "a.json", b'[{"headline": 1}]', "a.json has no field title or maintext or text or plain_text: its"),
         ("cc_news", "none.jsonl", b"[]\n", "it has no articles"),
+        ("cc_news", "deep.json", b"[" * 100_000, "deep.json, line 1: not JSON (it is nested too deeply)"),
+        ("text", "deep.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "deep.jsonl, line 2: not JSON (it is nested"),
+        ("text", "secret.zip", changed_zip(flags=1), "secret.zip cannot be read (a.txt is encrypted, or"),
+        ("text", "method.zip", changed_zip(method=97), "method.zip cannot be read (a.txt is encrypted, or"),
         ("text", "half.jsonl", b'{"text": "a \\ud83d b"}\n', "half.jsonl has an article with '\\ud83d'"),
         ("text", "blank.txt", b" \n\n", "blank.txt has no text"),
         ("text", "latin.txt", b"one line\ntwo\nthe caf\xe9\n", "line 3, byte offset 20: byte 0xe9 is not UTF-8"),

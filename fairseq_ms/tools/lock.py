@@ -25,10 +25,19 @@ class FolderLock:
         self.made: list[Path] = []
 
     def take(self, folder: Path, flag: str) -> None:
-        """Make the folder if need be, and lock it; raises UsageError where another process holds it, and OSError."""
+        """Make the folder if need be, and lock it; raises UsageError where that cannot be, or another has it."""
         self.release()
-        self.made = [part for part in (folder, *folder.parents) if not part.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.made = [part for part in (folder, *folder.parents) if not part.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock(folder, flag)
+        except OSError as error:
+            self.release()
+            raise UsageError(
+                f"{flag} must be a folder in which files can be made: got {folder} ({error.strerror})"
+            ) from error
+
+    def _lock(self, folder: Path, flag: str) -> None:
         while self.file is None or os.fstat(self.file.fileno()).st_nlink == 0:  # its last owner has just removed it
             self.file = open(folder / NAME, "a")  # noqa: SIM115 (closed by release)
             try:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -24,6 +25,9 @@ from fairseq_ms.errors import UsageError, bin_hint
 from fairseq_ms.export import tokenizer
 from fairseq_ms.tools.trained import Trained, check_finite, lines_of, on_device
 from fairseq_ms_pipeline import indexed
+
+# Fields that a training may change when it goes on, beside dropout and the start of weights.
+MAY_CHANGE = ("recompute", "checkpoint", "max_positions", "init_residual", "droppath", "reconstruction_loss_weight")
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,16 @@ def built(name: str, settings: Mapping[str, Any]) -> core.CausalModel:
     """A model of the core by the name of its class and the fields of its configuration."""
     model: core.CausalModel = getattr(core, name)(getattr(core, f"{name}Config").from_dict(settings))
     return model
+
+
+def check_unchanged(then: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Raise UsageError where weights of the configuration ``then`` would be another model's ``now``."""
+    for name in (name for name in now if name in then):
+        before, after = (json.dumps(configuration[name]) for configuration in (then, now))
+        if before != after and name not in MAY_CHANGE and not name.endswith(("dropout", "init_std")):
+            raise UsageError(
+                f"--out must be a new folder, or of the same model: in {folder}, {name} was {before} and is {after}"
+            )
 
 
 def load(label: str, path: str, saved: Mapping[str, Any], data: str | None, cpu: bool) -> Plain:

@@ -20,6 +20,7 @@ from fairseq_ms import core
 from tests.helpers.cli import ROOT, run_cli
 from tests.helpers.faults import Damage, cut, flip_weight
 from tests.helpers.trained import random_lines, write_corpus
+from tests.tools.test_lock import holding
 
 SCRIPT = ROOT / "user_dir_examples" / "plain_pytorch" / "train.py"
 SMALL = ["--set", "dim=24", "ffn_dim=40", "heads=3", "layers=1", "dropout=0", "attention_dropout=0", "init_std=0.2"]
@@ -191,6 +192,42 @@ def test_the_parts_that_several_processes_write_are_not_gone_on_with_where_one_i
     assert list(losses(*given, "4")) == [4]
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [('activation="relu"', 'activation was "gelu" and is "relu"'), ("attention_dropout=0.1", None)],
+)
+def test_a_training_goes_on_with_the_model_that_it_began_or_says_what_has_changed(
+    changed: str, said: str | None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    given = [text, *SMALL, "--out", str(out), "--steps"]
+    losses(*given, "2")
+    before = sorted(out.iterdir())
+    # Of two values of a field, the last one counts.
+    more = [*given, "4", "--set", *SMALL[1:7], changed]
+    if said is None:
+        assert list(losses(*more)) == [4]
+    else:
+        last = refusal(capsys, *more).strip().splitlines()[-1]
+        assert last == f"--out must be a new folder, or of the same model: in {out}, {said}"
+        assert sorted(out.iterdir()) == before
+
+
+def test_one_training_at_a_time_writes_to_a_folder(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = holding(tmp_path / "out")
+    given = [text, *SMALL, "--out", str(tmp_path / "out"), "--steps", "2"]
+    try:
+        said = refusal(capsys, *given).strip().splitlines()[-1]
+        assert said.startswith("--out must be a folder that no other training writes to: ")
+    finally:
+        other.kill()
+        other.wait()
+    assert list(losses(*given)) == [2]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint.pt"]
+
+
 def test_binarised_data_are_read(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", {"train": random_lines(1, 60), "valid": random_lines(2, 60)})
     assert losses(str(data / "train"), *SMALL, "--out", str(tmp_path / "out"), "--steps", "2")
@@ -232,8 +269,8 @@ def test_bad_data_and_a_checkpoint_of_other_sizes_are_one_sentence(
     # A short text is trained on.
     assert list(losses(*arguments, "--steps", "2")) == [2]
     said = refusal(capsys, *arguments, "--set", "dim=36", "heads=3", "ffn_dim=40", "layers=1", "--steps", "4")
-    wrong = f"--out must be a new folder: {tmp_path / 'out'} is of another model, other sizes or data"
-    assert said.strip().splitlines()[-1] == wrong
+    sizes = f"--out must be a new folder, or of the same model: in {tmp_path / 'out'}, dim was 24 and is 36"
+    assert said.strip().splitlines()[-1] == sizes
     # Also where nothing is left to train.
     Path(text).write_text(Path(text).read_text().replace("cat", "dog"))
     assert "--out must be a new folder" in refusal(capsys, *arguments, "--steps", "2")

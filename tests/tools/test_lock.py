@@ -92,3 +92,9 @@ def test_where_a_file_system_has_no_locks_a_training_goes_on(tmp_path: Path, mon
     own = lock.FolderLock()
     own.take(tmp_path, "--out")
     own.release()
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^--out must be a folder in which files can be made: got .*/a \(Not a dir"):
+        lock.FolderLock().take(tmp_path / "file" / "a", "--out")

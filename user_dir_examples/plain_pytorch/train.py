@@ -36,11 +36,13 @@ from fairseq_ms import core
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import tokenizer
 from fairseq_ms.tools import plain, whole_files
+from fairseq_ms.tools.lock import FolderLock
 from fairseq_ms_pipeline import indexed
 
 NUMBERS = {"steps": 500, "rows": 8, "length": 256, "lr": 3e-3, "muon-lr": 0.02, "save-every": 100, "valid-batches": 10}
 SMALL = {"dim": 192, "ffn_dim": 768, "heads": 6, "layers": 4}
 LINE = 5  # seconds between lines where no bar is drawn
+OUT = FolderLock()
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -150,6 +152,7 @@ def main() -> None:
             if ranks > 1:
                 dcp.save(everything(step), checkpoint_id=args.out / "unfinished")
                 if rank == 0:
+                    (args.out / "unfinished" / "configuration.json").write_text(json.dumps(described["configuration"]))
                     whole_files.write_checksums(args.out / "unfinished")
                     shutil.rmtree(folder, ignore_errors=True)  # which stayed until this one was complete
                     (args.out / "unfinished").rename(folder)
@@ -163,18 +166,24 @@ def main() -> None:
         except (dcp.CheckpointException, OSError) as error:
             raise SystemExit(whole_files.unwritten(folder, error, "--out")) from None
 
-    saved, options = None, None
+    saved, options, then = None, None, {}
     try:
+        if rank == 0:
+            OUT.take(args.out, "--out")
         if folder.is_dir() and not (file.is_file() and file.stat().st_mtime > folder.stat().st_mtime):
             whole_files.check_folder(folder)
             dcp.load(saved := everything(0), checkpoint_id=folder)
+            if (folder / "configuration.json").is_file():
+                then = json.loads((folder / "configuration.json").read_text())
         elif file.is_file():
             whole_files.check(str(file))
             saved, options = torch.load(file, map_location=device, weights_only=True), WHOLE
+            then = saved["configuration"]
             saved["memory"] = {name: part[own] for name, part in saved["memory"].items()}
         if saved is not None:
             if int(saved.get("checksum", checksum)) != checksum:
                 raise KeyError(args.data)
+            plain.check_unchanged(then, described["configuration"], args.out)
             moments = {"optim_state_dict": saved["optimizer"], "options": options}
             set_state_dict(model, optimizer, model_state_dict=saved["model"], **moments)
     except UsageError as error:
@@ -259,4 +268,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        OUT.release()

@@ -8,7 +8,6 @@ import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import MonolingualDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
@@ -32,7 +31,6 @@ class InBatchSampledSoftmaxFlags(FairseqDataclass):
     """Flags of ``--criterion in_batch_sampled_softmax``."""
 
     negative_batches: int = option(3, "random batches whose chunks are candidates too; they are only encoded")
-    gather_negatives: bool = option(False, "let every process score against the candidates of all processes")
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
 
@@ -54,7 +52,6 @@ class InBatchSampledSoftmax(FairseqCriterion):
         self,
         task: FairseqTask,
         negative_batches: int,
-        gather_negatives: bool,
         seed: int,
         train_subset: str = "train",
     ) -> None:
@@ -62,7 +59,6 @@ class InBatchSampledSoftmax(FairseqCriterion):
         if negative_batches < 0:
             raise UsageError(f"--negative-batches must be at least 0: got {negative_batches}")
         self.negative_batches = negative_batches
-        self.gather_negatives = gather_negatives
         self.seed = seed
         self.train_subset = train_subset
 
@@ -76,8 +72,7 @@ class InBatchSampledSoftmax(FairseqCriterion):
             )
         tokens_BT = extended(sample["net_input"]["src_tokens"], sample["target"], self.padding_idx)
         own_XL = predicted_chunks(segmentation, tokens_BT)
-        local_AL = torch.cat([own_XL, self._drawn(model, sample)])
-        candidates_AL, _, counts_A = unique_chunks(self._of_all_processes(local_AL))
+        candidates_AL, _, counts_A = unique_chunks(torch.cat([own_XL, self._drawn(model, sample)]))
         found = model(tokens_BT, candidates_AL, counts_A)
         predicted = found.rank_X.numel()
         logging_output = {
@@ -107,23 +102,6 @@ class InBatchSampledSoftmax(FairseqCriterion):
         """The training data; where it is not loaded, as under ``fairseq-validate``, what is."""
         datasets = self.task.datasets
         return datasets[self.train_subset] if self.train_subset in datasets else next(iter(datasets.values()))
-
-    def _of_all_processes(self, candidates_AL: Tensor) -> Tensor:
-        """The candidates of this process and, if asked for, those of all others.
-
-        Tokens travel and not encodings: every process encodes all candidates itself, so that each positive's loss,
-        with all of its gradient, is computed in one place, and summing over processes gives that of the joint batch.
-        """
-        world = distributed.get_data_parallel_world_size()
-        if not self.gather_negatives or world == 1:
-            return candidates_AL
-        group = distributed.get_data_parallel_group()
-        size = torch.tensor([candidates_AL.shape[0]], device=candidates_AL.device)
-        sizes = [int(each) for each in distributed.all_gather(size, group)]
-        padded_AL = candidates_AL.new_full((max(sizes), candidates_AL.shape[1]), self.padding_idx)
-        padded_AL[: candidates_AL.shape[0]] = candidates_AL
-        gathered = distributed.all_gather(padded_AL, group)
-        return torch.cat([each_AL[:count] for each_AL, count in zip(gathered, sizes, strict=True)])
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[Sample]) -> None:

@@ -37,8 +37,13 @@ MULTIPLE = "required_batch_size_multiple"
 DICTIONARY = "dictionary"
 # And, once it is read, the model's settings.
 MODEL = "model_settings"
-# Settings of criterions that are no more; of a task's and a model's, fairseq itself drops those.
-_GONE = ("log_q_correction", "log_q_blocks")
+# And those of its settings that are no more and had another value than the one that is left.
+OTHERS = "settings_that_are_gone"
+# Settings that are no more, by group, and what is left of each; of a task's and a model's, fairseq itself drops those.
+_GONE: dict[str, dict[str, Any]] = {
+    "criterion": {"log_q_correction": None, "log_q_blocks": None, "gather_negatives": False},
+    "optimizer": {"no_nesterov": False, "adjust_lr_fn": "original", "muon_momentum": 0.95},
+}
 
 # What omegaconf replaces by what a function returns for it: ${oc.env:HOME}.
 _COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
@@ -132,19 +137,26 @@ def load_checked(original: Callable[..., Any], path: str, *args: Any, **settings
     state = original(path, *args, **settings)
     # Older ones have it among their flags alone, of which only the rank that reads them hears.
     cfg = state.get("cfg")
-    multiple, criterion, model = (
+    multiple, model, *groups = (
         OmegaConf.select(cfg, name) if isinstance(cfg, DictConfig) else None
-        for name in (f"dataset.{MULTIPLE}", "criterion", "model")
+        for name in (f"dataset.{MULTIPLE}", "model", *_GONE)
     )
+    others = []
+    for group, names in zip(groups, _GONE.values()):
+        if not isinstance(group, DictConfig):
+            continue
+        for name, left in names.items():
+            with open_dict(group):
+                value = group.pop(name, left)
+            if left is not None and value != left:
+                others.append(f"--{name.replace('_', '-')} {value}")
     if state.get("extra_state"):
         if multiple is not None:
             state["extra_state"].setdefault(MULTIPLE, multiple)
+        if others:
+            state["extra_state"][OTHERS] = ", ".join(others)
         if isinstance(model, DictConfig):
             state["extra_state"][MODEL] = OmegaConf.to_container(model, enum_to_str=True)
-    if isinstance(criterion, DictConfig):
-        with open_dict(criterion):
-            for name in _GONE:
-                criterion.pop(name, None)
     if (dictionary := (state.get("extra_state") or {}).get(DICTIONARY)) is not None:
         # fairseq shows a task its state, wherever a model is loaded to be evaluated.
         state["task_state"] = {**state.get("task_state", {}), DICTIONARY: dictionary}

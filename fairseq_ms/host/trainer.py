@@ -134,6 +134,11 @@ class Trainer(fairseq_trainer.Trainer):
         settings = state.pop(checkpoints.MODEL, None)
         if settings and not reset_optimizer and rules.is_ours(model := self.get_model()):
             self._refuse_changed(model, settings, goes_on, filename)
+        if (others := state.pop(checkpoints.OTHERS, None)) and goes_on and not reset_optimizer:
+            raise UsageError(
+                f"{_flag_of(self.cfg.checkpoint, filename)} must hold a training without flags that are gone: got "
+                f"{filename} ({others}; {data.NEW_RUN}, and --finetune-from-model one from these weights)"
+            )
         # fairseq keeps the state for as long as it trains.
         kept = {name: state.pop(name) for name in (masters.MASTERS, masters.SCALER) if name in state}
         lost = None if reset_optimizer else masters.load_state_dict(self.optimizer, kept)

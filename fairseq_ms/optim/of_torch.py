@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, List, Optional  # noqa: UP035  (fairseq reads the types of its dataclasses)
 
 import torch
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.fused_adam import get_fused_adam_class
 from omegaconf import II
@@ -17,7 +17,7 @@ from torch import nn
 from fairseq_ms.core.ops.device import has_fused_optimizers
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections, undecayed
 from fairseq_ms.errors import UsageError
-from fairseq_ms.lm.choices import option, probability
+from fairseq_ms.lm.choices import option
 from fairseq_ms.lm.config import betas, check_ranges
 
 # fairseq copies it to the float32 masters of half precision.
@@ -42,13 +42,6 @@ class MuonFlags(AdamWFlags):
         None,
         "learning rate of AdamW, which trains all but the layers' matrices; it follows the schedule of "
         "--lr, Muon's, in proportion (required)",
-    )
-    muon_momentum: float = probability(0.95, "momentum of Muon")
-    no_nesterov: bool = option(False, "plain momentum in place of Nesterov's for Muon")
-    adjust_lr_fn: ChoiceEnum(["original", "match_rms_adamw"]) = option(  # type: ignore[valid-type]
-        "original",
-        "how Muon's rate depends on a matrix (O, I): times sqrt(max(1, O / I)), or 0.2 sqrt(max(O, I)), "
-        "with which a rate for AdamW suits it",
     )
 
 
@@ -97,12 +90,7 @@ class FairseqMuon(FairseqOptimizer):
         if not matrices:
             got = f"{len(others)} other parameters"
             raise UsageError(f"--optimizer muon must be left out where there are no matrices of layers: got {got}")
-        muon = {
-            "weight_decay": cfg.weight_decay,
-            "momentum": cfg.muon_momentum,
-            "nesterov": not cfg.no_nesterov,
-            "adjust_lr_fn": str(cfg.adjust_lr_fn),
-        }
+        muon = {"weight_decay": cfg.weight_decay}
         self._optimizer = MuonAndAdamW(matrices, others, _rate(cfg), float(cfg.adam_lr), muon, _settings(cfg))  # type: ignore[arg-type]
         if without := list(itertools.filterfalse(_decays, rows)):
             self._optimizer.add_param_group({"params": without, "weight_decay": 0.0})

@@ -137,7 +137,6 @@ def small_task(symbols: int = 3, blocks: int = 40, bos: bool = False) -> SimpleN
 def criterion(task: SimpleNamespace, **flags: Any) -> InBatchSampledSoftmax:
     known: dict[str, Any] = {
         "negative_batches": 0,
-        "gather_negatives": False,
         "seed": 5,
     }
     return InBatchSampledSoftmax(task, **{**known, **flags})

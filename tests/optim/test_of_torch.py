@@ -25,7 +25,7 @@ from tests.helpers.trained import configuration, random_lines, write_corpus
 
 SYMBOLS, ROWS, LENGTH = 16, 4, 8
 ADAMW: dict[str, Any] = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-7}
-MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.005", "--muon-momentum", "0.9", "--no-nesterov")
+MUON = ("--optimizer", "muon", "--lr", "0.02", "--adam-lr", "0.005")
 OWN = ("--weight-decay", "0.1", "--adam-betas", "(0.9, 0.95)", "--adam-eps", "1e-7")
 MODEL = core.Vanilla(core.VanillaConfig(vocab_size=9, dim=8, ffn_dim=8, heads=2, layers=1))
 VANILLA = ("--arch", "vanilla_lm", *TINY, "--decoder-layers", "2")
@@ -80,16 +80,14 @@ def trained(trainer: Trainer, tokens: list[torch.Tensor]) -> list[float]:
 
 
 @pytest.mark.parametrize("flags", [VANILLA, ("--arch", "retina_lm", *RETINA)], ids=["vanilla_lm", "retina_lm"])
-@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_muon_trains_as_a_plain_loop_with_the_cores_optimizer(flags: tuple[str, ...], adjust: str, data: Path) -> None:
+def test_muon_trains_as_a_plain_loop_with_the_cores_optimizer(flags: tuple[str, ...], data: Path) -> None:
     """Which is torch's two over single projections (tests/core/test_optimizers.py)."""
-    trainer = trainer_of(data, *flags, *MUON, *OWN, "--adjust-lr-fn", adjust, "--update-freq", "2", "--clip-norm", "1")
+    trainer = trainer_of(data, *flags, *MUON, *OWN, "--update-freq", "2", "--clip-norm", "1")
     model = copy.deepcopy(trainer.get_model().decoder.core).train()
     tokens = batches(12)
     found = trained(trainer, tokens)
     _, others = core.matrices_and_others(model)
-    settings = {"momentum": 0.9, "nesterov": False, "adjust_lr_fn": adjust, "weight_decay": 0.1}
-    optimizer = MuonAndAdamW(rows_of_projections(model), others, 0.02, 0.005, settings, ADAMW)
+    optimizer = MuonAndAdamW(rows_of_projections(model), others, 0.02, 0.005, {"weight_decay": 0.1}, ADAMW)
     expected = []
     for one, other in zip(tokens[::2], tokens[1::2]):
         losses = [
@@ -223,3 +221,26 @@ def test_muon_is_for_models_of_this_package_and_a_torch_that_has_it(
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(UsageError, match=r"--optimizer muon needs torch 2.9 or newer: this is torch \d"):
         of_torch.prepare_muon(cfg, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("no_nesterov", True), ("adjust_lr_fn", "match_rms_adamw"), ("muon_momentum", 0.9)]
+)
+def test_a_training_with_a_flag_that_is_gone_goes_on_only_if_it_had_the_value_that_is_left(
+    name: str, value: Any, data: Path, tmp_path: Path
+) -> None:
+    flags, path = (*VANILLA, *MUON), str(tmp_path / "checkpoint_last.pt")
+    first = trainer_of(data, *flags)
+    first.consolidate_optimizer()
+    first.save_checkpoint(path, {"train_iterator": {"epoch": 1}})
+    left = {"no_nesterov": False, "adjust_lr_fn": "original", "muon_momentum": 0.95}
+    for had, refused in ((left, False), ({**left, name: value}, True)):
+        state = torch.load(path)
+        state["cfg"]["optimizer"].update(had)
+        torch.save(state, path)
+        trainer, spelled = trainer_of(data, *flags), f"--{name.replace('_', '-')} {value}"
+        if refused:
+            with pytest.raises(UsageError, match=rf"^--\S+ must hold a training without .*\({spelled}; "):
+                trainer.load_checkpoint(path)
+            trainer = trainer_of(data, *flags)
+        trainer.load_checkpoint(path, reset_optimizer=refused)

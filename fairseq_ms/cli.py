@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from fairseq_ms.errors import TRACEBACK, parser_sentence, sentence_of, traceback_wanted
+from fairseq_ms.errors import TRACEBACK, missing_package, parser_sentence, sentence_of, traceback_wanted
 from fairseq_ms.tools import report
 from fairseq_ms_pipeline import flags
 
@@ -33,6 +33,16 @@ def _found() -> Iterator[tuple[str, str]]:
 
 COMMANDS = dict(sorted(_found()))
 """The modules of all commands."""
+
+PURPOSES = {
+    "from a text to a model that writes, in this order": (
+        *("prepare", "train", "perplexity", "sample", "export", "config"),
+    ),
+    "what a model costs, and how well it does": ("memory", "bench", "lm-eval", "lm-eval-task"),
+    "what a model looks at": ("context-window", "plot attention"),
+    "for fairseq's own commands": ("user-dir",),
+}
+OTHERS = "the papers' analyses and figures"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +77,7 @@ def _main(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        sentence = sentence_of(error) or _unreadable(error)
+        sentence = sentence_of(error) or _unreadable(error) or missing_package(error, name)
         if sentence is None:
             raise
         if traceback_wanted():
@@ -104,12 +114,16 @@ def _without_command(arguments: list[str]) -> int:
         print(f"{PROG}: there is no command {wrong!r}; {hint}", file=sys.stderr)
         return 2
     width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {help_of(name)}" for name in among or COMMANDS)
+    purposes = {"commands": among} if among else _by_purpose()
+    listing = "\n\n".join(
+        "\n".join([f"{purpose}:", *(f"  {name:<{width}}  {help_of(name)}" for name in names)])
+        for purpose, names in purposes.items()
+    )
     parser = Parser(
         prog=" ".join(words),
         usage=f"{' '.join(words)} COMMAND ...",
         description="Tools around the language models of fairseq_ms.",
-        epilog=f"commands:\n{listing}\n\n{PROG} COMMAND --help describes one of them; with {TRACEBACK}=1 in the "
+        epilog=f"{listing}\n\n{PROG} COMMAND --help describes one of them; with {TRACEBACK}=1 in the "
         "environment,\na refused command also prints where it was refused.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -117,6 +131,14 @@ def _without_command(arguments: list[str]) -> int:
     parser.parse_args(rest)
     parser.print_help(sys.stderr)
     return 2
+
+
+def _by_purpose() -> dict[str, list[str]]:
+    """All commands, those that matter first by the order in which they are used, and the papers' last."""
+    found: dict[str, list[str]] = {purpose: list(names) for purpose, names in PURPOSES.items()}
+    listed = {name for names in found.values() for name in names}
+    found[OTHERS] = [name for name in COMMANDS if name not in listed]
+    return found
 
 
 def help_of(name: str) -> str:

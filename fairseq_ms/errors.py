@@ -113,6 +113,20 @@ def sentence_of(error: BaseException) -> str | None:
     return f"{rule} ({text.partition(': {')[0].rstrip('.')})"
 
 
+def missing_package(error: BaseException, what: str) -> str | None:
+    """The sentence for fairseq, or what comes with it, where it is not installed; None for any other error.
+
+    Args:
+        what: needs it
+    """
+    top = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if top == "yaml":
+        return f"{what} needs the package pyyaml, which fairseq brings, too: run pip install pyyaml"
+    if top not in ("fairseq", "fairseq_cli", "omegaconf", "hydra"):
+        return None
+    return f"{what} needs fairseq, which is missing; run: {INSTALL_FAIRSEQ}"
+
+
 def bin_hint(folder: str | Path) -> str:
     """What to add about a folder without data: that they are in its ``bin``, where fairseq-ms prepare writes them."""
     inside = Path(folder, "bin")

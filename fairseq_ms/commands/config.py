@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import shlex
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--papers must be given with --list: got it alone")
     if args.list:
         shown = [preset for preset in CONFIGS.values() if args.papers or preset.recipe.source == OWN]
-        print(listed(shown))
+        print(listed(shown), "next: fairseq-ms config PRESET --data DATA --out configs/mine.yaml", sep="\n")
         return
     if args.flags is not None:
         print(flags_of(args.flags))
@@ -103,6 +104,10 @@ def run(args: argparse.Namespace) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one training may write it at once, and none must read the half of it.
     report.write_text(args.out, text)
+    where = shlex.quote(str(args.out))
+    data = "" if args.data is not None else " --data DATA"
+    print(f"{args.out}: {preset.name}, whose checkpoints go to checkpoints/{name}")
+    print(f"next: fairseq-ms train {where}{data}")
 
 
 def _with_windows(preset: Preset, windows: str) -> Preset:

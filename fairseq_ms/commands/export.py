@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from fairseq_ms.tools.arguments import add_data, add_flag, place
@@ -41,3 +42,4 @@ def run(args: argparse.Namespace) -> None:
         checkpoint.model.half()
     folder.write(args.out, checkpoint, pipeline, args)
     print(f"{args.out}: {folder.class_name(type(checkpoint.core))}")
+    print(f"next: fairseq-ms sample {shlex.quote(str(args.out))} --prompt TEXT")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> None:
     }
     numbers = renormalised(scored, counts)
     _show(settings, numbers)
+    if "images" not in counts:
+        print(f"next: fairseq-ms sample {'' if args.shipped else shlex.quote(args.checkpoint) + ' '}--prompt TEXT")
     if args.json is not None:
         # A line without spaces is one word, whose perplexity may be beyond floating point numbers.
         report.write_json(args.json, {**settings, **numbers}, allow_nan=True)

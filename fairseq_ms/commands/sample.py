@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,9 @@ def run(args: argparse.Namespace) -> None:
     )
     page.show(whole=True)
     print()
+    if sys.stderr.isatty() and not Path(args.checkpoint).is_dir():
+        # Not among the text, which may go to a file.
+        print(f"next: fairseq-ms export {shlex.quote(args.checkpoint)} FOLDER", file=sys.stderr)
 
 
 class Page:

@@ -120,8 +120,6 @@ def _settings_of(flag: str) -> list[str]:
 
 def _written(args: argparse.Namespace) -> dict[str, Any]:
     """The settings of the file or preset, with the flags', before fairseq is loaded."""
-    import yaml
-
     path = Path(args.config)
     if args.config in CONFIGS and not path.is_file():
         if args.data is None:
@@ -135,6 +133,8 @@ def _written(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(
             f"CONFIG must be a file or a preset that fairseq-ms config --list names: got {args.config}{hint}"
         )
+    import yaml
+
     try:
         written = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -14,6 +14,7 @@ from fairseq_ms.export import sources
 from fairseq_ms.tools import report
 from fairseq_ms_pipeline.files import parsed
 from fairseq_ms_pipeline.indexed import SPECIAL, read_symbols
+from fairseq_ms_pipeline.plain_bytes import Bytes, spelled_bytes
 
 if TYPE_CHECKING:
     from fairseq_ms_pipeline.lines import Lines
@@ -106,12 +107,21 @@ def classes_of(pipeline: Pipeline, last: tuple[str, str]) -> list[tuple[str, str
 
 def lines_of(pipeline: Pipeline) -> Lines:
     """The pipeline, to be used here; raises UsageError where a package is missing."""
+    if pipeline.codes is not None and pipeline.level == "hf_byte_bpe" and not _learnt(pipeline.codes):
+        learnt_nothing = Bytes()
+        learnt_nothing.codes_file = pipeline.codes
+        return learnt_nothing
     for package in pipeline.packages:
         report.require_package(package.replace("-", "_"), "the pipeline of preprocess/", package)
     classes = classes_of(pipeline, ("fairseq_ms_pipeline.lines", "Lines"))
     lines = type("Pipeline", tuple(getattr(import_module(module), name) for module, name in classes), {})()
     lines.level, lines.language, lines.codes_file = pipeline.level, pipeline.language, pipeline.codes
     return lines
+
+
+def _learnt(merges: Path) -> bool:
+    """Whether a file of byte-level BPE has operations."""
+    return any(line and not line.startswith("#version") for line in merges.read_text(encoding="utf-8").split("\n"))
 
 
 def kept(data: Path) -> dict[str, Any]:
@@ -128,10 +138,8 @@ def kept(data: Path) -> dict[str, Any]:
         texts = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
         symbols = read_symbols(data / "dict.txt")
     else:
-        known, printed = {"level": "hf_byte_bpe"}, {*range(33, 127), *range(161, 173), *range(174, 256)}
-        # As byte-level BPE spells bytes: those that print as they are, and all others, in turn, after the last of them.
-        others = iter(range(256, 512))
-        spelled = {chr(byte if byte in printed else next(others)): byte for byte in range(256)}
+        known = {"level": "hf_byte_bpe"}
+        spelled = {token: byte for byte, token in enumerate(spelled_bytes())}
         texts = {"vocab.json": json.dumps(spelled), "merges.txt": "#version: 0.2\n"}
         symbols = [*SPECIAL, *map(str, range(256))]
     return {"symbols": symbols, "files": {"manifest.json": json.dumps({"settings": known}), **texts} if known else {}}

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from fairseq_ms.errors import UsageError
+from fairseq_ms.errors import UsageError, missing_package
 from fairseq_ms_pipeline.flags import add_flag, place
 
 # How a text is drawn where nothing else is said.
@@ -128,7 +128,7 @@ def register() -> None:
     try:
         fairseq_ms.register()
     except ImportError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(missing_package(error, "this command") or str(error)) from error
     logging.getLogger("fairseq").setLevel(logging.WARNING)
 
 

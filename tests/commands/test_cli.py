@@ -1,8 +1,10 @@
 """The command line `fairseq-ms`: listing commands, reporting errors, starting fast."""
 
 import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -230,3 +232,19 @@ def test_commands_whose_lengths_vary_turn_off_attention_that_is_planned_for_ever
 def test_importing_the_core_leaves_the_kernels_of_attention_to_torch() -> None:
     program = "import torch, fairseq_ms.core.steps; print(torch.backends.cuda.cudnn_sdp_enabled())"
     assert run_cli("python", "-c", program).stdout == "True\n"
+
+
+def test_help_has_every_command_once_and_the_six_that_matter_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    listed = re.findall(r"^  ([a-z][a-z-]*(?: [a-z]+)?)  +[A-Z]", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(listed) == sorted(cli.COMMANDS)
+    assert listed[:6] == ["prepare", "train", "perplexity", "sample", "export", "config"]
+
+
+def test_config_says_what_it_wrote_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "my own.yaml"
+    assert cli.main(["config", "retina_lm_long_2048", "--out", str(file)]) == 0
+    said, following = capsys.readouterr().out.splitlines()
+    assert said == f"{file}: retina_lm_long_2048, whose checkpoints go to checkpoints/my own"
+    assert following == f"next: fairseq-ms train '{file}' --data DATA"

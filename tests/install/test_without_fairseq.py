@@ -1,6 +1,7 @@
 """A whole path without fairseq: prepare, train in a plain loop, and its one file in every command that takes it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -200,3 +201,94 @@ def test_what_a_file_cannot_be_asked_is_one_sentence(tmp_path: Path, capsys: pyt
         assert said.count("\n") == 1, said
     assert cli.main(["perplexity", str(tiny_file(tmp_path)), "--data", str(tmp_path / "latin.txt")]) == 2
     assert "UTF-8" in capsys.readouterr().err
+
+
+WITHOUT = """
+import json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in json.loads(sys.argv[1]):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from fairseq_ms.cli import main
+
+for command in json.loads(sys.argv[2]):
+    print("$", main(command), flush=True)
+    print("$", file=sys.stderr, flush=True)
+"""
+OF_FAIRSEQ = ["fairseq", "fairseq_cli", "omegaconf", "hydra"]
+
+
+def answers(absent: list[str], commands: list[list[str]], folder: Path) -> list[tuple[int, str, str]]:
+    """What each command answers where some packages are not installed: its code, and what it prints on both ways."""
+    done = run_cli("python", "-c", WITHOUT, json.dumps(absent), json.dumps(commands), cwd=folder)
+    codes = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("$ ")]
+    return list(zip(codes, re.split(r"\$ \d+\n", done.stdout), done.stderr.split("$\n"), strict=False))
+
+
+def test_a_command_that_needs_fairseq_says_so_in_one_sentence_and_how_to_get_it(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "bin", {"train": random_lines(1, 40), "valid": random_lines(2, 4)})
+    checkpoint = tmp_path / "model.pt"
+    write_checkpoint(checkpoint, tmp_path / "bin", "vanilla_lm", *TINY, "--tokens-per-sample", "26")
+    commands = [
+        "train retina_lm_long_2048 --data bin --max-update 3",
+        "config --flags retina_lm",
+        "memory --arch retina_lm",
+        "lm-eval run --model fairseq_ms",
+        "perplexity model.pt",
+        "sample model.pt --prompt a",
+        "export model.pt out",
+        "context-window model.pt",
+        "context-length --arch transformer_ql",
+        "context-shuffle model.pt",
+        "nll-by-frequency model.pt",
+        "plot attention model.pt",
+        "neighbors model.pt",
+        "recall model.pt",
+    ]
+    found = answers([*OF_FAIRSEQ, "yaml"], [command.split() for command in commands], tmp_path)
+    assert len(found) == len(commands)
+    for command, (code, out, err) in zip(commands, found, strict=True):
+        assert (code, out, err.count("\n")) == (2, "", 1), (command, err)
+        assert " needs fairseq, which is missing; run: pip install " in err, (command, err)
+
+
+def test_files_of_presets_need_pyyaml_at_most(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "bin", {"train": random_lines(1, 40), "valid": random_lines(2, 4)})
+    commands = [["config", "retina_lm_long_2048", "--data", "bin"], ["config", "--list"]]
+    (code, out, _), (listed, _, _) = answers(OF_FAIRSEQ, commands, tmp_path)
+    assert (code, listed) == (0, 0)
+    assert "scale_windows" in out
+    (code, out, err), (listed, _, _) = answers([*OF_FAIRSEQ, "yaml"], commands, tmp_path)
+    assert (code, out, listed) == (2, "", 0)
+    assert "pip install pyyaml" in err
+
+
+def test_a_model_of_bytes_needs_no_tokenizers(tmp_path: Path) -> None:
+    tiny_file(tmp_path)
+    (tmp_path / "odd.txt").write_text("naïve – 東京\n  a\tb\n\n")
+    commands = [
+        ["perplexity", "plain.pt", "--cpu", "--json", "with.json", "--data", "odd.txt"],
+        ["sample", "plain.pt", "--prompt", "naïve 東", "--max-len-b", "30", "--seed", "1", "--cpu"],
+    ]
+    found = answers([*OF_FAIRSEQ, "tokenizers"], commands, tmp_path)
+    assert [code for code, _, _ in found] == [0, 0], found
+    assert found[1][1].startswith("naïve 東")
+
+
+def test_bytes_are_numbered_as_byte_level_bpe_does_that_has_learnt_nothing(tmp_path: Path) -> None:
+    from fairseq_ms_pipeline.byte_bpe import ByteSubwords
+    from fairseq_ms_pipeline.plain_bytes import Bytes
+
+    (tmp_path / "text.txt").write_text("a\n")
+    for name, text in tokenizer.kept(tmp_path / "text.txt")["files"].items():
+        (tmp_path / name).write_text(text)
+    ours, theirs = Bytes(), ByteSubwords()
+    ours.codes_file = theirs.codes_file = tmp_path / "merges.txt"
+    for text in ("naïve – 東京 😀", "  a\tb\x00\x7f\xad", ""):
+        symbols = theirs.symbols_of(f"{text}\n{text}")
+        assert ours.symbols_of(f"{text}\n{text}") == symbols
+        assert ours.text_of(symbols) == theirs.text_of(symbols) == f"{text}\n{text}"
+    assert ours.text_of(["239", "191"]) == "\ufffd"

@@ -79,7 +79,7 @@ SHOWN = shown()
 
 @pytest.fixture(scope="module")
 def prepare(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function: the folder that a pipeline has prepared of the text, and the last line that it printed."""
+    """A function: the folder that a pipeline has prepared of the text, and the last line but one that it printed."""
     folder = tmp_path_factory.mktemp("prompts")
     for split in ("train", "valid", "test"):
         (folder / "texts").mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Any:
         flags = ["--input", str(folder / "texts"), "--out", str(out), "--workers", "1", "--quiet"]
         with redirect_stdout(printed):
             assert cli.main(["prepare", *PIPELINES[name], *flags]) == 0
-        return out, printed.getvalue().splitlines()[-1]
+        return out, printed.getvalue().splitlines()[-2]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(library("transformers-5", folder))

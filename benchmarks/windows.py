@@ -79,6 +79,7 @@ ARMS = [
     Arm("full", "1x=0:", seeds=2),
     Arm("full, no convolution", "1x=0:", {"short_conv": 0}, seeds=2),
     Arm("four small heads", "1x=0:8*4,1x=0:248*4", seeds=2),
+    Arm("one key/value head", "1x=0:", ONE_KEY_HEAD, seeds=2),
     Arm("six small heads", "1x=0:8*6,1x=0:488*2", seeds=2),
     Arm("window 128", "1x=0:128"),
     Arm("by layer, wide last", "1x=0:8|1x=0:8|1x=0:8|1x=0:488"),

@@ -14,9 +14,6 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.ops.linear import NORM_KINDS, normalise, weights_of
-from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.relative_attention import keys_and_values, queries_of
 from fairseq_ms.core.scales import Downsample
 from fairseq_ms.core.stream_state import Mems, shift
 from fairseq_ms.core.streaming import TransformerXLLayer
@@ -112,15 +109,9 @@ def _frozen(module: nn.Module, x: Tensor) -> Tensor:
 
 def _read(layer: TransformerXLLayer, segment_BTD: Tensor, memory_BMD: Tensor) -> Tensor:
     """Attention by content from the segment to a memory, (B, T, N * H), with weights that are not trained."""
-    heads, norm, qkv = layer.attention.heads, layer.attention.norm, layer.attention.qkv
-    if not (plain(norm, *NORM_KINDS) and plain(qkv, nn.Linear)):
-        states_BSD, past = torch.cat([memory_BMD, segment_BTD], dim=1), memory_BMD.size(1)
-        q, k, v = split_qkv(_frozen(qkv, states_BSD if norm is None else _frozen(norm, states_BSD)), heads)
-        q, k, v = q[:, :, past:], k[:, :, :past], v[:, :, :past]
-    else:
-        weight_OD = qkv.weight.detach()
-        if norm is not None:
-            own_D = [parameter.detach() for parameter in weights_of(norm)]
-            segment_BTD, memory_BMD = (normalise(norm, x, *own_D) for x in (segment_BTD, memory_BMD))
-        q, (k, v) = queries_of(segment_BTD, weight_OD, heads), keys_and_values(memory_BMD, weight_OD, heads)
+    attention, of_each = layer.attention, []
+    for x_BTD in (segment_BTD, memory_BMD):
+        normed = x_BTD if attention.norm is None else _frozen(attention.norm, x_BTD)
+        of_each.append(split_qkv(_frozen(attention.qkv, normed), attention.heads))
+    (q, _, _), (_, k, v) = of_each
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -10,9 +10,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_ms.core.adaptive import AdaptiveInput, AdaptiveSoftmax
 from fairseq_ms.core.config import ModelConfig
@@ -20,8 +23,9 @@ from fairseq_ms.core.layers import ResidualLayer
 from fairseq_ms.core.model import LanguageModel
 from fairseq_ms.core.ops.attention import split_qkv
 from fairseq_ms.core.ops.linear import norm_linear, projection
+from fairseq_ms.core.ops.plain import plain
 from fairseq_ms.core.ops.recompute import Dropout, keep_in_graph, records
-from fairseq_ms.core.ops.relative_attention import Sinusoids, heads_of, relative_attention, segment_attention
+from fairseq_ms.core.ops.relative_attention import Sinusoids, relative_attention
 from fairseq_ms.core.stream_state import WHOLE, Memory, Mems, Pasts, SegmentCache, StreamState, join, shift
 
 
@@ -52,26 +56,33 @@ class RelativeAttention(nn.Module):
 
     def of_memory(self, m_BMD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, M, H) of a memory."""
-        return heads_of(m_BMD if self.norm is None else self.norm(m_BMD), 0, self.qkv, self.heads)[1:]
+        project: Any = self.qkv
+        if plain(self.qkv, nn.Linear):  # whose rows for queries nobody needs
+            project = partial(F.linear, weight=self.qkv.weight[self.u.numel() :])
+        kv, _ = norm_linear(m_BMD, self.norm, project, self.recompute)
+        k, v = kv[..., -2 * self.u.numel() :].unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return k, v
 
     def forward(self, s_BTD: Tensor, past: SegmentCache | None, m_BMD: Tensor, positions_PD: Tensor) -> Tensor:
         """Attend over memory and segment, (B, T, D) -> (B, T, D).
 
         Args:
-            s_BTD: the segment, or its next piece
-            past: for a piece, the KV cache of memory and segment so far, to which those of s are appended; memory and
-                positions are then not read
-            m_BMD: the memory before the segment, which gets no gradient
-            positions_PD: ``sinusoids`` for at least M + T keys
+            s_BTD: the segment
+            past: where s is the next piece of a segment, the keys and values of memory and segment so far, which
+                takes in those of s; memory and positions are then not read
+            m_BMD: the memory before it, to which no gradient goes
+            positions_PD: ``sinusoids`` of at least as many keys as there are
         """
-        dropout, uv = self.dropout if self.training else 0.0, (self.u, self.v)
+        q, k, v = split_qkv(norm_linear(s_BTD, self.norm, self.qkv, self.recompute)[0], self.heads)
         if past is not None:
-            qkv, _ = norm_linear(s_BTD, self.norm, self.qkv, self.recompute)
-            q, k, v = split_qkv(qkv, self.heads)
-            return self.out(relative_attention(q, *past.append(k, v), past.r_PNH, *uv, dropout, past.bias))
-        r_PNH = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :])
-        segment = s_BTD, m_BMD.detach(), self.norm, self.qkv
-        return self.out(segment_attention(*segment, r_PNH, *uv, dropout, self.recompute))
+            (k, v), r_PNH, bias = past.append(k, v), past.r_PNH, past.bias
+        else:
+            r_PNH, bias = self.project(positions_PD[-(m_BMD.size(1) + s_BTD.size(1) + 1) :]), None
+            # (N, B, M, H) and (N, B, T, H), as attention reads them
+            pairs = zip(self.of_memory(m_BMD.detach()), (k, v))
+            k, v = (torch.cat([x.transpose(0, 1) for x in pair], dim=2).transpose(0, 1) for pair in pairs)
+        dropout = self.dropout if self.training else 0.0
+        return self.out(relative_attention(q, k, v, r_PNH, self.u, self.v, dropout, bias, self.recompute))
 
 
 class TransformerXLLayer(ResidualLayer):

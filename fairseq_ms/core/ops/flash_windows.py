@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from fairseq_ms.core.ops.recompute import refuse_second_derivatives
 
 
 def _kernel(name: str) -> Callable[..., Any] | None:
@@ -166,8 +167,8 @@ class _WithSinks(torch.autograd.Function):
         return out_BRGH
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_BRGH: Tensor):
+        refuse_second_derivatives("attention with sinks on a GPU")
         q, k, v, sinks_G, out_BRGH, more_BGR, *states = ctx.saved_tensors
         lengths = None, None, q.size(1), k.size(1), ctx.dropout, True
         # The kernel reads these as they lie in memory.

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_ms.core.ops.linear import TiedOutput
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocast_to
+from fairseq_ms.core.ops.recompute import autocast_to, refuse_second_derivatives
 
 # Logits that exist at a time, and their rows at most.
 _LOGITS_ON_A_CPU, _LOGITS, _ROWS = 2**23, 2**27, 4096
@@ -117,8 +117,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("linear_cross_entropy has no second derivative: go backward without create_graph=True")
+        refuse_second_derivatives("linear_cross_entropy")
         gradients = ctx.grad_x, ctx.grad_weight
         if gradients == (None, None):
             raise RuntimeError("linear_cross_entropy goes backward once: compute the loss again")

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fairseq_ms.core.ops.plain import plain
+from fairseq_ms.core.ops.recompute import refuse_second_derivatives
 
 _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
@@ -301,8 +301,8 @@ class _Recurrence(torch.autograd.Function):
         return hidden_QU, cell_QU
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_QU, _grad_cells):
+        refuse_second_derivatives("an LSTM")
         gates_QG, cell_QU, weight_GU, symbol_Q = ctx.saved_tensors
         grad_gates_QG, before_QU = torch.empty_like(gates_QG), torch.empty_like(cell_QU)
         most, units = ctx.sizes[0], weight_GU.shape[1]

@@ -61,6 +61,12 @@ def saves() -> bool:
     return records() and not torch.compiler.is_compiling()
 
 
+def refuse_second_derivatives(name: str) -> None:
+    """Raise RuntimeError in a backward pass that is to be differentiated itself, as no gradient by hand can be."""
+    if saves():
+        raise RuntimeError(f"{name} has no second derivative: go backward without create_graph=True")
+
+
 def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Tensor, enabled: bool = True) -> R:
     """``use(make(*sources))``, keeping the sources for backward, which makes again what ``use`` saves of its input.
 

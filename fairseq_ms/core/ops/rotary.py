@@ -7,13 +7,8 @@ from a key that is not.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fairseq_ms.core.ops.recompute import saves
 
 
 def rotation(positions: range | Tensor, head_dim: int, base: float, like: Tensor) -> Tensor:
@@ -46,28 +41,10 @@ def _numbers(numbers: range, like: Tensor) -> Tensor:
 def rotate(x: Tensor, rotation_2TF: Tensor | None, heads: int) -> Tensor:
     """x (B, T, O) whose first ``heads`` heads are turned by a ``rotation`` of its T positions; x itself without one.
 
-    Nothing but the rotation is kept for backward, where gradients are turned back.
+    Nothing but the rotation is kept for backward.
     """
     if rotation_2TF is None:
         return x
-    return _Rotate.apply(x, rotation_2TF, heads) if saves() else _turned(x, rotation_2TF, heads)
-
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rotation_2TF: Tensor, heads: int) -> Tensor:
-        ctx.heads = heads
-        ctx.save_for_backward(rotation_2TF)
-        return _turned(x, rotation_2TF, heads)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos_TF, sin_TF = ctx.saved_tensors[0]
-        return _turned(grad, (cos_TF, -sin_TF), ctx.heads), None, None
-
-
-def _turned(x: Tensor, rotation_2TF: Tensor | tuple[Tensor, Tensor], heads: int) -> Tensor:
     cos_TF, sin_TF = rotation_2TF
     width = 2 * cos_TF.size(-1)
     # (T, F) -> (T, 1, F), the same for every head

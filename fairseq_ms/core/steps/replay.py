@@ -212,12 +212,10 @@ class Steps:
 
     def run(self, kind: int) -> Tensor:
         """Run a step of a kind: eagerly, or by its graph."""
-        if not has_graphs(self.tokens_B1.device) or self.model in _REFUSED:
-            return self.step(kind)
-        if kind not in self.graphs:
-            self.graphs[kind] = None
-            return self.step(kind)
-        captured = self.graphs[kind] = self.graphs[kind] or self._capture(kind)
+        is_first = kind not in self.graphs
+        captured = self.graphs.setdefault(kind, None)
+        if has_graphs(self.tokens_B1.device) and self.model not in _REFUSED and not is_first:
+            captured = self.graphs[kind] = captured or self._capture(kind)
         if captured is None:
             return self.step(kind)
         graph, x_B1D = captured

@@ -197,7 +197,7 @@ class CausalModel(nn.Module, ABC):
         logits that were not finite.
         """
         # Imported here, since it imports the models.
-        from fairseq_ms.core.steps import Reader
+        from fairseq_ms.core.steps.replay import Reader
 
         check_sampling(prompt, n, temperature, top_k, top_p)
         if state is not None and isinstance(prompt, list):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fairseq_ms.core.steps import state_for
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
 from fairseq_ms.export.tokenizer import WRONG
@@ -119,6 +120,9 @@ def modeling(core: type[nn.Module], config: type) -> tuple[list[tuple[str, str]]
         (config.__module__, config.__name__),
         *(("fairseq_ms.export.hf.causal_lm", name) for name in ("FairseqMsConfig", "FairseqMsForCausalLM")),
     ]
+    if (state := state_for(core)) is not None:
+        # Which the steps of generation find where it is imported.
+        imports.append((state.__module__, state.__name__))
     text = f'''class {name}Config(FairseqMsConfig):
     """The configuration of ``{name}``."""
 

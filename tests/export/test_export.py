@@ -77,7 +77,7 @@ def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
     of_bytes = exported / "byte_bpe" / "byte_bpe"
     assert (of_bytes / "tokenizer.json").is_file()
     assert not [*of_bytes.glob("tokenization*"), *of_bytes.glob("vocab*")]
-    # Steps of fixed shapes, for graphs, know all models; what another pipeline needs stays behind.
+    # What another pipeline needs stays behind.
     assert "core_steps_replay.py" in files
     assert not {"pipeline_moses.py", "pipeline_subwords.py"} & files
     origins = {(folder / name).read_text().split(" ", 2)[1] for name in files if name.endswith(".py")}

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_ms import core
 from fairseq_ms.export import sources
 from fairseq_ms.export.folder import modeling
 from fairseq_ms.export.tokenizer import LEVELS, Pipeline, classes_of
 from tests.registry import ARCHITECTURES, random_case
+
+# Files of models.
+MODELS = {sources.file_of(getattr(core, name).__module__) for name in core.__all__ if hasattr(core, f"{name}Config")}
 
 
 def imported(files: dict[str, str]) -> set[str]:
@@ -50,9 +54,14 @@ def test_imports_are_followed_and_rewritten_and_nothing_else_changes(tmp_path: P
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_model_needs_torch_and_transformers_alone(arch: str) -> None:
-    core = random_case(arch, 0).model.decoder.core
-    files = sources.copies([module for module, _ in modeling(type(core), type(core.config))[0]])
+    model = random_case(arch, 0).model.decoder.core
+    files = sources.copies([module for module, _ in modeling(type(model), type(model.config))[0]])
     assert imported(files) == {"torch", "transformers"}
+    # Of the models, it has those that it derives from or is made of.
+    parts = [kind.__module__ for kind in type(model).__mro__]
+    own = {*map(sources.file_of, parts), *(["core_topdown"] if arch == "coarse_lm" else [])}
+    assert MODELS & files.keys() <= own
+    assert len(files) <= 25
 
 
 @pytest.mark.parametrize("tokenise", ["moses", "none"])

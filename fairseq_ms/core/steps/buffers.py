@@ -7,7 +7,7 @@ writes to, and which places its query sees, as a mask over the whole buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State
 from fairseq_ms.core.ops.attention import attend
 from fairseq_ms.core.scales import UnfinishedBlock
+
+T = TypeVar("T", bound=type)
 
 # With a mask, attention on a GPU wants the number of keys to be a multiple of this.
 _ALIGNED = 8
@@ -221,3 +223,27 @@ class FixedState(State):
         mine: Iterable[Any] = self.parts()
         for part, own in zip(mine, state.parts(), strict=True):
             part.load(own)
+
+
+# By model class, the state, which takes the model, B and the longest text in tokens.
+_STATES: dict[type, type] = {}
+
+
+def state_of(model: type) -> Callable[[T], T]:
+    """A state that is that of a class of models, and of those derived from it that have none of their own."""
+
+    def add(state: T) -> T:
+        _STATES[model] = state
+        return state
+
+    return add
+
+
+def state_for(model: type) -> Any:
+    """The state of a class of models; None where there is none."""
+    return next((_STATES[kind] for kind in model.__mro__ if kind in _STATES), None)
+
+
+def first_position(like: Tensor) -> Tensor:
+    """The position of a text's first token, (1,)."""
+    return like.new_zeros(1, dtype=torch.long)

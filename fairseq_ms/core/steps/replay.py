@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -19,28 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput
-from fairseq_ms.core.bottomup import BottomUp
 from fairseq_ms.core.cache import State
 from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_graphs
 from fairseq_ms.core.ops.plain import hooked
 from fairseq_ms.core.ops.recompute import autocast_dtype
-from fairseq_ms.core.retina import Retina
-from fairseq_ms.core.steps.buffers import FixedState
-from fairseq_ms.core.steps.states import FixedBottomUp, FixedRetina, FixedTopDown, FixedVanilla
-from fairseq_ms.core.steps.streams import FixedStream
-from fairseq_ms.core.topdown import TopDown
-from fairseq_ms.core.transformer_xl import TransformerXL
-from fairseq_ms.core.vanilla import Vanilla
-
-# By model class (or its nearest base class), the state, which takes the model, B and the longest text in tokens.
-_STATES: dict[type, Callable[[Any, int, int], Any]] = {
-    Vanilla: FixedVanilla,
-    Retina: FixedRetina,
-    TopDown: FixedTopDown,
-    BottomUp: FixedBottomUp,
-    TransformerXL: FixedStream,
-}
+from fairseq_ms.core.steps.buffers import state_for
 
 # Buffers have room for a power of two of tokens, at least this many, so that the graphs of one text serve the next.
 _LEAST_ROOM = 256
@@ -54,11 +37,7 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 
 def has_steps(model: CausalModel) -> bool:
     """Whether a model has a state of fixed shapes, and so can decode by CUDA graphs."""
-    return _state_of(model) is not None
-
-
-def _state_of(model: CausalModel) -> Callable[[Any, int, int], FixedState] | None:
-    return next((_STATES[kind] for kind in type(model).__mro__ if kind in _STATES), None)
+    return state_for(type(model)) is not None
 
 
 def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
@@ -152,7 +131,7 @@ class Steps:
     key: list[Any]
 
     def __init__(self, model: CausalModel, batch_size: int, capacity: int) -> None:
-        state_of = _state_of(model)
+        state_of = state_for(type(model))
         assert state_of is not None
         self.model, self.capacity, self.length = model, capacity, 0
         self.state = state_of(model, batch_size, capacity)

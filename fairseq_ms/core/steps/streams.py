@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import Reorderable, State
-from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots
+from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots, state_of
 from fairseq_ms.core.stream_state import SegmentCache, StreamState
 from fairseq_ms.core.streaming import StreamingModel
+from fairseq_ms.core.transformer_xl import TransformerXL
 
 
 class SegmentSlots(Slots):
@@ -48,6 +49,7 @@ class FixedSegment(FixedCache):
         return self.r_of_window_PNH.index_select(0, self.slots.row_P)
 
 
+@state_of(TransformerXL)
 class FixedStream(FixedState):
     """A memory and the segment after it. A step of kind 1 ends a segment: its states then move into the memory.
 

@@ -18,7 +18,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_ms.core.layers import ResidualLayer
-from fairseq_ms.core.steps import Reader
+from fairseq_ms.core.steps.replay import Reader
 
 
 @dataclass

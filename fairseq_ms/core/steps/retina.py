@@ -1,50 +1,24 @@
-"""The states of vanilla, retina, top-down and bottom-up models in buffers of fixed shapes."""
+"""The state of a retina in buffers of fixed shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import accumulate, cycle, groupby, pairwise
+from itertools import accumulate, cycle, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_ms.core.bottomup import BottomUp, BottomUpState
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.ops.attention import merge_heads
 from fairseq_ms.core.ops.rotary import rotate
-from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.retina import Retina, RetinaAttention, RetinaConfig, RetinaState, WindowCache
 from fairseq_ms.core.scales import Scale, visible
-from fairseq_ms.core.steps.buffers import (
-    FixedBlock,
-    FixedCache,
-    FixedRows,
-    FixedState,
-    Place,
-    Slots,
-    aligned,
-)
-from fairseq_ms.core.topdown import TopDown, TopDownState
-from fairseq_ms.core.vanilla import Vanilla, VanillaState
+from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots, aligned, first_position, state_of
 
 # Windows of at most this many places share one attention call.
 _FEW = 128
-
-
-def _first_position(like: Tensor) -> Tensor:
-    return like.new_zeros(1, dtype=torch.long)
-
-
-class FixedVanilla(FixedState, VanillaState):
-    """A KV cache for every layer."""
-
-    def __init__(self, model: Vanilla, batch_size: int, capacity: int) -> None:
-        like, growing = model.embed.like(), model.new_state(batch_size)
-        self.position_1 = _first_position(like)
-        self.places = [slots := Slots(self.position_1, capacity, like)]
-        super().__init__(model.config, batch_size, [FixedCache(cache, slots) for cache in growing.caches])
 
 
 class WindowSlots:
@@ -156,12 +130,13 @@ class FixedWindows(WindowCache):
         return merge_heads(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])
 
 
+@state_of(Retina)
 class FixedRetina(FixedState, RetinaState):
     """The windows of every layer; layers of one turn share their places."""
 
     def __init__(self, model: Retina, batch_size: int, capacity: int) -> None:
         like, growing = model.embed.like(), model.new_state(batch_size)
-        self.position_1 = _first_position(like)
+        self.position_1 = first_position(like)
         self.places = [WindowSlots(self.position_1, turn, capacity, like, model.config) for turn in model.turns]
         caches: list[WindowCache] = [
             FixedWindows(cache, slots, like) for cache, slots in zip(growing.caches, cycle(self.places))
@@ -170,57 +145,3 @@ class FixedRetina(FixedState, RetinaState):
 
     def rotations(self, model: Retina, x_BTD: Tensor) -> None:
         """None: ``FixedWindows.attend`` rotates queries and keys."""
-
-
-class FixedTopDown(FixedState, TopDownState):
-    """KV caches and newest output of every scale; the coarsest scale of which a block ends is the kind of a step."""
-
-    def __init__(self, model: TopDown, batch_size: int, capacity: int) -> None:
-        like, scales = model.embed.like(), list(model.scales)
-        super().__init__(scales, batch_size, 0, like)
-        self.position_1 = _first_position(like)
-        self.before = FixedRows(self.before.x)
-        self.newest = {factor: FixedRows(like.new_zeros(batch_size, 1, like.size(-1))) for factor in self.newest}
-        slots = {k: Slots(self.position_1, -(-capacity // k), like, k) for k in self.caches}
-        self.caches = {k: [FixedCache(cache, slots[k]) for cache in caches] for k, caches in self.caches.items()}
-        self.places = list(slots.values())
-
-    def kind(self, length: int) -> int:
-        return max(factor for factor in self.caches if length % factor == 0)
-
-    def coarser(self, factor: int, out_BCD: Tensor, finer: int) -> Coarser:
-        newest = self.newest[factor]
-        if out_BCD.size(1):
-            newest.put(out_BCD)
-        return Coarser(newest.x, self.position_1 % factor // finer)
-
-
-class FixedBottomUp(FixedState, BottomUpState):
-    """KV caches and unfinished blocks of every scale, and the aggregation layer's KV cache for each.
-
-    The coarsest scale of which a block ends decides the kind of a step.
-    """
-
-    def __init__(self, model: BottomUp, batch_size: int, capacity: int) -> None:
-        like, growing = model.embed.like(), model.new_state(batch_size)
-        self.position_1 = at = _first_position(like)
-        self.factors = [scale.factor for scale in model.coarse]
-        rooms = [(k, -(-capacity // k)) for k in self.factors]
-        blocks = [Place(at, k // finer, finer) for finer, k in pairwise([1, *self.factors])]
-        coarse = [Slots(at, room, like, k) for k, room in rooms]
-        seen = [Slots(at, room, like, k, Scale(k).visible) for k, room in rooms]
-        fine = Slots(at, capacity, like)
-        self.places = [*blocks, *coarse, *seen, fine]
-        unfinished: Any = [FixedBlock(*pair) for pair in zip(growing.unfinished, blocks)]
-        layers = [[FixedCache(cache, slots) for cache in own] for own, slots in zip(growing.coarse, coarse)]
-        aggregation = [FixedCache(*pair) for pair in zip(growing.aggregation, seen)]
-        rest = [FixedCache(cache, fine) for cache in growing.fine]
-        super().__init__(model.config, batch_size, unfinished, layers, aggregation, rest)
-
-    def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
-        blocks: Any = self.aggregation[level]
-        return blocks.read(q_BNTH, sinks_N)
-
-    def kind(self, length: int) -> int:
-        # The last position of the coarsest block that ends, 0 if none does.
-        return max(factor for factor in (1, *self.factors) if (length + 1) % factor == 0) - 1

@@ -134,7 +134,7 @@ def train(point: Point, size: Size, seed: int) -> dict[str, float]:
                 1e-3 * min(1.0, 20 * (step + 1) / size.updates) * 0.5 * (1 + math.cos(math.pi * step / size.updates))
             )
         tokens, targets = batch(size, size.rows, rng)
-        state = model.new_state(size.rows) if isinstance(model, TransformerQL) else None
+        state: Any = model.new_state(size.rows) if isinstance(model, TransformerQL) else None
         asked = int((targets >= 0).sum())
         for own, wanted in segments(model, tokens, targets):
             if state is not None or bool((wanted >= 0).any()):

@@ -24,7 +24,7 @@ from fairseq_ms.core.bottomup import BottomUp, BottomUpConfig
 from fairseq_ms.core.coarse import CoarseLM, CoarseLMConfig
 from fairseq_ms.core.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
 from fairseq_ms.core.config import ModelConfig
-from fairseq_ms.core.haed import HAED, HRED, HAEDConfig, HREDConfig
+from fairseq_ms.core.hierarchical.haed import HAED, HRED, HAEDConfig, HREDConfig
 from fairseq_ms.core.model import CausalModel, LanguageModel, Loss
 from fairseq_ms.core.ops.window_attention import window_attention
 from fairseq_ms.core.optimizers import MuonAndAdamW, matrices_and_others, muon_and_adamw

@@ -191,7 +191,7 @@ class BottomUpState(State):
         return Scale(factor).see(q_BNTH, k, v, self.length, sinks_N=sinks_N)
 
 
-class BottomUp(LanguageModel):
+class BottomUp(LanguageModel[BottomUpState]):
     """Coarse scales over the outputs of finer ones, an aggregation layer that reads them all, layers over tokens."""
 
     def __init__(self, config: BottomUpConfig) -> None:
@@ -212,7 +212,7 @@ class BottomUp(LanguageModel):
         self.stack = TransformerStack(config, finest.layers, depth)
         self.reset_parameters()
 
-    def features(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> Tensor:
         return self.representations(tokens_BT, state)[1]
 
     def representations(self, tokens_BT: Tensor, state: BottomUpState | None = None) -> dict[int, Tensor]:

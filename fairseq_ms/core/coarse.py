@@ -34,7 +34,7 @@ class CoarseLMConfig(ModelConfig):
     downsampler: str = "avg"
 
 
-class CoarseLM(LanguageModel):
+class CoarseLM(LanguageModel[TopDownState]):
     """Layers over k-grams; the output at every position is that of the newest finished one."""
 
     def __init__(self, config: CoarseLMConfig) -> None:
@@ -48,7 +48,7 @@ class CoarseLM(LanguageModel):
         """Features (B, ceil(T / k), D) of the blocks; block i predicts targets ik .. (i+1)k-1."""
         return self.scale(self.embed(tokens_BT), None)
 
-    def features(self, tokens_BT: Tensor, state: TopDownState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: TopDownState | None = None) -> Tensor:
         if state is None:
             blocks = Coarser(self.block_features(tokens_BT))
         else:

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
 from fairseq_ms.core.sampling import check_allowed, check_finite, check_sampling, draw
 
 Prompts = TypeVar("Prompts", Tensor, list[Tensor])
+S = TypeVar("S", bound=State)
 
 
 # For each module in use by ``evaluating``, how many blocks use it, and its mode before the first of them.
@@ -52,8 +53,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                     module.training = training
 
 
-class CausalModel(nn.Module, ABC):
-    """A causal language model: ``model(tokens, state) -> (logits, state)``.
+class CausalModel(nn.Module, ABC, Generic[S]):
+    """A causal language model with states of a class S: ``model(tokens, state) -> (logits, state)``.
 
     A subclass implements ``features`` and ``new_state`` and sets the attributes.
 
@@ -70,14 +71,14 @@ class CausalModel(nn.Module, ABC):
     adaptive_softmax: AdaptiveSoftmax | None
 
     @abstractmethod
-    def features(self, tokens_BT: Tensor, state: State | None = None) -> Tensor:
+    def features(self, tokens_BT: Tensor, state: S | None = None) -> Tensor:
         """The model as its paper lists it, without the output layer: tokens (B, T) -> features (B, T, D).
 
         With a state, the tokens continue its texts, and the state reads them.
         """
 
     @abstractmethod
-    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> State:
+    def new_state(self, batch_size: int, capacity: int = 0, device: torch.device | None = None) -> S:
         """An empty state of B texts, with room for about ``capacity`` tokens each (it grows if there are more).
 
         It is on ``device``, by default that of the weights. The device of the tokens is right also where weights are
@@ -92,7 +93,7 @@ class CausalModel(nn.Module, ABC):
         """The longest text that the model can read, in tokens; None for no limit."""
         return self.config.max_positions
 
-    def forward(self, tokens_BT: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(self, tokens_BT: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         """Tokens (B, T) -> logits (B, T, V) for the token after each of them, and a state that continues the texts.
 
         Without a state, the tokens begin new texts and there are gradients; the returned state reads the tokens again
@@ -103,24 +104,27 @@ class CausalModel(nn.Module, ABC):
         tokens_BT = self.checked_tokens(tokens_BT)
         if state is None:
             self.check_length(tokens_BT.size(1))
-            return self.logits(self.features(tokens_BT)), Unread(self.config, tokens_BT.clone())
+            unread: Any = Unread(self.config, tokens_BT.clone())
+            return self.logits(self.features(tokens_BT)), unread
         with torch.no_grad():
             return self.logits(self._continued(tokens_BT, state)), state
 
-    def _continued(self, tokens_BT: Tensor, state: State) -> Tensor:
+    def _continued(self, tokens_BT: Tensor, state: S) -> Tensor:
         """Check a state, and have it read more tokens, (B, T) -> features (B, T, D)."""
         self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
         return self.features(tokens_BT, self._known(state))
 
-    def _known(self, state: State) -> State:
+    def _known(self, state: S) -> S:
         """The state itself, or for an ``Unread`` one a state that has read its tokens."""
-        if not isinstance(state, Unread):
+        unread: Any = state
+        if not isinstance(unread, Unread):
             return state
-        if state.known is None:
-            state.known = self.new_state(state.batch_size, 2 * state.length, state.tokens_BT.device)
-            self.features(state.tokens_BT, state.known)
-        return state.known
+        if unread.known is None:
+            known = self.new_state(unread.batch_size, 2 * unread.length, unread.tokens_BT.device)
+            self.features(unread.tokens_BT, known)
+            unread.known = known
+        return cast(S, unread.known)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Features (B, T, D) -> logits (B, T, V); log-probabilities with adaptive softmax."""
@@ -129,9 +133,7 @@ class CausalModel(nn.Module, ABC):
         assert self.project is not None
         return self.project(x_BTD)
 
-    def loss(
-        self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: State | None = None
-    ) -> Tensor:
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: S | None = None) -> Tensor:
         """Mean of -log p(target) in nats over the targets (B, T) that are not ``ignore_index``.
 
         Equals ``F.cross_entropy`` of ``forward``'s logits, but computes only a few rows of these at a time. With a
@@ -165,7 +167,7 @@ class CausalModel(nn.Module, ABC):
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
-        state: State | None = None,
+        state: S | None = None,
         generator: torch.Generator | None = None,
         graphs: bool | None = None,
         eos_idx: int | None = None,
@@ -305,7 +307,7 @@ class Loss(nn.Module):
         return self.model.loss(tokens_BT, targets_BT, ignore_index, state)
 
 
-class LanguageModel(CausalModel):
+class LanguageModel(CausalModel[S]):
     """A causal model of embedded tokens: a subclass builds its layers on ``self.embed``.
 
     Args:

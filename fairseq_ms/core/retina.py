@@ -268,7 +268,7 @@ class RetinaState(State):
         return [part for cache in self.caches for part in cache.parts()]
 
 
-class Retina(LanguageModel):
+class Retina(LanguageModel[RetinaState]):
     """Layers over token positions, each of which looks at all scales of its input.
 
     Attributes:
@@ -284,7 +284,7 @@ class Retina(LanguageModel):
         self.norm = config.last_norm()
         self.reset_parameters()
 
-    def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: RetinaState | None = None) -> Tensor:
         if state is not None and state.length:
             return torch.cat(
                 [self._features(piece_BT, state) for piece_BT in tokens_BT.split(_AT_A_TIME, dim=1)], dim=1

@@ -134,7 +134,7 @@ class StreamingConfig(ModelConfig):
                 raise ValueError(f"{name} must be left out, since a model with a memory has its own or none: got {got}")
 
 
-class StreamingModel(LanguageModel):
+class StreamingModel(LanguageModel[StreamState]):
     """A language model that works segment by segment: ``model(tokens, state) -> (logits, state)``.
 
     A state continues its streams with and without gradients: with them, a call trains on its tokens behind a detached
@@ -299,9 +299,7 @@ class StreamingModel(LanguageModel):
         """Transformer-QL, Figure 2e, line 6: (B, T) -> (B, T, D)."""
         return self.embed(tokens_BT) * self.scale
 
-    def forward(  # type: ignore[override]
-        self, tokens_BT: Tensor, state: StreamState | None = None
-    ) -> tuple[Tensor, StreamState]:
+    def forward(self, tokens_BT: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
         """As ``CausalModel.forward``, but with gradients also where there is a state.
 
         They reach back to the beginning of the current segment, also if an earlier call began it, and no further.
@@ -310,10 +308,10 @@ class StreamingModel(LanguageModel):
         state = state if state is not None else self.new_state(tokens_BT.size(0), device=tokens_BT.device)
         return self.logits(self.features(tokens_BT, state)), state
 
-    def features(self, tokens_BT: Tensor, state: StreamState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: StreamState | None = None) -> Tensor:
         return self._read(tokens_BT, state)[0]
 
-    def loss(  # type: ignore[override]
+    def loss(
         self, tokens_BT: Tensor, targets_BT: Tensor, ignore_index: int = -100, state: StreamState | None = None
     ) -> Tensor:
         """As ``CausalModel.loss``, with gradients also where there is a state; in training, the memory's loss is added.

@@ -118,7 +118,7 @@ class TopDownState(State):
         self.move_on(x_BTD.size(1))
 
 
-class TopDown(LanguageModel):
+class TopDown(LanguageModel[TopDownState]):
     """Scales from coarse to fine; the finest gives the features."""
 
     def __init__(self, config: TopDownConfig) -> None:
@@ -132,7 +132,7 @@ class TopDown(LanguageModel):
             coarser = scale
         self.reset_parameters()
 
-    def features(self, tokens_BT: Tensor, state: TopDownState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: TopDownState | None = None) -> Tensor:
         return self.representations(tokens_BT, state)[1]
 
     def representations(self, tokens_BT: Tensor, state: TopDownState | None = None) -> dict[int, Tensor]:

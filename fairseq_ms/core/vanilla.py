@@ -44,7 +44,7 @@ class VanillaState(State):
         self.length = length
 
 
-class Vanilla(LanguageModel):
+class Vanilla(LanguageModel[VanillaState]):
     """Layers over token positions with full attention."""
 
     def __init__(self, config: VanillaConfig) -> None:
@@ -52,7 +52,7 @@ class Vanilla(LanguageModel):
         self.stack = TransformerStack(config, config.layers)
         self.reset_parameters()
 
-    def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: VanillaState | None = None) -> Tensor:
         start = state.position if state is not None else 0
         x_BTD = self.embed(tokens_BT, start)
         rotation_2TF = self.config.rotation_after(start, tokens_BT.size(1), x_BTD)

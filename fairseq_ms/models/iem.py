@@ -7,7 +7,7 @@ from typing import ClassVar
 from fairseq.models import BaseFairseqModel
 
 from fairseq_ms import core
-from fairseq_ms.core.iem import ImplicitEmbedding
+from fairseq_ms.core.hierarchical.iem import ImplicitEmbedding
 from fairseq_ms.errors import UsageError
 
 IEM_CRITERION = "in_batch_sampled_softmax"
@@ -19,7 +19,7 @@ class ImplicitEmbeddingModel(ImplicitEmbedding, BaseFairseqModel):
 
     Args:
         config: the sizes of the model of the second phase.
-        projected: as for ``core.iem.ImplicitEmbedding``.
+        projected: as for ``core.hierarchical.iem.ImplicitEmbedding``.
         positions: greatest number of tokens in a sequence, without the one of ``--add-bos-token``.
     """
 

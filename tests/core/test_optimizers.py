@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_ms import core
-from fairseq_ms.core.iem import ImplicitEmbedding
+from fairseq_ms.core.hierarchical.iem import ImplicitEmbedding
 from fairseq_ms.core.optimizers import MuonAndAdamW, rows_of_projections
 from tests.core.test_model import ADAPTIVE, NAMES, build
 from tests.helpers.operations import Operations

@@ -73,7 +73,12 @@ def test_the_folder_holds_what_the_hub_wants(exported: Path) -> None:
         *("README.md", "config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer_config.json", "vocab.json"),
     }
-    assert {"modeling_fairseq_ms.py", "core_haed.py", "hf_causal_lm.py", "tokenization_fairseq_ms.py"} <= files
+    assert {
+        "modeling_fairseq_ms.py",
+        "core_hierarchical_haed.py",
+        "hf_causal_lm.py",
+        "tokenization_fairseq_ms.py",
+    } <= files
     of_bytes = exported / "byte_bpe" / "byte_bpe"
     assert (of_bytes / "tokenizer.json").is_file()
     assert not [*of_bytes.glob("tokenization*"), *of_bytes.glob("vocab*")]

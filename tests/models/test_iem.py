@@ -10,7 +10,7 @@ from fairseq.data import MonolingualDataset
 from fairseq.logging import metrics
 
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
-from fairseq_ms.core.iem import sampled_softmax
+from fairseq_ms.core.hierarchical.iem import sampled_softmax
 from fairseq_ms.criterions.in_batch_sampled_softmax import InBatchSampledSoftmax
 from fairseq_ms.data.chunk_sampling import extended, predicted_chunks, random_blocks
 from fairseq_ms.lm.base import NO_LIMIT

@@ -230,7 +230,7 @@ def initialise_chunks(module: nn.Module, std: float | None) -> None:
     start_residuals(module)
 
 
-class HAED(CausalModel):
+class HAED(CausalModel[HAEDState]):
     """MLP encoder, transformer main model, LSTM decoder, unless its configuration says otherwise."""
 
     config: HAEDConfig
@@ -253,7 +253,7 @@ class HAED(CausalModel):
                 own()
         initialise_chunks(self, self.config.init_std)
 
-    def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:  # type: ignore[override]
+    def features(self, tokens_BT: Tensor, state: HAEDState | None = None) -> Tensor:
         """Features (B, T, U) of all positions (HAED, Section 3.1)."""
         if state is not None and tokens_BT.size(1) > 1 and state.length:
             return torch.cat([self.features(token_B1, state) for token_B1 in tokens_BT.split(1, dim=1)], dim=1)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.haed import HAEDConfig, hierarchy, initialise_chunks
 from fairseq_ms.core.hierarchical.chunks import unique_chunks
+from fairseq_ms.core.hierarchical.haed import HAEDConfig, hierarchy, initialise_chunks
 from fairseq_ms.core.ops.linear import projection
 
 

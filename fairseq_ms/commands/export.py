@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from fairseq_ms.export import folder, tokenizer
-    from fairseq_ms.tools import report, trained
+    from fairseq_ms.tools import loading, report
 
     report.require_package("safetensors", "fairseq-ms export", "safetensors")
-    checkpoint = trained.load(args.checkpoint, args.data, cpu=True)
+    checkpoint = loading.load(args.checkpoint, args.data, cpu=True)
     pipeline = tokenizer.pipeline_of(checkpoint.folder, args.level, args.tokenise, args.language, args.bpe_codes)
     if args.fp16:
         checkpoint.model.half()

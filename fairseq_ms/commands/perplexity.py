@@ -96,11 +96,11 @@ def load(
 ) -> Trained:
     """A checkpoint to be read in segments of another length, if it has a memory, or by line ("eos") or as running text.
 
-    Raises UsageError as ``trained.load`` does.
+    Raises UsageError as ``loading.load`` does.
     """
-    from fairseq_ms.tools import exported, trained
+    from fairseq_ms.tools import exported, loading
 
-    whose = exported if (Path(path) / "config.json").is_file() else trained
+    whose = exported if (Path(path) / "config.json").is_file() else loading
     checkpoint = whose.load(path, data, cpu)
     # Blocks of whole lines were for training alone.
     checkpoint.by_line = checkpoint.by_line if mode is None else mode == "eos"

@@ -209,9 +209,9 @@ def _decoded(flag: str, data: bytes, source: object = "it") -> str:
 def _of_checkpoint(args: argparse.Namespace) -> Writer:
     """The model of a checkpoint, with the pipeline of its data."""
     from fairseq_ms.export import tokenizer
-    from fairseq_ms.tools import trained
+    from fairseq_ms.tools import loading
 
-    checkpoint = trained.load(args.checkpoint, args.data, args.cpu)
+    checkpoint = loading.load(args.checkpoint, args.data, args.cpu)
     words = checkpoint.dictionary
     pipeline = tokenizer.pipeline_of(checkpoint.folder, None, None, None, None)
     begin = words.bos() if checkpoint.adds_bos else words.eos()

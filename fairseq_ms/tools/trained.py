@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 
 from fairseq_ms.core import CausalModel
 from fairseq_ms.errors import UsageError
-from fairseq_ms.tools import whole_files
-from fairseq_ms.tools.arguments import check_checkpoint, register, split_label
 
 
 class Trained(ABC):
@@ -115,32 +112,6 @@ class Trained(ABC):
         for index in range(len(lines)):
             np.add.at(counts, lines[index].numpy(), 1)
         return counts
-
-
-def load(spec: str, data: str | None = None, cpu: bool = False) -> Trained:
-    """Load ``[LABEL=]FILE`` of fairseq, or of a plain loop, whose model is then asked about ``data``.
-
-    Raises UsageError as ``checkpoints.load`` and ``plain.load`` do, and where fairseq is missing for its own.
-    """
-    label, path = split_label(spec)
-    check_checkpoint(path)
-    try:
-        # Only the list of what it holds is read.
-        saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, ValueError, OSError, pickle.UnpicklingError, EOFError):
-        saved = None
-    is_plain = isinstance(saved, dict) and {"model", "name", "configuration", "tokenizer"} <= saved.keys()
-    if saved is None or is_plain:
-        # fairseq's are looked at where they are read.
-        whole_files.check(path)
-    if is_plain:
-        from fairseq_ms.tools import plain
-
-        return plain.load(label, path, saved, data, cpu)
-    register()
-    from fairseq_ms.tools import checkpoints
-
-    return checkpoints.load(spec, data, cpu)
 
 
 def lines_of(tokens: Tensor, eos: int) -> list[Tensor]:

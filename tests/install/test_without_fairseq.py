@@ -13,7 +13,7 @@ import torch
 from fairseq_ms import cli, core
 from fairseq_ms.commands import perplexity
 from fairseq_ms.export import tokenizer
-from fairseq_ms.tools import plain, trained
+from fairseq_ms.tools import loading, plain
 from tests.helpers.beside import library
 from tests.helpers.cli import ROOT, run_cli
 from tests.helpers.faults import cut, flip_weight
@@ -83,7 +83,7 @@ def test_data_are_prepared_a_model_trained_scored_sampled_and_exported(flags: li
 
 def in_one_file(checkpoint: Path, data: Path, file: Path) -> Path:
     """A checkpoint of fairseq's as a plain loop writes it."""
-    found = trained.load(str(checkpoint), cpu=True)
+    found = loading.load(str(checkpoint), cpu=True)
     kept = {"tokenizer": tokenizer.kept(data), "data": str(data), "length": found.segment, "held_out": 0}
     described = {"name": type(found.core).__name__, "configuration": found.core.config.to_dict()}
     torch.save({"model": found.core.state_dict(), **described, **kept}, file)

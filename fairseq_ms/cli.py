@@ -23,12 +23,15 @@ ROOMS = ("commands", "papers")
 
 
 def _found() -> Iterator[tuple[str, str]]:
-    """Every command and its module: ``user_dir.py`` is "user-dir", ``plot/attention.py`` "plot attention"."""
+    """Every command and its module: ``user_dir.py`` is "user-dir", ``plot/attention.py`` "plot attention".
+
+    ``import_.py`` is "import", which is a word of Python's.
+    """
     here = Path(__file__).parent
     for room in ROOMS:
         for file in (here / room).rglob("[!_]*.py"):
             words = file.relative_to(here / room).with_suffix("").parts
-            yield " ".join(words).replace("_", "-"), ".".join(("fairseq_ms", room, *words))
+            yield " ".join(words).rstrip("_").replace("_", "-"), ".".join(("fairseq_ms", room, *words))
 
 
 COMMANDS = dict(sorted(_found()))

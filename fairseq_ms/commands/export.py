@@ -15,7 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     add_data(parser)
     known = "(default: what manifest.json in or above --data says)"
-    add_flag(parser, "--level", "--symbols", metavar="KIND", help=f"word, bpe, hf_byte_bpe, char or byte {known}")
+    add_flag(
+        parser,
+        "--level",
+        "--symbols",
+        metavar="KIND",
+        help=f"word, bpe, hf_byte_bpe, hf_tokenizer, char or byte {known}",
+    )
     before = f"what comes before the symbols {known}"
     add_flag(parser, "--tokenise", "--tokenize", choices=("moses", "none"), help=before)
     parser.add_argument("--language", metavar="CODE", help="of Moses (default: the manifest's, or en)")

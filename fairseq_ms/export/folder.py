@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ import torch
 from torch import nn
 
 from fairseq_ms.core.steps import state_for
-from fairseq_ms.errors import UsageError
 from fairseq_ms.export import card, sources, tokenizer
 from fairseq_ms.export.tokenizer import WRONG
 from fairseq_ms.tools import report
@@ -37,17 +34,8 @@ def write(out: Path, checkpoint: Trained, pipeline: Pipeline, args: Namespace) -
 
     Raises UsageError for a folder that is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"OUT must be a folder that does not exist or is empty: got {out}")
-    unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
-    unfinished.mkdir(parents=True)
-    try:
-        _write_all(unfinished, checkpoint, pipeline, args)
-        if out.exists():
-            out.rmdir()
-        unfinished.replace(out)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with report.new_folder(out) as folder:
+        _write_all(folder, checkpoint, pipeline, args)
 
 
 def _write_all(folder: Path, checkpoint: Trained, pipeline: Pipeline, args: Namespace) -> None:

@@ -19,10 +19,12 @@ from fairseq_ms_pipeline.plain_bytes import Bytes, spelled_bytes
 if TYPE_CHECKING:
     from fairseq_ms_pipeline.lines import Lines
 
-LEVELS = ("word", "bpe", "hf_byte_bpe", "char", "byte")
+LEVELS = ("word", "bpe", "hf_byte_bpe", "hf_tokenizer", "char", "byte")
 # What BPE has learnt is in this file of a prepared folder; beside that of hf_byte_bpe is its vocab.json.
-CODES = {"bpe": "codes.bpe", "hf_byte_bpe": "merges.txt"}
+CODES = {"bpe": "codes.bpe", "hf_byte_bpe": "merges.txt", "hf_tokenizer": "tokenizer.json"}
 
+# Those that an exported folder has as codes.bpe.
+OWN_CODES = ("bpe", "hf_tokenizer")
 # What reading an exported folder raises where it is not as it was written.
 WRONG = (OSError, ValueError, TypeError, LookupError, RuntimeError)
 
@@ -35,7 +37,7 @@ class Pipeline:
         level: one of ``LEVELS``
         tokenise: ``moses`` or ``none``
         language: of Moses
-        codes: the BPE operations, with the levels ``bpe`` and ``hf_byte_bpe``
+        codes: the BPE operations, with the levels of ``CODES``
         blank_lines: ``keep`` or ``drop``
     """
 
@@ -48,7 +50,7 @@ class Pipeline:
     @property
     def packages(self) -> list[str]:
         """What the tokenizer needs beside ``transformers``."""
-        of_level = {"bpe": ["subword-nmt"], "hf_byte_bpe": ["tokenizers"]}
+        of_level = {"bpe": ["subword-nmt"], "hf_byte_bpe": ["tokenizers"], "hf_tokenizer": ["tokenizers"]}
         return ["sacremoses"] * (self.tokenise == "moses") + of_level.get(self.level, [])
 
 
@@ -102,6 +104,7 @@ def classes_of(pipeline: Pipeline, last: tuple[str, str]) -> list[tuple[str, str
     """The modules and names of the classes that make up the pipeline, the first derived from first."""
     moses, subwords = ("fairseq_ms_pipeline.moses", "Moses"), ("fairseq_ms_pipeline.subwords", "Subwords")
     levels = {"bpe": [subwords], "hf_byte_bpe": [("fairseq_ms_pipeline.byte_bpe", "ByteSubwords")]}
+    levels["hf_tokenizer"] = [("fairseq_ms_pipeline.hf_tokenizer", "TokenizerLines")]
     return [moses] * (pipeline.tokenise == "moses") + levels.get(pipeline.level, []) + [last]
 
 
@@ -134,7 +137,7 @@ def kept(data: Path) -> dict[str, Any]:
     if data.is_dir():
         manifest, known = settings_of(data)
         above = manifest.parent if manifest is not None else data
-        files = {name: above / name for name in ("codes.bpe", "merges.txt", "vocab.json")}
+        files = {name: above / name for name in ("vocab.json", *CODES.values())}
         texts = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
         symbols = read_symbols(data / "dict.txt")
     else:
@@ -198,7 +201,7 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Pipeline, Symbol
     """
     try:
         settings = config["pipeline"]
-        pipeline = Pipeline(**settings, codes=folder / "codes.bpe" if settings["level"] == "bpe" else None)
+        pipeline = Pipeline(**settings, codes=folder / "codes.bpe" if settings["level"] in OWN_CODES else None)
         if pipeline.level not in LEVELS or not all(isinstance(setting, str) for setting in settings.values()):
             raise ValueError(f"pipeline must say by names how text becomes symbols: got {settings}")
         if pipeline.level == "hf_byte_bpe":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +90,22 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file at once or not at all."""
     with complete_text(Path(path)) as file:
         file.write(text)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which has its name when it is complete; UsageError for one that is not empty."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"OUT must be a folder that does not exist or is empty: got {out}")
+    unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if out.exists():
+            out.rmdir()
+        unfinished.replace(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_png(path: str, draw: Callable[[Figure], None], width: float = 7.0, height: float = 4.5) -> None:

@@ -19,12 +19,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from fairseq_ms_pipeline.dataset import CODES
 from fairseq_ms_pipeline.files import complete, once_a_file, parsed, part_of
+from fairseq_ms_pipeline.hf_tokenizer import load
 from fairseq_ms_pipeline.lines import Lines
 from fairseq_ms_pipeline.workers import leave_with
 
 # Characters that are tokenised at a time, whole lines: enough to be fast, while tokens take a hundred times the room.
 CHUNK = 1 << 17
 END = -1
+_any = once_a_file(load)
 # The byte of a newline, as byte-level tokens are spelled.
 NEWLINE = "\u010a"
 # Of fairseq's symbols, those that stand in no text.
@@ -92,7 +94,8 @@ def _counted_lines(shards: list[Path], read: Any) -> Iterator[str]:
 def codes_of(file: Path) -> tuple[str, str]:
     """`vocab.json` and `merges.txt` of a `tokenizer.json`, its tokens numbered from 0 on.
 
-    ValueError for a file of another kind, from which lines would get other tokens than from the tokenizer itself.
+    ValueError for a file of another kind, from which lines would get other tokens than from the tokenizer itself, which
+    the level ``hf_tokenizer`` calls.
     """
     try:
         found = parsed(file.read_text(encoding="utf-8"))
@@ -142,6 +145,23 @@ def encode_shard(text: Path, out: Path, folder: Path) -> Counter[str]:
     with complete(out) as part, open(part, "wb") as file:
         np.save(file, ids)
     return Counter({str(token): int(counts[token]) for token in counts.nonzero()[0]})
+
+
+def encode_lines(text: Path, out: Path, folder: Path) -> Counter[str]:
+    """As ``encode_shard``, each line by itself, by the folder's `tokenizer.json`."""
+    tokenizer = _any(folder / "tokenizer.json")
+    found: list[int] = []
+    with open(text, encoding="utf-8", newline="\n") as file:
+        while lines := file.readlines(CHUNK):
+            plain = [line.removesuffix("\n") for line in lines]
+            for encoding in tokenizer.encode_batch_fast(plain, add_special_tokens=False):
+                found += [*encoding.ids, END]
+    ids = np.array(found, dtype=np.int32)
+    with complete(out) as part, open(part, "wb") as file:
+        np.save(file, ids)
+    return Counter(
+        {str(token): int(count) for token, count in zip(*np.unique(ids, return_counts=True)) if token != END}
+    )
 
 
 def symbols(folder: Path) -> list[str]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from fairseq_ms_pipeline import flags
-from fairseq_ms_pipeline.dataset import CODES, Dataset
+from fairseq_ms_pipeline.dataset import CODES, NUMBERED, Dataset
 from fairseq_ms_pipeline.documents import Line, Reader
 from fairseq_ms_pipeline.download import fetch
-from fairseq_ms_pipeline.run import Job, run
+from fairseq_ms_pipeline.run import Job, run, with_any_tokenizer
 from fairseq_ms_pipeline.sources import check_inputs, identity_of, matches, text_files, total_bytes
 
 # Tokenised, segmented and binarised text and the published copies, as measured on English novels.
@@ -50,7 +50,7 @@ def common_parser(description: str | None) -> argparse.ArgumentParser:
     parser = run_parser(description, "bin/, text/, manifest.json")
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="processes (default: %(default)s)")
-    help = "use codes and dictionary of this prepared folder, or the codes of Hugging Face's tokenizer.json"
+    help = "use codes and dictionary of this prepared or imported folder, or those of Hugging Face's tokenizer.json"
     parser.add_argument("--vocab-from", type=Path, metavar="FOLDER", help=help)
     return parser
 
@@ -107,10 +107,12 @@ def with_flags(dataset: Dataset, args: argparse.Namespace) -> Dataset:
     given = {flag for flag in (*FIELDS, "seed") if getattr(args, flag, None) is not None}
     changes = {FIELDS[flag][0]: FIELDS[flag][1](getattr(args, flag)) for flag in given - {"seed"}}
     changed = replace(dataset, **changes)
+    if args.vocab_from is not None:
+        changed = with_any_tokenizer(changed, args.vocab_from)
     changed.check()
     for idle, names, reason in (
         (changed.level not in CODES, ("bpe_merges", "bpe_sample_mb"), f"with the level {changed.level}"),
-        (changed.level == "hf_byte_bpe", ("dict_size",), "with --bpe hf_byte_bpe"),
+        (changed.level in NUMBERED, ("dict_size",), "with --bpe hf_byte_bpe"),
         (args.vocab_from, ("bpe_merges", "bpe_sample_mb", "dict_size"), "with --vocab-from"),
         (changed.tokenise == "none", ("language",), "with --tokenise none"),
         (changed.split_names, ("valid_fraction", "test_fraction", "seed"), "where the split is given by names"),

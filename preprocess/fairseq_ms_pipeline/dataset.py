@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 SPLITS = ("train", "valid", "test")
 # What BPE has learnt, in files of a prepared folder.
-CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt")}
+CODES = {"bpe": ("codes.bpe",), "hf_byte_bpe": ("vocab.json", "merges.txt"), "hf_tokenizer": ("tokenizer.json",)}
+# Levels that take text as it is, and whose symbols are the numbers of tokens.
+NUMBERED = ("hf_byte_bpe", "hf_tokenizer")
 
 
 def languages() -> list[str]:
@@ -58,7 +60,8 @@ class Expected:
 class Dataset:
     """How a data set is laid out and what is made of it.
 
-    level: `bpe` (subword-nmt), `hf_byte_bpe` (tokenizers, which takes text as it is), `word`, `char` or `byte`.
+    level: `bpe` (subword-nmt), `hf_byte_bpe` (tokenizers, which takes text as it is), `hf_tokenizer` (the same, with
+    any tokenizer.json), `word`, `char` or `byte`.
     tokenise: `moses` (sacremoses) or `none` (already tokenised).
     language: of Moses, one of ``languages``.
     documents: what a document is, the unit of a random split: `file`, `blank` (separated by empty lines),
@@ -97,13 +100,13 @@ class Dataset:
         for name, needs, package in (
             ("--tokenise moses", self.tokenise == "moses", "sacremoses"),
             ("--bpe subword_nmt", self.level == "bpe", "subword-nmt"),
-            ("--bpe hf_byte_bpe", self.level == "hf_byte_bpe", "tokenizers"),
+            ("--bpe hf_byte_bpe", self.level in NUMBERED, "tokenizers"),
         ):
             if needs and importlib.util.find_spec(package.replace("-", "_")) is None:
                 raise ValueError(f"{name} needs the package {package}: run pip install {package}.")
         kind, _, size = self.documents.partition(":")
         known = kind in ("ends", "file", "blank", "line", "wikitext") and not size
-        lossless, both = self.level == "hf_byte_bpe", self.valid_fraction + self.test_fraction
+        lossless, both = self.level in NUMBERED, self.valid_fraction + self.test_fraction
         spoken = languages() if self.tokenise == "moses" else [self.language]
         check_all(
             (self.language in spoken, f"--language must be one of {', '.join(spoken)}", self.language),

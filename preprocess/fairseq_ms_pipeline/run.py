@@ -6,16 +6,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
 
-from fairseq_ms_pipeline import binarise, bpe, halves
+from fairseq_ms_pipeline import binarise, bpe, halves, indexed
 from fairseq_ms_pipeline import manifest as manifests
-from fairseq_ms_pipeline.dataset import CODES, SPLITS, Dataset
+from fairseq_ms_pipeline.dataset import CODES, NUMBERED, SPLITS, Dataset
 from fairseq_ms_pipeline.documents import Line
 from fairseq_ms_pipeline.files import Json, complete, complete_text, only_run_in, read_json, sha256_of, write_json
 from fairseq_ms_pipeline.progress import Progress
@@ -56,10 +56,12 @@ class Job:
             raise ValueError(f"--workers must be at least 1, not {self.workers}.")
         self.dataset.check()
         settings = self.settings()
-        if self.vocabulary_from is not None and self.vocabulary_from.is_file():
-            from fairseq_ms_pipeline.byte_bpe import codes_of
+        if self.vocabulary_from is not None:
+            given = _vocabulary_files(self.vocabulary_from, self.dataset)
+            if "tokenizer" in given:
+                from fairseq_ms_pipeline import hf_tokenizer
 
-            codes_of(self.vocabulary_from)
+                hf_tokenizer.load(given["tokenizer"])
         return check_out(self.out, settings)
 
     def settings(self) -> Json:
@@ -79,9 +81,12 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
     Of a file, that alone.
     """
     if folder.is_file():
-        if dataset.level != "hf_byte_bpe":
+        if dataset.level not in NUMBERED:
             raise ValueError(f"--vocab-from {folder} is a tokenizer.json, which needs --bpe hf_byte_bpe.")
-        return {"tokenizer": folder}
+        beside = folder.with_name("dict.txt")
+        return {"tokenizer": folder, **({"dictionary": beside} if beside.is_file() else {})}
+    if is_imported(folder):
+        return _vocabulary_files(folder / "tokenizer.json", dataset)
     if not (folder / manifests.NAME).is_file():
         raise ValueError(f"--vocab-from {folder} is not a prepared folder: it has no {manifests.NAME}.")
     manifest = manifests.read(folder, "--vocab-from")
@@ -93,6 +98,28 @@ def _vocabulary_files(folder: Path, dataset: Dataset) -> dict[str, Path]:
         if not path.is_file() or sha256_of(path) != manifest["files"].get(name, {}).get("sha256"):
             raise ValueError(f"--vocab-from {folder}: {name} is missing or not the one its manifest was made with.")
     return {key: folder / name for key, name in names.items()}
+
+
+def is_imported(folder: Path) -> bool:
+    """Whether a folder is of `fairseq-ms import`, with a tokenizer and a dictionary."""
+    return all((folder / name).is_file() for name in ("tokenizer.json", "dict.txt"))
+
+
+def with_any_tokenizer(dataset: Dataset, place: Path) -> Dataset:
+    """The declaration of a run with `--vocab-from`, whose tokenizer may be another than GPT-2's byte-level BPE."""
+    if dataset.level != "hf_byte_bpe":
+        return dataset
+    any_kind = is_imported(place) or (place.is_file() and is_imported(place.parent))
+    if place.is_file() and not any_kind:
+        from fairseq_ms_pipeline.byte_bpe import codes_of
+
+        try:
+            codes_of(place)
+        except ValueError:
+            any_kind = True
+    if (place / manifests.NAME).is_file() and not any_kind:
+        any_kind = manifests.read(place, "--vocab-from")["settings"].get("level") == "hf_tokenizer"
+    return replace(dataset, level="hf_tokenizer") if any_kind else dataset
 
 
 def check_out(out: Path, settings: Json) -> bool:
@@ -195,8 +222,8 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     for name in names:
         (raw / f"{name}.txt").unlink(missing_ok=True)
 
-    if dataset.level == "hf_byte_bpe":
-        from fairseq_ms_pipeline import byte_bpe
+    if dataset.level in NUMBERED:
+        from fairseq_ms_pipeline import byte_bpe, hf_tokenizer
 
     if codes:
         sampled = bpe.sample([text / f"{name}.txt" for name in shards["train"]], dataset.bpe_sample_bytes)
@@ -205,7 +232,9 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
         counted = sum(shard.stat().st_size for shard in sampled) if of_bytes else dataset.bpe_merges
         with progress.stage("learn BPE", counted, "B" if of_bytes else " merges") as bar:
             merges = dataset.bpe_merges
-            if "tokenizer" in given:
+            if "tokenizer" in given and dataset.level == "hf_tokenizer":
+                _copy(given["tokenizer"], codes[0])
+            elif "tokenizer" in given:
                 for target, learnt in zip(codes, byte_bpe.codes_of(given["tokenizer"]), strict=True):
                     with complete_text(target) as file:
                         file.write(learnt)
@@ -228,11 +257,13 @@ def _stages(job: Job, progress: Progress, work: Path) -> Json:
     with progress.stage("dictionary", len(counts), " shards") as bar:
         if "dictionary" in given:
             _copy(given["dictionary"], dictionary_path)
+        elif dataset.level == "hf_tokenizer":
+            indexed.write_symbols(dictionary_path, dict.fromkeys(hf_tokenizer.symbols(codes[0]), 0))
         elif not dictionary_path.exists():
             every = byte_bpe.symbols(ready) if dataset.level == "hf_byte_bpe" else ()
             binarise.build_dictionary(_ticking(counts, bar), dataset.dictionary_size, dictionary_path, every)
 
-    ending = ".npy" if dataset.level == "hf_byte_bpe" else ".txt"
+    ending = ".npy" if dataset.level in NUMBERED else ".txt"
     words = ("text/{}" if dataset.level == "word" else "pieces/{}") + ending
     on_shards("binarise", binarise.binarise_shard, words, "binary/{}", "binary/{}.json", dictionary_path)
     for name in names:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from fairseq_ms_pipeline.bpe import word_counts
-from fairseq_ms_pipeline.dataset import CODES
+from fairseq_ms_pipeline.dataset import CODES, NUMBERED
 from fairseq_ms_pipeline.files import complete_text, once_a_file, write_json
 from fairseq_ms_pipeline.subwords import Segmenter
 from fairseq_ms_pipeline.text import byte_symbols, characters
@@ -21,15 +21,16 @@ def segment_shard(tokenised: Path, out: Path, level: str, folder: Path) -> int:
 
     `folder` has what BPE has learnt.
 
-    At level `word` the tokenised text is the symbols already, and only the counts are written; at level `hf_byte_bpe`
+    At level `word` the tokenised text is the symbols already, and only the counts are written; at the levels `NUMBERED`
     the symbols are an array of numbers.
     """
     if level == "word":
         counts = word_counts(tokenised)
-    elif level == "hf_byte_bpe":
-        from fairseq_ms_pipeline.byte_bpe import encode_shard
+    elif level in NUMBERED:
+        from fairseq_ms_pipeline import byte_bpe
 
-        counts = encode_shard(tokenised, out.with_suffix(".npy"), folder)
+        encode = byte_bpe.encode_shard if level == "hf_byte_bpe" else byte_bpe.encode_lines
+        counts = encode(tokenised, out.with_suffix(".npy"), folder)
     else:
         counts = Counter()
         symbols_of = {"char": characters, "byte": byte_symbols}

@@ -59,7 +59,7 @@ def spelled(line: str, level: str) -> str:
     Where a model reads characters or bytes, the sign that stands for a space is none of the text's: it
     becomes `_`.
     """
-    if level == "hf_byte_bpe":
+    if level in ("hf_byte_bpe", "hf_tokenizer"):
         return line.removesuffix("\n")
     if level in ("char", "byte"):
         return " ".join(line.split()).replace(SPACE, "_")

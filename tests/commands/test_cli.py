@@ -80,7 +80,7 @@ def test_help_lists_every_command(capsys):
 
 
 NAMES = (
-    "bench config export lm-eval lm-eval-task memory perplexity prepare train user-dir context-window plot "
+    "bench config export import lm-eval lm-eval-task memory perplexity prepare train user-dir context-window plot "
     "coarse-completions context-length context-shuffle neighbors nll-by-frequency recall sample sample-images "
     "sample-metrics tradeoff"
 )

@@ -102,7 +102,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "--level must be one of word, bpe, hf_byte_bpe, char, byte where no manifest.json"),
+        ([], "--level must be one of word, bpe, hf_byte_bpe, hf_tokenizer, char, byte where no manifest.json"),
         (["--level", "bpe"], "--bpe-codes must name the file of BPE operations"),
         (["--level", "word", "--bpe-codes", "codes"], "--bpe-codes has no effect with --level word"),
         (["--level", "word", "--language", "de"], "--language has no effect without --tokenise moses"),

@@ -70,7 +70,7 @@ REFUSED: list[tuple[str, list[str], str]] = [
     ("tokens_per_sample=99", [], "--tokens-per-sample must lie between 1 and the 40 positions"),
     ("pretrained=gpt2", [], "--model_args of fairseq_ms has no pretrained"),
     ("data=nowhere", [], "--data must be a folder that fairseq-preprocess wrote"),
-    ("level=letters", [], "--level must be one of word, bpe, hf_byte_bpe, char, byte"),
+    ("level=letters", [], "--level must be one of word, bpe, hf_byte_bpe, hf_tokenizer, char, byte"),
     ("language=de", [], "--language has no effect without --tokenise moses"),
     ("", ["--batch_size", "auto"], "--batch_size must be a whole number of at least 1"),
     ("", ["--gen_kwargs", "num_beams=4"], "generation_kwargs must be among until, max_gen_toks, do_sample"),

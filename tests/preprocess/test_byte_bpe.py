@@ -139,18 +139,71 @@ def test_lines_have_the_tokens_of_a_tokenizer_json(prepared, tmp_path) -> None:
         assert tokens == theirs.encode(line, add_special_tokens=False).tokens
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"normalizer": {"type": "NFC"}},
-        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}},
-    ],
-)
-def test_a_tokenizer_json_that_would_give_other_tokens_is_refused(settings, prepared, tmp_path) -> None:
-    shutil.copytree(prepared[0], tmp_path / "texts")
-    of_hugging_face(tmp_path / "texts", **settings)
-    said = prepare(tmp_path / "texts", "--out", tmp_path / "out", "--vocab-from", tmp_path / "tokenizer.json")
-    assert "tokenizer.json must be" in said
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
+SPLIT = {"type": "Split", "pattern": {"Regex": "\\p{L}+|\\p{N}{1,3}| ?[^\\s]"}, "behavior": "Isolated", "invert": False}
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}
+OTHERS: dict[str, dict[str, object]] = {
+    "normalizer": {"normalizer": {"type": "NFC"}},
+    "prefix": {"pre_tokenizer": BYTES},
+    "split": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, {**BYTES, "use_regex": False}]}},
+    "words": {
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "w0": 1, "w1": 2}, "unk_token": "<unk>"},
+        "decoder": None,
+        "added_tokens": [],
+        "post_processor": None,
+    },
+    "unigram": {
+        "pre_tokenizer": METASPACE,
+        "decoder": METASPACE,
+        "model": {
+            "type": "Unigram",
+            "unk_id": 0,
+            "vocab": [["<unk>", 0.0], ["\u2581w", -1.0], ["0", -2.0], ["1", -2.5]],
+        },
+        "added_tokens": [],
+        "post_processor": None,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_lines_have_the_tokens_of_a_tokenizer_json_of_any_other_kind(kind: str, prepared, tmp_path) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    shutil.copytree(prepared[0], texts)
+    theirs = of_hugging_face(texts, **OTHERS[kind])
+    assert prepare(texts, "--out", out, "--vocab-from", tmp_path / "tokenizer.json") == ""
+    dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
+    assert dictionary.symbols[4:] == [str(number) for number in range(theirs.get_vocab_size())]
+    data = indexed_dataset.make_dataset(str(out / "bin" / "test"), impl="mmap")
+    lines = ("plain\n" + ODD).removesuffix("\n").split("\n")
+    pipeline = tokenizer.lines_of(tokenizer.pipeline_of(out / "bin", None, None, None, None))
+    for line, row in zip(lines, data, strict=True):
+        symbols = [str(number) for number in theirs.encode(line, add_special_tokens=False).ids]
+        assert dictionary.string(row).split() == symbols
+        assert pipeline.symbols_of(line) == symbols
+        assert pipeline.text_of(symbols) == theirs.decode([*map(int, symbols)], skip_special_tokens=False)
+    # What was prepared with it serves other texts, too.
+    assert prepare(texts, "--out", tmp_path / "again", "--vocab-from", out) == ""
+    assert (tmp_path / "again/bin/test.bin").read_bytes() == (out / "bin/test.bin").read_bytes()
+
+
+def test_a_dictionary_beside_a_tokenizer_json_is_that_of_the_data(prepared, tmp_path) -> None:
+    texts = tmp_path / "texts"
+    shutil.copytree(prepared[0], texts)
+    theirs = of_hugging_face(texts)
+    # A model may have more symbols than its tokenizer.
+    (tmp_path / "dict.txt").write_text("".join(f"{number} 0\n" for number in range(theirs.get_vocab_size() + 5)))
+    for number, place in enumerate((tmp_path, tmp_path / "tokenizer.json")):
+        out = tmp_path / f"out{number}"
+        assert prepare(texts, "--out", out, "--vocab-from", place) == ""
+        assert (out / "bin/dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
+        assert read_json(out / "manifest.json")["splits"]["test"]["unknown"] == 0
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '{"model": {"type": "BPE"}}'])
+def test_a_tokenizer_json_that_cannot_be_read_is_refused(text: str, prepared, tmp_path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    said = prepare(prepared[0], "--out", tmp_path / "out", "--vocab-from", tmp_path / "tokenizer.json")
+    assert "tokenizer.json must be a tokenizer.json that tokenizers reads" in said
     assert not (tmp_path / "out").exists()

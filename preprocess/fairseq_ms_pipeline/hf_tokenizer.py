@@ -1,0 +1,44 @@
+"""Lines as the tokens of any `tokenizer.json` of Hugging Face's tokenizers; a symbol is a token's number."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from fairseq_ms_pipeline.lines import Lines
+
+
+def load(file: Path) -> Tokenizer:
+    """The tokenizer of a file; ValueError for one that the library does not read."""
+    # A worker has one processor, and no thread of the process that it was forked from.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"--vocab-from {file} must be a tokenizer.json that tokenizers reads: {error}.") from None
+
+
+def symbols(file: Path) -> list[str]:
+    """All symbols: a number for each token."""
+    return [str(number) for number in range(load(file).get_vocab_size())]
+
+
+class TokenizerLines(Lines):
+    """Lines of the tokens of ``codes_file``, a tokenizer.json."""
+
+    level = "hf_tokenizer"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What splits the lines."""
+        return load(Path(str(self.codes_file)))
+
+    def segmented(self, line: str) -> str:
+        return " ".join(map(str, self.tokenizer.encode(line, add_special_tokens=False).ids))
+
+    def plain(self, line: str) -> str:
+        tokens = [int(symbol) for symbol in line.split() if symbol.isdecimal()]
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)

@@ -1,0 +1,150 @@
+"""What is imported from transformers says the same as there, of both pinned versions, at once and through the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_ms import cli, core
+from fairseq_ms.tools import checkpoints
+from tests.helpers import asked
+from tests.helpers.beside import library
+from tests.importing.cases import CASES, GROUPED, LENGTHS
+
+VERSIONS = ("transformers-4", "transformers-5")
+MAKING = Path(__file__).with_name("making.py")
+NAMES = [*CASES, *GROUPED]
+WINDOWS = ("mistral", "mistral_grouped", "qwen2_sliding", "qwen3_types")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder of models for each version; here, safetensors can be imported from one of them."""
+    folders = {version: tmp_path_factory.mktemp(version) for version in VERSIONS}
+    for version, folder in folders.items():
+        beside = str(library(version, tmp_path_factory.getbasetemp()))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([beside, str(MAKING.parents[2])]), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(MAKING), str(folder)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(version[-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, beside])
+        yield folders
+
+
+def brought(source: Path, out: Path, *flags: str) -> core.LanguageModel:
+    assert cli.main(["import", str(source), str(out), *flags]) == 0
+    found: Any = checkpoints.load(str(out / "checkpoint.pt"), cpu=True).core
+    return found
+
+
+def symbols_of(folder: Path) -> Tensor:
+    """The symbol of ours for every token."""
+    ends = json.loads((folder / "config.json").read_text()).get("eos_token_id")
+    end = ends[0] if isinstance(ends, list) else ends
+    return torch.tensor([2 if token == end else 4 + token for token in range(29)])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_logits_and_losses_are_those_of_transformers(name: str, version: str, made: Any, tmp_path: Path) -> None:
+    folder = made[version]
+    model, symbols = brought(folder / name, tmp_path / "out"), symbols_of(folder / name)
+    assert isinstance(model, core.Retina) == (name in WINDOWS)
+    expected = torch.load(folder / f"{name}.pt", weights_only=True)
+    for length in LENGTHS:
+        tokens, theirs = symbols[expected[length]["tokens"]], expected[length]["logits"]
+        ours, _ = model(tokens)
+        # float32 of sums in another order; logits reach 10.
+        assert (ours[..., symbols] - theirs).abs().max() < 1e-5
+        others = torch.ones(33, dtype=torch.bool).index_fill(0, symbols, False)
+        assert ours.softmax(-1)[..., others].max() == 0.0
+        state, pieces = model.new_state(2, length), []
+        for piece in tokens.split([min(4, length), *[1] * max(0, length - 4)], dim=1):
+            pieces.append(model(piece, state)[0][..., symbols])
+        assert (torch.cat(pieces, dim=1) - theirs).abs().max() < 1e-5
+        if length > 1:
+            assert abs(float(model.loss(tokens[:, :-1], tokens[:, 1:]) - expected[length]["loss"])) < 1e-5
+
+
+def test_bf16_stays_bf16(made: Any, tmp_path: Path) -> None:
+    brought(made[VERSIONS[-1]] / "llama_bf16", tmp_path / "out")
+    found = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["model"]
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+
+
+# A case, what is changed in its config.json, and how the sentence goes on.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"model_type": "mixtral"}, "SOURCE must be of model_type llama, mistral, qwen2, qwen3, gpt2:"),
+    ("llama", {"num_experts": 4}, "SOURCE must have num_experts None, or none"),
+    ("llama", {"quantization_config": {"bits": 4}}, "SOURCE must have quantization_config None, or none"),
+    ("llama", {"hidden_act": "gelu"}, "SOURCE must have hidden_act silu, or none"),
+    (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "which are not scaled: got rope_type linear",
+    ),
+    ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "which are not scaled: got rope_type yarn"),
+    ("llama", {"partial_rotary_factor": 0.5}, "got partial_rotary_factor 0.5"),
+    ("llama", {"intermediate_size": 20}, "SOURCE's intermediate_size must be a multiple of 8: got 20"),
+    ("llama", {"hidden_size": 10**12}, "SOURCE must have weights of"),
+    ("llama", {"vocab_size": 10**9}, "SOURCE must have weights of the sizes that its configuration says"),
+    ("llama", {"num_hidden_layers": 10**12}, "SOURCE must have the 1000000000000 layers"),
+    ("llama", {"num_hidden_layers": "__import__('os')"}, "SOURCE's num_hidden_layers must be a whole number"),
+    ("llama", {"vocab_size": None}, "SOURCE's vocab_size must be a whole number of at least 1"),
+    ("llama", {"num_key_value_heads": 3}, ""),
+    ("qwen3", {"layer_types": ["linear_attention", "full_attention"]}, "SOURCE's layer_types must be 2 of"),
+    ("qwen3_types", {"sliding_window": 0}, "SOURCE's sliding_window must be a whole number of at least 1"),
+    ("gpt2", {"activation_function": "mish"}, "SOURCE's activation_function must be one of"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "must have scale_attn_by_inverse_layer_idx False, or none"),
+    (
+        "gpt2",
+        {"tie_word_embeddings": False},
+        "SOURCE must have the weights that its configuration says: there",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "sentence"), REFUSED)
+def test_what_has_no_counterpart_is_one_sentence(name, changes, sentence, made, tmp_path, capsys) -> None:
+    source = made[VERSIONS[-1]] / name
+    folder = tmp_path / "changed"
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text()) | changes
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    asked.assert_refused(["import", str(folder), str(tmp_path / "out")], sentence, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_lie_elsewhere_are_missing_or_damaged_are_refused(made: Any, tmp_path: Path, capsys: Any) -> None:
+    source = made[VERSIONS[-1]] / "gpt2"
+    command = ["import", str(tmp_path), str(tmp_path / "out")]
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"code")
+    asked.assert_refused(command, "SOURCE must have its weights in model.safetensors", capsys)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"wte.weight": f"../{source.name}/model.safetensors"}}))
+    asked.assert_refused(command, "SOURCE must have its weights in model.safetensors", capsys)
+    index.unlink()
+    (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-9])
+    asked.assert_refused(command, "SOURCE must have undamaged safetensors", capsys)
+    (tmp_path / "config.json").write_text("[]")
+    asked.assert_refused(command, "holds no settings", capsys)
+
+
+def test_windows_of_the_command_replace_its_own(made: Any, tmp_path: Path) -> None:
+    model: Any = brought(made[VERSIONS[-1]] / "mistral", tmp_path / "out", "--scale-windows", "1x=0:4*2,1x=0:*2")
+    assert [scale.window for scale in model.turns[0]] == ["1x=0:4", "1x=0:"]

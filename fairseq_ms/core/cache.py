@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_ms.core.ops.linear import add_before
+from fairseq_ms.core.ops.linear import convolve
 
 
 class CannotTruncate(Exception):
@@ -127,12 +127,12 @@ class Rows:
 class LastInputs(Rows):
     """The last N inputs (B, N, D) of a ``ShortConv``; before a text there are zeros."""
 
-    def add(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+    def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
         """T more positions, each plus the N before it times their weights."""
         joined = torch.cat([self.x, x_BTD], dim=1)
         # Of more than a token, not a view that keeps all of them.
         self.put(joined[:, 1:] if x_BTD.size(1) == 1 else joined[:, x_BTD.size(1) :].clone())
-        return add_before(joined, weight_ND)
+        return convolve(joined, weight_ND)
 
 
 class KeyValueCache:
@@ -169,10 +169,10 @@ class KeyValueCache:
         k, v = self.kept()[0]
         return k, v
 
-    def add(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+    def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
         """As ``LastInputs``, by what is before."""
         assert self.before is not None
-        return self.before.add(x_BTD, weight_ND)
+        return self.before.convolved(x_BTD, weight_ND)
 
     def kept(self) -> tuple[Tensor, int]:
         """Keys and values (2, B, N, S, H) of the last S positions that it has, and how many there have been."""

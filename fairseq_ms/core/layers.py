@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.cache import KeyValueCache
 from fairseq_ms.core.config import RESIDUAL_STARTS, LayerConfig, ModelConfig
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.core.ops.linear import NORMS, Before, activation_linear, norm_heads, norm_linear, projection
+from fairseq_ms.core.ops.linear import NORMS, Preceding, activation_linear, norm_heads, norm_linear, projection
 from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
 
@@ -68,7 +68,7 @@ class TokenEmbedding(nn.Module):
         return next(self.parameters()).new_empty(1, 1, self.dim, device=device)
 
 
-class Attending(Before, Protocol):
+class Attending(Preceding, Protocol):
     """Attention within and over sequences that have lengths of their own, as chunks have."""
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:

@@ -92,7 +92,7 @@ def normalised(
 
 
 def pooled_again(pool: Downsample) -> bool:
-    """Whether pooling may be computed again: it has no parameters, and nothing else happens when it is called."""
+    """Whether pooling may be computed a second time in backward: it has neither parameters nor hooks."""
     return pool.conv is None and plain(pool, Downsample)
 
 

@@ -14,7 +14,7 @@ from fairseq_ms.core.hierarchical.chunks import Unfinished
 from fairseq_ms.core.hierarchical.config import HAEDConfig
 from fairseq_ms.core.layers import TransformerStack
 from fairseq_ms.core.ops.attention import attend, merge_heads, split_qkv
-from fairseq_ms.core.ops.linear import add_before, after_zeros
+from fairseq_ms.core.ops.linear import convolve, pad_left
 from fairseq_ms.core.ops.lstm import LSTMState, RaggedSteps
 
 
@@ -33,15 +33,15 @@ class Rectangles:
     cached_X: Tensor | None = None
     last_B: Tensor | None = None
 
-    def add(self, x_QD: Tensor, weight_ND: Tensor) -> Tensor:
+    def convolved(self, x_QD: Tensor, weight_ND: Tensor) -> Tensor:
         """Each position of one list plus the N before it in its sequence; a cache takes in each row's last N."""
         shapes = [(count, length, -1) for count, length in self.shapes]
         parts = x_QD.split([count * length for count, length in self.shapes])
-        joined = [after_zeros(part.view(shape), weight_ND) for part, shape in zip(parts, shapes, strict=True)]
+        joined = [pad_left(part.view(shape), weight_ND) for part, shape in zip(parts, shapes, strict=True)]
         if self.cache is not None and self.last_B is not None:
             last_WND = torch.cat([part[:, -len(weight_ND) :] for part in joined])
             self.cache.remember(last_WND.index_select(0, self.last_B))
-        return torch.cat([add_before(part, weight_ND).flatten(0, 1) for part in joined])
+        return torch.cat([convolve(part, weight_ND).flatten(0, 1) for part in joined])
 
     def attend(self, qkv: Tensor, heads: int, dropout: float, recompute: bool, sinks_N: Tensor | None = None) -> Tensor:
         """Queries, keys and values (Q, 3 * N * H) of one list -> (Q, N * H); nothing is computed for padding."""
@@ -81,14 +81,14 @@ class RowCache:
         """All keys and values of the layer."""
         return self.caches.buffers[self.layer]
 
-    def add(self, x: Tensor, weight_ND: Tensor) -> Tensor:
+    def convolved(self, x: Tensor, weight_ND: Tensor) -> Tensor:
         """C more positions of R rows (..., D), each plus the N before it in its row; the last N are remembered."""
         assert self.counts_R is not None
         inputs, rows_R = self.caches.inputs_BLND, self.row_X.squeeze(1)
         joined = torch.cat([inputs[rows_R, self.layer], x.view(len(rows_R), -1, x.size(-1))], dim=1)
         place_RN = self.counts_R.unsqueeze(1) + torch.arange(len(weight_ND), device=x.device)
         self.remember(joined.gather(1, place_RN.unsqueeze(2).expand(-1, -1, x.size(-1))), rows_R)
-        return add_before(joined, weight_ND).view_as(x)
+        return convolve(joined, weight_ND).view_as(x)
 
     def remember(self, last_RND: Tensor, rows_R: Tensor | slice = slice(None)) -> None:
         """Let these be the last N inputs of all rows or some."""

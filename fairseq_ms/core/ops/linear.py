@@ -1,7 +1,7 @@
-"""Linear layers, and what is cheap in front of them: a norm, a short convolution, activation, dropout.
+"""Projections with a norm, a short convolution, or activation and dropout in front of them.
 
-Norms, activation and dropout produce half of the tensors that autograd keeps of a transformer layer, and take next
-to no time. Here their results are computed again in the backward pass from inputs that are kept anyway.
+Norms, activations and dropout take next to no time, but produce half of the tensors that autograd keeps of a
+transformer layer. Their results are computed again in the backward pass from inputs that are kept anyway.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def normalise(norm: Norm, x: Tensor, weight_D: Tensor | None = None, bias_D: Ten
     return F.rms_norm(x, x.shape[-1:], weight_D, norm.eps)
 
 
-class Before(Protocol):
-    """What knows the positions before those it is shown, where these are not texts from their beginning."""
+class Preceding(Protocol):
+    """The last positions before a piece of a text, which a short convolution reads."""
 
-    def add(self, x: Tensor, weight_ND: Tensor) -> Tensor:
-        """x (..., D) as ``add_before`` has it; a state moves on."""
+    def convolved(self, x: Tensor, weight_ND: Tensor) -> Tensor:
+        """x (..., D) after the convolution; x becomes what precedes the next piece."""
 
 
 class ShortConv(nn.Module):
@@ -153,20 +153,20 @@ class ShortConv(nn.Module):
         """Add nothing."""
         nn.init.zeros_(self.weight)
 
-    def forward(self, x_BTD: Tensor, before: Before | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D); before a text there are zeros, and ``before`` knows what is before a piece."""
+    def forward(self, x_BTD: Tensor, before: Preceding | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D), preceded by zeros where a text begins, and else by ``before``."""
         if before is not None:
-            return before.add(x_BTD, self.weight)
-        return add_before(after_zeros(x_BTD, self.weight), self.weight)
+            return before.convolved(x_BTD, self.weight)
+        return convolve(pad_left(x_BTD, self.weight), self.weight)
 
 
-def after_zeros(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
-    """(B, N + T, D): N positions of zeros, which are before a text, and x."""
+def pad_left(x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
+    """x (B, T, D) after N positions of zeros, (B, N + T, D)."""
     return F.pad(x_BTD, (0, 0, len(weight_ND), 0))
 
 
-def add_before(joined: Tensor, weight_ND: Tensor) -> Tensor:
-    """Of positions (B, N + T, D) the last T, each plus the N before it times their weights; (B, T, D)."""
+def convolve(joined: Tensor, weight_ND: Tensor) -> Tensor:
+    """(B, N + T, D) -> (B, T, D): each of the last T positions plus a weighted sum of the N before it."""
     taps = weight_ND.size(0)
     if weight_ND.dtype != joined.dtype:
         weight_ND = weight_ND.to(joined.dtype)
@@ -182,9 +182,13 @@ def add_before(joined: Tensor, weight_ND: Tensor) -> Tensor:
 def norm_heads(
     x_BTO: Tensor, head_dim: int, norms: Sequence[tuple[Norm, int]], recompute: bool, factors_N: Tensor | None = None
 ) -> Tensor:
-    """x (B, T, O), whose first heads pass through these norms over H, so many through each; the rest stays as it is.
+    """Normalise the first heads of x (B, T, O) over their H channels, and leave the rest as it is.
 
-    The first of them are multiplied by ``factors``. With ``recompute``, only x is kept for backward.
+    With ``recompute``, only x is kept for backward.
+
+    Args:
+        norms: each with the number of heads that it normalises, in the order of the heads
+        factors_N: one a head, by which the first N heads are multiplied afterwards
     """
     if all(plain(norm, nn.RMSNorm) for norm, _ in norms):
         gain_NH = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
@@ -209,7 +213,7 @@ def norm_linear(
     linear: nn.Module,
     recompute: bool,
     conv: ShortConv | None = None,
-    before: Before | None = None,
+    before: Preceding | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``linear(conv(norm(x), before))``, (..., D) -> (..., O), and what the projection reads, (..., D).
 
@@ -232,8 +236,8 @@ def norm_linear(
         if conv is None:
             return autocasted(normalised(x, *own))
         *own_D, weight_ND = own
-        mix = partial(add_before, weight_ND=weight_ND)
-        return autocasted(remade(mix, lambda *inputs: after_zeros(normalised(*inputs), weight_ND), x, *own_D))
+        mix = partial(convolve, weight_ND=weight_ND)
+        return autocasted(remade(mix, lambda *inputs: pad_left(normalised(*inputs), weight_ND), x, *own_D))
 
     own = [*weights_of(norm), *([] if conv is None else [conv.weight])]
     return remade(lambda normed: (linear(normed), normed), prepared, x, *own)

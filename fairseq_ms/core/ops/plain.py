@@ -1,7 +1,7 @@
-"""Whether something happens when a module is called.
+"""Whether a module may be replaced by an operation on its weights, or computed a second time.
 
-What reads the weights of a module in place of calling it, or calls it another time, would pass over that, or repeat it:
-an adapter or a quantised layer in the place of a module, a parametrization, pruning, a hook.
+That would ignore or repeat whatever was attached to the module: an adapter or a quantised layer in its place, a
+parametrization, pruning, a hook.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether anything else happens when the module is called, or when its gradient is."""
+    """Whether the module has hooks, or a ``forward`` of the instance's own; hooks of all modules count."""
     m = torch_module
     everywhere = m._global_forward_hooks or m._global_forward_pre_hooks
     everywhere = everywhere or m._global_backward_hooks or m._global_backward_pre_hooks

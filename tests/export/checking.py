@@ -93,6 +93,7 @@ def found(folder: Path, exported: Path) -> dict:
             model.generate, tokens, past_key_values=DynamicCache(), max_new_tokens=2
         ),
         **(adapted(exported, tokens) if find_spec("peft") else {}),
+        **(offloaded(exported, tokens, model) if find_spec("accelerate") else {}),
     }
     prompts, package = reference["prompts"], type(model).__module__.rpartition(".")[0]
     replay: Any = sys.modules[f"{package}.core_steps_replay"]
@@ -186,6 +187,20 @@ def adapted(exported: Path, tokens) -> dict:
             "adapters are in every layer": len(adapters) >= 4 and not idle,
             "adapters are trained": losses[-1] < losses[0] - 0.05,
         }
+
+
+def offloaded(exported: Path, tokens, model) -> dict:
+    """Weights that accelerate brings to each module only while it runs."""
+    from accelerate import cpu_offload
+
+    away = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True)
+    away = cpu_offload(away, execution_device=torch.device("cpu"))
+    settings = {"do_sample": False, "max_new_tokens": 8}
+    return {
+        "weights are away": all(weight.is_meta for weight in away.parameters()),
+        "logits of weights that are away": float((away(tokens).logits - model(tokens).logits).abs().max()) < 1e-5,
+        "texts of weights that are away": away.generate(tokens, **settings).equal(model.generate(tokens, **settings)),
+    }
 
 
 def padded_difference(model, tokens, log_probs) -> float:

@@ -17,10 +17,11 @@ from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
+from fairseq_ms.core.ops.attention import attend_blocks
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
-from fairseq_ms.core.pooling import normalised
-from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, check_layers, share_heads
+from fairseq_ms.core.pooling import Downsample, UnfinishedBlock, normalised
+from fairseq_ms.core.scales import Scale, check_layers, share_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,8 @@ class AggregationAttention(nn.Module):
             if state is None:
                 # Without a block there is nothing to project, nor anything to see.
                 k, v = self._keys_and_values(level, blocks[level]) if blocks[level].size(1) else 2 * (q_BNTH[:, :, :0],)
-                outputs.append(Scale(factor).see(q_BNTH, k, v, 0, 0, dropout, self.recompute, sinks[level]))
+                bounds, options = Scale(factor).bounds, (dropout, self.recompute, sinks[level])
+                outputs.append(attend_blocks(bounds, q_BNTH, k, v, 0, 0, *options))
                 continue
             if blocks[level].size(1):
                 state.aggregation[level].append(*self._keys_and_values(level, blocks[level], start))
@@ -188,7 +190,7 @@ class BottomUpState(State):
     def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
         """What queries at the next T tokens see of the blocks of a scale, counted from the finest, (B, N, T, H)."""
         k, v = self.aggregation[level].kept()[0]
-        return Scale(factor).see(q_BNTH, k, v, self.length, sinks_N=sinks_N)
+        return attend_blocks(Scale(factor).bounds, q_BNTH, k, v, self.length, sinks_N=sinks_N)
 
 
 class BottomUp(LanguageModel[BottomUpState]):

@@ -169,6 +169,10 @@ class KeyValueCache:
         k, v = self.kept()[0]
         return k, v
 
+    def append_both(self, pair_2BKTH: Tensor) -> tuple[Tensor, Tensor]:
+        """``append`` of keys and values that lie in one tensor, which some caches write at once."""
+        return self.append(*pair_2BKTH.unbind(0))
+
     def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
         """As ``LastInputs``, by what is before."""
         assert self.before is not None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.config import ModelConfig
+from fairseq_ms.core.joining import Coarser
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.pooling import Coarser
 from fairseq_ms.core.scales import Scale, check_layers
 from fairseq_ms.core.topdown import TopDownScale, TopDownState
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fairseq_ms.core.layers import TypedList
 from fairseq_ms.core.ops.attention import split_qkv
-from fairseq_ms.core.scales import Downsample
+from fairseq_ms.core.pooling import Downsample
 from fairseq_ms.core.stream_state import Mems, shift
 from fairseq_ms.core.streaming import TransformerXLLayer
 from fairseq_ms.core.transformer_xl import TransformerXL, TransformerXLConfig

@@ -150,7 +150,8 @@ class SelfAttention(nn.Module):
             return self.out(past.attend(qkv, self.heads, dropout, self.recompute, self.qk.sinks))
         (q, k, v), bias = split_qkv(qkv, self.heads, self.key_heads), None
         if past is not None:
-            k, v = past.append(k, v)
+            inner = self.heads * self.head_dim
+            k, v = past.append_both(qkv[..., inner:].unflatten(-1, (2, self.key_heads, -1)).permute(2, 0, 3, 1, 4))
             bias = past.bias
         y_BNTH = attend(q, k, v, bias, bias is None, dropout, self.recompute, self.qk.sinks)
         return self.out(merge_heads(y_BNTH))

@@ -1,54 +1,76 @@
-"""From tokens to blocks of tokens and back.
+"""Pooling of k consecutive positions into one, a block of scale k, for whole texts and for texts that go on.
 
-A block of scale k stands for k consecutive positions. At which positions it may be used is up to the model; here a
-block never mixes with another. What pools k positions into one is ``scales.Downsample``.
+From which position on a block may be used is up to the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.ops.linear import ACTIVATIONS, NORM_KINDS, Norm, normalise, projection, weights_of
+from fairseq_ms.core.cache import Rows
+from fairseq_ms.core.ops.linear import Norm, projection
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocasted, remade
-from fairseq_ms.core.scales import Downsample
+from fairseq_ms.core.ops.recompute import remade
+
+DOWNSAMPLERS = ("avg", "max", "conv")
 
 
-class Upsample(nn.Module):
-    """Unfolds every position into k, by a transposed convolution with kernel and stride k.
-
-    Multi-scale Transformer LMs, Section 4.2.
+class Downsample(nn.Module):
+    """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
 
     Args:
+        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k; raises ValueError for another one
         dim: model dimension D
         factor: k
     """
 
-    def __init__(self, dim: int, factor: int) -> None:
+    def __init__(self, kind: str, dim: int, factor: int) -> None:
         super().__init__()
+        if kind not in DOWNSAMPLERS:
+            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
+        self.kind = kind
         self.factor = factor
-        # Kernel and stride being equal, outputs do not overlap: one projection to k outputs, one bias for all.
-        self.conv = projection(dim, factor * dim, bias=False)
-        self.bias = nn.Parameter(torch.zeros(dim))
+        # Kernel and stride being equal, the convolution is one projection of k positions side by side.
+        self.conv = projection(factor * dim, dim) if kind == "conv" and factor > 1 else None
 
-    def reset_parameters(self) -> None:
-        """Zero the bias; the projection starts as all do."""
-        nn.init.zeros_(self.bias)
+    @property
+    def padding(self) -> float:
+        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
+        return -math.inf if self.kind == "max" else 0.0
 
-    def forward(self, x_BCD: Tensor) -> Tensor:
-        """(B, C, D) -> (B, C * k, D)."""
-        return unfold_positions(self.conv(x_BCD), self.factor) + self.bias
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, C * k, D) -> (B, C, D)."""
+        if self.factor == 1 or not x_BTD.size(1):
+            return x_BTD
+        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))  # (B, C, k, D)
+        if self.conv is not None:
+            return self.conv(blocks.flatten(2))
+        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
 
 
-def unfold_positions(x_BCD: Tensor, factor: int) -> Tensor:
-    """Every position's k outputs as positions of their own: (B, C, k * D) -> (B, C * k, D)."""
-    return x_BCD.unflatten(-1, (factor, -1)).flatten(1, 2)
+class UnfinishedBlock(Rows):
+    """The positions (B, r, D) after the last finished block of k of them, r < k.
+
+    Args:
+        batch_size: B
+        factor: k
+        like_BTD: what positions look like, for their width, type and device
+    """
+
+    def __init__(self, batch_size: int, factor: int, like_BTD: Tensor) -> None:
+        super().__init__(like_BTD.new_zeros(batch_size, 0, like_BTD.size(-1)))
+        self.factor = factor
+
+    def join(self, x_BTD: Tensor) -> Tensor:
+        """Put what waits in front of x: (B, r + T, D), from where a block begins; an incomplete one waits again."""
+        joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
+        self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
+        return joined
 
 
 def right_aligned(x_BTD: Tensor, pool: Downsample, start: int = 0, before_BMD: Tensor | None = None) -> Tensor:
@@ -94,59 +116,3 @@ def normalised(
 def pooled_again(pool: Downsample) -> bool:
     """Whether pooling may be computed a second time in backward: it has neither parameters nor hooks."""
     return pool.conv is None and plain(pool, Downsample)
-
-
-@dataclass(frozen=True)
-class Coarser:
-    """What the coarser scale gives.
-
-    Attributes:
-        x_BCD: its output at some blocks
-        offset: how many finer blocks the first of them serves before the first one that is wanted, perhaps in a
-            tensor (1,)
-    """
-
-    x_BCD: Tensor
-    offset: int | Tensor = 0
-
-
-class Join(nn.Module):
-    """Pooled tokens beside the upsampled output of the coarser scale (Multi-scale Transformer LMs, Section 3.2).
-
-    The two are concatenated, projected to half their width and passed through the activation (swish for "swiglu", which
-    is swish times a second projection). Both have a norm after them: pooled token embeddings are small, and what the
-    coarser scale gives would drown them.
-
-    Args:
-        config: width D and activation
-        ratio: how many positions of this scale one of the coarser scale stands for
-    """
-
-    def __init__(self, config: LayerConfig, ratio: int) -> None:
-        super().__init__()
-        self.upsample = Upsample(config.dim, ratio)
-        self.linear = projection(2 * config.dim, config.dim)
-        self.activation = ACTIVATIONS["swish" if config.activation == "swiglu" else config.activation]
-        self.recompute = config.recompute
-
-    def forward(
-        self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
-    ) -> Tensor:
-        """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
-        offset, fine = coarse.offset, self.upsample(coarse.x_BCD)
-        again = self.recompute and pooled_again(pool) and plain(norm, *NORM_KINDS)
-
-        def side_by_side(normed: Tensor, fine: Tensor) -> Tensor:
-            if isinstance(offset, Tensor):
-                fine = fine.index_select(1, offset)
-            else:
-                fine = fine[:, offset : offset + normed.size(1)]
-            return torch.cat([normed, fine], dim=-1)
-
-        def prepared(x: Tensor, fine: Tensor, *own_D: Tensor) -> Tensor:
-            normed = remade(lambda pooled: normalise(norm, pooled, *own_D), blocks, x)
-            return autocasted(side_by_side(normed, fine))
-
-        if again:
-            return self.activation(remade(self.linear, prepared, x_BTD, fine, *weights_of(norm)))
-        return self.activation(self.linear(side_by_side(norm(blocks(x_BTD)), fine)))

@@ -5,7 +5,7 @@ In every layer, some heads see near tokens one by one and others see far ones in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -16,11 +16,12 @@ from fairseq_ms.core.cache import KeyValueCache, State
 from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import QueryKey, ResidualLayer, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.ops.attention import merge_heads, split_heads
+from fairseq_ms.core.ops.attention import attend_blocks, split_heads
 from fairseq_ms.core.ops.linear import norm_linear, projection
 from fairseq_ms.core.ops.recompute import keep_in_graph
 from fairseq_ms.core.ops.window_attention import attend_window
-from fairseq_ms.core.scales import Downsample, Scale, UnfinishedBlock, window_turns
+from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
+from fairseq_ms.core.scales import Scale, window_turns
 
 # Tokens that continue a text at a time: each is compared with all of them, and with what a window remembers.
 _AT_A_TIME = 256
@@ -99,16 +100,20 @@ class RetinaAttention(nn.Module):
         ``rotations[k]`` turns the keys of scale k: one a token for 1x, and one a block that these tokens complete.
         """
         fine, coarse = self.project(x_BTD, past)
-        if past is not None and past.continues:
-            return self.out(past.attend(self, fine, coarse, rotations))
-        heads = self.by_window(*self.turned(fine, coarse, rotations))
-        if past is not None:
-            past.append(heads)
-        dropout = self.dropout if self.training else 0.0
-        seen = [
-            attend_window(scale, q, k, v, dropout, self.recompute, sinks_N)
-            for scale, (q, k, v, sinks_N) in zip(self.scales, heads)
-        ]
+        if past is not None and past.attend is not None:
+            return self.out(past.attend(self.qk, fine, coarse))
+        dropout, seen = self.dropout if self.training else 0.0, []
+        start = past.windows[0].length if past is not None else 0
+        for place, (q, k, v, sinks_N) in enumerate(self.by_window(*self.turned(fine, coarse, rotations))):
+            scale = self.scales[place]
+            if past is not None:
+                known_k, known_v = past.windows[place].append(k, v)
+            if past is None or not start:
+                seen.append(attend_window(scale, q, k, v, dropout, self.recompute, sinks_N))
+            else:
+                oldest = past.windows[place].length - known_k.size(2)
+                y_BNTH = attend_blocks(scale.bounds, q, known_k, known_v, start, oldest, sinks_N=sinks_N)
+                seen.append(y_BNTH.transpose(1, 2))
         return self.out(torch.cat(seen, dim=2).flatten(2))
 
     def project(self, x_BTD: Tensor, past: WindowCache | None = None) -> tuple[Tensor, list[Tensor]]:
@@ -161,7 +166,7 @@ class RetinaAttention(nn.Module):
             windows.append(kind(batch_size, heads, self.head_dim, scale.most_blocks(capacity), like))
         windows[0].before = self.config.last_inputs(batch_size, like)
         unfinished = [UnfinishedBlock(batch_size, pool.factor, like) for pool in self.pools]
-        return WindowCache(self.scales, windows, unfinished)
+        return WindowCache(windows, unfinished)
 
     def keys_and_values(self, x_BTD: Tensor) -> dict[int, Tensor]:
         """By factor, what the heads look at: keys beside values, (B, T // k, 2 * K * H), before a rotation."""
@@ -184,7 +189,7 @@ class SlidingCache(KeyValueCache):
     def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> tuple[Tensor, Tensor]:
         """Add C positions; keys and values of those before that are kept, and of these.
 
-        There may be older ones among them than a query sees: ``Scale.see`` leaves those out.
+        There may be older ones among them than a query sees: ``attend_blocks`` leaves those out.
         """
         used, count = self.length - self.first, k_BNCH.size(2)
         known = self.buffer[:, :, :, max(0, used - self.keep) : used]
@@ -208,20 +213,18 @@ class WindowCache:
     """What one layer remembers.
 
     Args:
-        scales: its windows
-        windows: of each, the keys and values that it can see: the last ones, or all through an open one
+        windows: of each window, the keys and values that it can see: the last ones, or all through an open one
         unfinished: by coarse factor, the normalised positions that wait to be pooled
+
+    Attributes:
+        attend: attention of one more position through all windows at once, from ``RetinaAttention.qk`` and what
+            ``project`` gives, where a cache has it (``core/steps``)
     """
 
-    def __init__(
-        self, scales: Sequence[Scale], windows: Sequence[KeyValueCache], unfinished: Sequence[UnfinishedBlock]
-    ) -> None:
-        self.scales, self.windows, self.unfinished = scales, windows, unfinished
+    attend: Callable[[QueryKey, Tensor, Sequence[Tensor]], Tensor] | None = None
 
-    @property
-    def continues(self) -> bool:
-        """Whether there is anything to see before the tokens that come."""
-        return self.windows[0].length > 0
+    def __init__(self, windows: Sequence[KeyValueCache], unfinished: Sequence[UnfinishedBlock]) -> None:
+        self.windows, self.unfinished = windows, unfinished
 
     def parts(self) -> list[KeyValueCache | UnfinishedBlock]:
         """Everything that has a row for each text."""
@@ -230,27 +233,6 @@ class WindowCache:
     def join(self, x_BTD: Tensor) -> list[Tensor]:
         """By coarse factor, the positions from where its first unfinished block begins, with T more, (B, r + T, D)."""
         return [block.join(x_BTD) for block in self.unfinished]
-
-    def append(self, heads: Sequence[Heads]) -> None:
-        """Take in keys and values of new positions, by window."""
-        for window, (_, k_BNCH, v_BNCH, _) in zip(self.windows, heads):
-            window.append(k_BNCH, v_BNCH)
-
-    def attend(
-        self,
-        attention: RetinaAttention,
-        fine: Tensor,
-        coarse: Sequence[Tensor],
-        rotations: Mapping[int, Tensor | None] | None,
-    ) -> Tensor:
-        """Take in new positions, as ``RetinaAttention.project`` gives them: what their queries see, (B, T, D)."""
-        heads = attention.by_window(*attention.turned(fine, coarse, rotations))
-        seen = []
-        for window, scale, (q, k, v, sinks_N) in zip(self.windows, self.scales, heads):
-            k, v = window.append(k, v)
-            start, oldest = self.windows[0].length - q.size(2), window.length - k.size(2)
-            seen.append(scale.see(q, k, v, start, oldest, sinks_N=sinks_N))
-        return merge_heads(torch.cat(seen, dim=1))
 
 
 class RetinaState(State):

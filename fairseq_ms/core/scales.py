@@ -1,23 +1,16 @@
-"""The scales of a model: how many tokens a position stands for, what there is of it, and how it is pooled."""
+"""The scales of a model, the windows through which heads see them, and the rules that both must obey."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from fairseq_ms.core.cache import Rows
-from fairseq_ms.core.ops.attention import attend
-from fairseq_ms.core.ops.linear import projection
-
-DOWNSAMPLERS = ("avg", "max", "conv")
+from fairseq_ms.core.ops.attention import visible
 
 
 @dataclass(frozen=True)
@@ -47,56 +40,17 @@ class Scale:
         return f"{self.factor}x={self.near}:{'' if self.far is None else self.far}"
 
     def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
-        """Whether queries (..., J, 1) see blocks (..., 1, S), both tensors of integers: finished and in the window."""
+        """Whether queries (..., T, 1) see blocks (..., 1, S), both whole numbers: finished and in the window."""
         return visible(queries, blocks, *self.bounds)
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """The factor, and the distances of the first tokens of blocks that are seen: from one up to another."""
+        """The bounds of ``ops.attention.visible``."""
         return self.factor, max(self.near, self.factor - 1), 2**62 if self.far is None else self.far
-
-    def first_visible(self, query: int) -> int:
-        """The oldest block in a query's window; below 0 if the window reaches before the text."""
-        return 0 if self.far is None else (query - self.far) // self.factor + 1
-
-    def see(
-        self,
-        q_BNTH: Tensor,
-        k_BNCH: Tensor,
-        v_BNCH: Tensor,
-        start: int = 0,
-        oldest: int = 0,
-        dropout: float = 0.0,
-        recompute: bool = False,
-        sinks_N: Tensor | None = None,
-    ) -> Tensor:
-        """What queries at positions from ``start`` on see of the blocks from ``oldest`` on, (B, N, T, H).
-
-        It is zero where that is nothing, as for all queries before the first that sees a block.
-        """
-        length, device, nearest = q_BNTH.size(2), q_BNTH.device, self.bounds[1]
-        blind = max(oldest * self.factor + nearest - start, 0)
-        if blind >= length:
-            # Zeros that still lead back to the queries: distributed training waits for every gradient.
-            return F.pad(q_BNTH[:, :, :0], (0, 0, length, 0))
-        first, end = max(oldest, self.first_visible(start + blind)), (start + length - 1 - nearest) // self.factor + 1
-        k, v, bias = k_BNCH[:, :, first - oldest : end - oldest], v_BNCH[:, :, first - oldest : end - oldest], None
-        if length > 1:
-            queries = torch.arange(start + blind, start + length, device=device)[:, None]
-            seen = self.visible(queries, torch.arange(first, end, device=device))
-            bias = q_BNTH.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-        y_BNTH = attend(q_BNTH[:, :, blind:], k, v, bias, False, dropout, recompute, sinks_N)
-        return F.pad(y_BNTH, (0, 0, blind, 0)) if blind else y_BNTH
 
     def most_blocks(self, length: int) -> int:
         """How many blocks a query of a text of so many tokens can see: those from ``far`` on are out of sight."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
-
-
-def visible(queries: Tensor, blocks: Tensor, factor: Any, nearest: Any, end: Any) -> Tensor:
-    """``Scale.visible``, for the ``bounds`` of several scales too, as tensors."""
-    distance = queries - blocks * factor
-    return (distance >= nearest) & (distance < end)
 
 
 def check_layers(scales: Sequence[Scale], finest: bool = True) -> None:
@@ -181,56 +135,3 @@ def check_window(scale: Scale, name: str) -> None:
         rule = f"be multiples of {k} for {scale}, near at least {k}, since blocks are seen when they are finished"
         nearest = replace(scale, near=near, far=far).window
         raise ValueError(f"{name} must {rule} (nearest: {nearest}): got {scale.window}")
-
-
-class Downsample(nn.Module):
-    """Pools every k consecutive positions into one (Multi-scale Transformer LMs, Section 3.2, Table 4).
-
-    Args:
-        kind: "avg" mean, "max" maximum, "conv" convolution with kernel and stride k; raises ValueError for another one
-        dim: model dimension D
-        factor: k
-    """
-
-    def __init__(self, kind: str, dim: int, factor: int) -> None:
-        super().__init__()
-        if kind not in DOWNSAMPLERS:
-            raise ValueError(f"downsampler must be avg, max or conv: got {kind!r}")
-        self.kind = kind
-        self.factor = factor
-        # Kernel and stride being equal, the convolution is one projection of k positions side by side.
-        self.conv = projection(factor * dim, dim) if kind == "conv" and factor > 1 else None
-
-    @property
-    def padding(self) -> float:
-        """What a position before the first token holds: nothing for a sum, never the greatest for a maximum."""
-        return -math.inf if self.kind == "max" else 0.0
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, C * k, D) -> (B, C, D)."""
-        if self.factor == 1 or not x_BTD.size(1):
-            return x_BTD
-        blocks = x_BTD.unflatten(1, (x_BTD.size(1) // self.factor, self.factor))  # (B, C, k, D)
-        if self.conv is not None:
-            return self.conv(blocks.flatten(2))
-        return blocks.mean(2) if self.kind == "avg" else blocks.amax(2)
-
-
-class UnfinishedBlock(Rows):
-    """The positions (B, r, D) after the last finished block of k of them, r < k.
-
-    Args:
-        batch_size: B
-        factor: k
-        like_BTD: what positions look like, for their width, type and device
-    """
-
-    def __init__(self, batch_size: int, factor: int, like_BTD: Tensor) -> None:
-        super().__init__(like_BTD.new_zeros(batch_size, 0, like_BTD.size(-1)))
-        self.factor = factor
-
-    def join(self, x_BTD: Tensor) -> Tensor:
-        """Put what waits in front of x: (B, r + T, D), from where a block begins; an incomplete one waits again."""
-        joined = torch.cat([self.x, x_BTD], dim=1) if self.x.size(1) else x_BTD
-        self.x = joined[:, joined.size(1) - joined.size(1) % self.factor :].clone()
-        return joined

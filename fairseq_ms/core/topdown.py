@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.cache import KeyValueCache, Rows, State
 from fairseq_ms.core.config import ModelConfig
+from fairseq_ms.core.joining import Coarser, Join
 from fairseq_ms.core.layers import TransformerStack, TypedList
 from fairseq_ms.core.model import LanguageModel
-from fairseq_ms.core.pooling import Coarser, Join, first_block, normalised, right_aligned
-from fairseq_ms.core.scales import Downsample, Scale, check_layers
+from fairseq_ms.core.pooling import Downsample, first_block, normalised, right_aligned
+from fairseq_ms.core.scales import Scale, check_layers
 
 
 @dataclass(frozen=True, kw_only=True)

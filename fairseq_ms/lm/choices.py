@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum
 
 from fairseq_ms.core.config import POSITIONS, RESIDUAL_STARTS
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORMS
-from fairseq_ms.core.scales import DOWNSAMPLERS
+from fairseq_ms.core.pooling import DOWNSAMPLERS
 
 Activation: TypeAlias = ChoiceEnum(list(ACTIVATIONS))
 ChunkEncoder: TypeAlias = ChoiceEnum(["mlp", "lstm"])

@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fairseq_ms import core
 from fairseq_ms.core.adaptive import TiedLinear
+from fairseq_ms.core.joining import Upsample
 from fairseq_ms.core.ops.linear import TiedOutput
-from fairseq_ms.core.pooling import Upsample
 from fairseq_ms.core.steps import Steps, has_steps
 from tests.core.test_model import ADAPTIVE, build
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ms.core.config import LayerConfig
-from fairseq_ms.core.pooling import Coarser, Join, right_aligned
-from fairseq_ms.core.scales import Downsample
+from fairseq_ms.core.joining import Coarser, Join
+from fairseq_ms.core.pooling import Downsample, right_aligned
 from tests.registry import build, dictionary
 
 

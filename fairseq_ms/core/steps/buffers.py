@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache, LastInputs, Rows, State
 from fairseq_ms.core.ops.attention import attend
-from fairseq_ms.core.scales import UnfinishedBlock
+from fairseq_ms.core.pooling import UnfinishedBlock
 
 T = TypeVar("T", bound=type)
 
@@ -119,6 +119,10 @@ class FixedCache(KeyValueCache):
         """Write this step's key and value; return the keys and values of all places, (B, N, S, H) each."""
         for part, new in zip(self.buffer, (k_BN1H, v_BN1H)):
             part.index_copy_(2, self.slots.index_1, new)
+        return self.buffer[0], self.buffer[1]
+
+    def append_both(self, pair_2BK1H: Tensor) -> tuple[Tensor, Tensor]:
+        self.buffer.index_copy_(3, self.slots.index_1, pair_2BK1H)
         return self.buffer[0], self.buffer[1]
 
     @property

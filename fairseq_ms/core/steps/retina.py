@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fairseq_ms.core.cache import KeyValueCache
-from fairseq_ms.core.ops.attention import merge_heads
+from fairseq_ms.core.layers import QueryKey
+from fairseq_ms.core.ops.attention import merge_heads, visible
 from fairseq_ms.core.ops.rotary import rotate
-from fairseq_ms.core.retina import Retina, RetinaAttention, RetinaConfig, RetinaState, WindowCache
-from fairseq_ms.core.scales import Scale, visible
+from fairseq_ms.core.retina import Retina, RetinaConfig, RetinaState, WindowCache
+from fairseq_ms.core.scales import Scale
 from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots, aligned, first_position, state_of
 
 # Windows of at most this many places share one attention call.
@@ -45,7 +46,7 @@ class WindowSlots:
     def __init__(
         self, position_1: Tensor, scales: Sequence[Scale], capacity: int, like: Tensor, config: RetinaConfig
     ) -> None:
-        shared = config.heads // config.key_heads
+        self.heads, shared = config.heads, config.heads // config.key_heads
         wanted = {scale: aligned(scale.most_blocks(capacity) + 1) for scale in scales}
         few = max((size for size in wanted.values() if size <= _FEW), default=0)
         self.windows: list[tuple[int, Slots]] = []
@@ -85,8 +86,6 @@ class FixedWindows(WindowCache):
         like: a tensor (1, 1, D) of the wanted type and device
     """
 
-    continues = True
-
     def __init__(self, cache: WindowCache, slots: WindowSlots, like: Tensor) -> None:
         _, batch_size, _, _, head_dim = cache.windows[0].buffer.shape
         places = sum(heads * own.size for heads, own in slots.groups)
@@ -96,7 +95,7 @@ class FixedWindows(WindowCache):
         self.groups = self._views(cache.windows, slots.groups)
         windows = self._views(cache.windows, slots.windows)
         unfinished: Any = [FixedRows(x) for x in self.blocks.split(slots.factors, dim=1)]
-        super().__init__(cache.scales, windows, unfinished)
+        super().__init__(windows, unfinished)
 
     def _views(self, caches: Iterable[KeyValueCache], parts: Sequence[tuple[int, Slots]]) -> list[FixedCache]:
         views = self.buffer.split([heads * slots.size for heads, slots in parts], dim=2)
@@ -113,9 +112,9 @@ class FixedWindows(WindowCache):
             self.blocks.index_copy_(1, self.slots.index_X, x_B1D.expand(-1, len(self.unfinished), -1))
         return [block.x for block in self.unfinished]
 
-    def attend(self, attention: RetinaAttention, fine: Tensor, coarse: Sequence[Tensor], rotations: Any) -> Tensor:
-        qk = attention.qk
-        heads, key_heads = attention.config.heads, len(self.slots.first_K)
+    def attend(self, qk: QueryKey, fine: Tensor, coarse: Sequence[Tensor]) -> Tensor:
+        """Attention of one position through all windows, (B, 1, N * H), from what ``RetinaAttention.project`` gives."""
+        heads, key_heads = self.slots.heads, len(self.slots.first_K)
         counts = [heads // key_heads * count for count, _ in self.slots.groups]
         width = heads * qk.head_dim
         keys, values = zip(*(pair.chunk(2, dim=-1) for pair in (fine[..., width:], *coarse)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_ms.core.pooling import Coarser
+from fairseq_ms.core.joining import Coarser
 from fairseq_ms.core.steps.buffers import FixedCache, FixedRows, FixedState, Slots, first_position, state_of
 from fairseq_ms.core.topdown import TopDown, TopDownState
 

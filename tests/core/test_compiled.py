@@ -93,6 +93,33 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(
     assert graphs() == count
 
 
+CLOSED = (core.Scale(1, far=16),)
+OPEN, BLOCKS = (*CLOSED, core.Scale(1)), (*CLOSED, core.Scale(4, near=16, far=64))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "most"),
+    [
+        ("Vanilla", {}, 2),
+        pytest.param("TopDown", {"scales": SCALES}, 3, marks=pytest.mark.slow),
+        *(
+            pytest.param("Retina", {"scales": scales}, most, marks=pytest.mark.slow)
+            for scales, most in ((CLOSED, 3), (OPEN, 3), (BLOCKS, 4))
+        ),
+    ],
+)
+def test_lengths_share_a_graph_but_the_first_and_the_shortest(name: str, changes: dict[str, Any], most: int) -> None:
+    """As docs/core.md counts them."""
+    layers = {} if name == "TopDown" else {"layers": 1}
+    model = build(name, **layers, **changes, **PLAIN, max_positions=512).double().train()
+    compiled = copy.deepcopy(model)
+    compiled.compile(backend="aot_eager", fullgraph=True)
+    for seed, length in enumerate((64, 65, 96, 128, 300, 3)):
+        found, expected = results(compiled, length, seed), results(model, length, seed)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert graphs() <= most
+
+
 @pytest.mark.parametrize("downsampler", ["avg", "max", "conv"])
 @pytest.mark.parametrize("name", ["Retina", "TopDown", "BottomUp"])
 def test_where_no_block_is_whole_nothing_is_computed_of_none_and_everything_has_a_gradient(

@@ -142,7 +142,7 @@ class AggregationAttention(nn.Module):
         return y_BTD if self.gate is None else self.gate.tanh() * y_BTD
 
     def _keys_and_values(self, level: int, blocks_BCD: Tensor, start: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-        """What the heads of a scale, counted from the finest, see of its new blocks: (B, C, D) -> (B, N, C, H) each."""
+        """Project a scale's new blocks to keys and values, (B, C, D) -> (B, N, C, H) each; level 0 is the finest."""
         factor, heads = list(self.heads.items())[level]
         count = blocks_BCD.size(1) * factor
         rotation_2CF = self.config.rotation_after(start, count, blocks_BCD, factor, self.head_dim)
@@ -151,7 +151,7 @@ class AggregationAttention(nn.Module):
         return k, v
 
     def _queries(self, x_BTD: Tensor, start: int | Tensor, state: BottomUpState | None) -> list[Tensor]:
-        """By scale, (B, N, T, H)."""
+        """Project tokens to the queries of every scale's heads, (B, N, T, H) each."""
         rotation_2TF = self.config.rotation_after(start, x_BTD.size(1), x_BTD, head_dim=self.head_dim)
         before = state.aggregation[0] if state is not None else None
         queries, _ = norm_linear(x_BTD, self.norm, self.query, self.recompute, self.short_conv, before)
@@ -162,7 +162,7 @@ class AggregationAttention(nn.Module):
 
 
 class BottomUpState(State):
-    """What the scales remember, each at its own pace.
+    """The KV caches of all scales and of the aggregation layer, and positions that wait to be pooled.
 
     Attributes:
         unfinished: by coarse scale, the outputs of the finer scale that wait to be pooled
@@ -188,7 +188,7 @@ class BottomUpState(State):
         return [*self.unfinished, *coarse, *self.aggregation, *self.fine]
 
     def see(self, level: int, factor: int, q_BNTH: Tensor, sinks_N: Tensor | None) -> Tensor:
-        """What queries at the next T tokens see of the blocks of a scale, counted from the finest, (B, N, T, H)."""
+        """Attention of the next T tokens' queries to the blocks of a scale, (B, N, T, H); level 0 is the finest."""
         k, v = self.aggregation[level].kept()[0]
         return attend_blocks(Scale(factor).bounds, q_BNTH, k, v, self.length, sinks_N=sinks_N)
 
@@ -237,7 +237,7 @@ class BottomUp(LanguageModel[BottomUpState]):
         return {1: out_BTD, **representations}
 
     def _idle(self, representations: dict[int, Tensor]) -> list[nn.Parameter]:
-        """The parameters that too short a batch leaves without work."""
+        """Parameters of scales of which a text this short has no finished block."""
         attention = self.aggregate.attention
         return [
             parameter

@@ -174,7 +174,7 @@ class KeyValueCache:
         return self.append(*pair_2BKTH.unbind(0))
 
     def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
-        """As ``LastInputs``, by what is before."""
+        """``LastInputs.convolved`` of the inputs that the cache keeps."""
         assert self.before is not None
         return self.before.convolved(x_BTD, weight_ND)
 

@@ -138,7 +138,7 @@ class RetinaAttention(nn.Module):
     def turned(
         self, fine: Tensor, coarse: Sequence[Tensor], rotations: Mapping[int, Tensor | None] | None
     ) -> list[Tensor]:
-        """What ``project`` gives, every scale normalised and rotated."""
+        """Apply query/key norms and rotary positions to the output of ``project``."""
         # All queries lie in the tensor of 1x; coarse ones have keys and values.
         queries = [sum(scale.heads for scale in self.scales), *[0] * len(coarse)]
         turns = [rotations.get(factor) if rotations else None for factor in self.heads]
@@ -146,7 +146,7 @@ class RetinaAttention(nn.Module):
         return [self.qk(x, *of) if x.size(1) else x for x, *of in every]
 
     def by_window(self, fine: Tensor, *coarse: Tensor) -> list[Heads]:
-        """What ``turned`` gives, by window."""
+        """Split the output of ``turned`` into queries, keys, values and sinks of every window."""
         counts = [scale.heads for scale in self.scales]
         dim = self.head_dim * sum(counts)
         keys: list[Tensor] = []
@@ -159,7 +159,7 @@ class RetinaAttention(nn.Module):
         return [(q, *pair.unbind(0), own) for q, pair, own in zip(queries, keys, sinks)]
 
     def new_cache(self, batch_size: int, capacity: int, like: Tensor) -> WindowCache:
-        """An empty one, of the type and on the device of ``like``, with room for texts of ``capacity`` tokens."""
+        """An empty cache with room for texts of ``capacity`` tokens, of the type and on the device of ``like``."""
         windows: list[KeyValueCache] = []
         for scale, heads in zip(self.scales, self.key_heads):
             kind = KeyValueCache if scale.far is None else SlidingCache
@@ -169,7 +169,7 @@ class RetinaAttention(nn.Module):
         return WindowCache(windows, unfinished)
 
     def keys_and_values(self, x_BTD: Tensor) -> dict[int, Tensor]:
-        """By factor, what the heads look at: keys beside values, (B, T // k, 2 * K * H), before a rotation."""
+        """By factor, keys beside values (B, T // k, 2 * K * H), before norms and rotation."""
         fine, coarse = self.project(x_BTD)
         return dict(zip(self.heads, [fine[..., self.out.in_features :], *coarse]))
 
@@ -187,7 +187,7 @@ class SlidingCache(KeyValueCache):
         self.first = 0
 
     def append(self, k_BNCH: Tensor, v_BNCH: Tensor) -> tuple[Tensor, Tensor]:
-        """Add C positions; keys and values of those before that are kept, and of these.
+        """Add C positions; returns keys and values of the positions kept so far and of the new ones.
 
         There may be older ones among them than a query sees: ``attend_blocks`` leaves those out.
         """
@@ -210,7 +210,7 @@ class SlidingCache(KeyValueCache):
 
 
 class WindowCache:
-    """What one layer remembers.
+    """The KV cache of a layer: one a window, and positions that wait to be pooled.
 
     Args:
         windows: of each window, the keys and values that it can see: the last ones, or all through an open one
@@ -227,11 +227,11 @@ class WindowCache:
         self.windows, self.unfinished = windows, unfinished
 
     def parts(self) -> list[KeyValueCache | UnfinishedBlock]:
-        """Everything that has a row for each text."""
+        """All caches, each with a row for every text of the batch."""
         return [*self.windows, *self.unfinished]
 
     def join(self, x_BTD: Tensor) -> list[Tensor]:
-        """By coarse factor, the positions from where its first unfinished block begins, with T more, (B, r + T, D)."""
+        """By coarse factor, the r positions of its unfinished block and the T new ones, (B, r + T, D)."""
         return [block.join(x_BTD) for block in self.unfinished]
 
 
@@ -243,7 +243,7 @@ class RetinaState(State):
         self.caches = caches
 
     def rotations(self, model: Retina, x_BTD: Tensor) -> dict[int, Tensor | None] | None:
-        """What turns queries and keys of the tokens that come (``Retina.rotations``)."""
+        """The rotary rotations of the next tokens (``Retina.rotations``)."""
         return model.rotations(self.length, x_BTD)
 
     def parts(self) -> Iterable[KeyValueCache | UnfinishedBlock]:

@@ -36,7 +36,7 @@ class Scale:
 
     @property
     def window(self) -> str:
-        """As ``--scale-windows`` has it."""
+        """The window as ``--scale-windows`` spells it."""
         return f"{self.factor}x={self.near}:{'' if self.far is None else self.far}"
 
     def visible(self, queries: Tensor, blocks: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Scale:
         return self.factor, max(self.near, self.factor - 1), 2**62 if self.far is None else self.far
 
     def most_blocks(self, length: int) -> int:
-        """How many blocks a query of a text of so many tokens can see: those from ``far`` on are out of sight."""
+        """The most blocks that lie between a query and ``far`` in a text of so many tokens."""
         return -(-length // self.factor) if self.far is None else self.far // self.factor
 
 

@@ -30,7 +30,7 @@ _forward, _backward = _kernel("_flash_attention_forward"), _kernel("_flash_atten
 
 
 def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
-    """The type in which the kernels take what lies where x does, or None where they do not run."""
+    """The type that the kernels compute in on the device of x, or None where they do not run."""
     if not x.is_cuda or torch.version.hip is not None or head_dim > 192:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -38,7 +38,7 @@ def precision(x: Tensor, head_dim: int) -> torch.dtype | None:
 
 
 def _serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels are for such a device, and right there."""
+    """Whether the device is one of the kernels', and they compute the right numbers there."""
     return torch.cuda.get_device_properties(device).major >= 8 and _agrees(device, dtype)
 
 
@@ -123,7 +123,7 @@ def flash_attention(
     sinks_N: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """What row r sees of rows r - width + 1 .. r, (B, R, G, H); of all up to r, if width is None.
+    """Causal attention of row r to rows r - width + 1 .. r, or to all up to r if width is None: (B, R, G, H).
 
     G / N queries after each other share a key's head. ``sinks`` are as in ``attention.attend``.
     """

@@ -37,7 +37,7 @@ _QUERY_BLOCK, _NARROW_BLOCK = 64, 32
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, factor: int = 1, near: int = 0, far: int | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """What queries see of blocks of ``factor`` tokens through the window near:far, (B, N, T, H); zero where nothing.
+    """Attention to blocks of ``factor`` tokens through the window near:far, (B, N, T, H); zero where a query sees none.
 
     Softmax attention of query t to the blocks j with near <= t - j * factor < far, from the beginning of texts, at a
     cost that grows with T and the width of the window. ``naive.window_attention`` says it in a few lines.
@@ -110,7 +110,7 @@ def _by_flash(
     sinks_N: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """What the queries of row r see of blocks r - width + 1 .. r, (B, T, N, H), by flash kernels."""
+    """Attention of the queries of row r to blocks r - width + 1 .. r, (B, T, N, H), by flash kernels."""
     rows_BRNkH = _split_rows(q, factor)
     keys = k.transpose(1, 2), v.transpose(1, 2)
     y_BRGH = flash_attention(rows_BRNkH.flatten(2, 3), *keys, width, dropout, sinks_N, dtype)
@@ -157,7 +157,7 @@ def _by_rows(
 
 
 def _band(blocks: int, step: int, group: int, width: int, like: Tensor) -> Tensor:
-    """What each block's queries, so many a row, see of its keys, which begin ``width - 1`` before its rows: a bias."""
+    """The bias of every block of rows, with ``group`` queries a row; its keys begin ``width - 1`` before its rows."""
     row_J1 = torch.arange(step * group, device=like.device)[:, None] // group
     key_S = torch.arange(step + width - 1, device=like.device)
     first_X11 = width - 1 - torch.arange(blocks, device=like.device)[:, None, None] * step
@@ -166,7 +166,7 @@ def _band(blocks: int, step: int, group: int, width: int, like: Tensor) -> Tenso
 
 
 def _split_rows(q_BNTH: Tensor, factor: int) -> Tensor:
-    """Queries by row of k, (B, R, N, k, H); the last row is filled up with zeros."""
+    """Split queries into rows of k, (B, R, N, k, H), with zeros at the end of the last row."""
     q_BTNH = q_BNTH.transpose(1, 2)
     if factor == 1:
         return q_BTNH.unsqueeze(3)

@@ -229,6 +229,10 @@ class FairseqMsForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"a model of fairseq_ms has no {refused[0]}: leave it out")
         if self.config.begin_token_id is not None:
             input_ids = input_ids.masked_fill(input_ids == self.config.bos_token_id, self.config.begin_token_id)
+        if self.config.model.get("sinks") and any(weight.is_meta for weight in self.parameters()):
+            raise ValueError(
+                "a model with sinks reads weights of modules that it does not call: load it without offload"
+            )
         cache = past_key_values
         if not isinstance(cache, GroupedCache | None):
             wanted = "past_key_values must be what this model has returned before"

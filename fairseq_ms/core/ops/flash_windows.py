@@ -137,7 +137,7 @@ def flash_attention(
     if sinks_N is None:
         y = _run(q, k, v, dropout, options)[0]
     else:
-        y = _WithSinks.apply(q, k, v, sinks_N.repeat_interleave(q.size(2) // k.size(2)), dropout, options)
+        y = _WithSinks.apply(q, k, v, sinks_N.repeat_interleave(q.size(2) // len(sinks_N)), dropout, options)
     return y[..., : q_BRGH.size(-1)]
 
 

@@ -29,7 +29,7 @@ EXCEPTIONS = {
     r"fairseq-hydra-train|.*(multirun|/finetune/|config characters_)": "is a paper's model in full size, and its file; "
     "test_examples has the real command compose every such file and build its model",
     r".* \.\.\.": "stands for any command with flags that the page has above",
-    r"fairseq-ms .*( llama | imported|windows/(checkpoint|finetune))": "is of a Llama of transformers, which lies beside "
+    r"fairseq-ms .*( llama | imported|windows/(checkpoint|finetune))": "is of a Llama, which needs transformers beside "
     "the environment; importing/test_hf_models imports several",
     r".*--model_args|.*wikitext2": "is of data that are not here; harness/test_harness runs the commands",
 }

@@ -111,6 +111,11 @@ def read(folder: Path, windows: str | None) -> Source:
     for name, value in wanted.items():
         if config.get(name, value) != value:
             raise UsageError(f"SOURCE must have {name} {value}, or none: {folder} has {config[name]}")
+    stored, name = _tensors(folder), "n_layer" if family.names.transposed else "num_hidden_layers"
+    layers, told = family.names.layers_of(stored), number(f"SOURCE's {name}", config.get(name))
+    if layers != told:
+        # Before there is a list of all layers.
+        raise UsageError(f"SOURCE must have the {told} layers that its configuration says: got weights of {layers}")
     flags = (_gpt2 if family.names.transposed else _rotary)(config)
     symbols = number("SOURCE's vocab_size", config.get("vocab_size"))
     flags["share_decoder_input_output_embed"] = bool(config["tie_word_embeddings"])
@@ -118,7 +123,6 @@ def read(folder: Path, windows: str | None) -> Source:
     flags["no_bias"] = not biases
     if windows is not None:
         flags["scale_windows"] = windows
-    stored = _tensors(folder)
     # Before there is a list of all symbols.
     words = f"{family.names.others['embed.words']}.weight"
     if words not in stored or stored[words].shape[:1] != (symbols,):
@@ -148,7 +152,7 @@ def read(folder: Path, windows: str | None) -> Source:
 
     files["dict.txt"] = "".join(f"{token} 0\n" for token in range(symbols))
     every = [*SPECIAL, *map(str, range(symbols))]
-    return Source(flags, task, stored, family.names.layers_of(stored), tensor, every, files, _IDLE)
+    return Source(flags, task, stored, layers, tensor, every, files, _IDLE)
 
 
 def _gpt2(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class LastInputs(Rows):
     def convolved(self, x_BTD: Tensor, weight_ND: Tensor) -> Tensor:
         """T more positions, each plus the N before it times their weights."""
         joined = torch.cat([self.x, x_BTD], dim=1)
-        # Of more than a token, not a view that keeps all of them.
+        # One token may stay a view; a view of more would keep all of them alive.
         self.put(joined[:, 1:] if x_BTD.size(1) == 1 else joined[:, x_BTD.size(1) :].clone())
         return convolve(joined, weight_ND)
 
@@ -159,7 +159,7 @@ class KeyValueCache:
         self.length = 0
 
     def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> tuple[Tensor, Tensor]:
-        """Add T positions; all keys and values so far, views (B, N, S, H) each."""
+        """Append T positions; return all keys and values so far, views (B, N, S, H) each."""
         end = self.length + k_BNTH.size(2)
         if end > self.buffer.size(3):
             self.buffer = F.pad(self.buffer, (0, 0, 0, max(end, 2 * self.buffer.size(3)) - self.buffer.size(3)))

@@ -1,4 +1,4 @@
-"""The sizes of layers and models, and what is refused of them in one sentence."""
+"""The sizes of layers and models, and checks that refuse wrong ones in one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESIDUAL_STARTS: dict[str, Callable[[int], float]] = {
     "scaled": lambda depth: (2 * depth) ** -0.5,
     "zero": lambda depth: 0.0,
 }
-# Of whole numbers; all others are at least 1.
+# Integer fields that may be 0; all others must be at least 1.
 _OF_MEMORIES = ("mem_len", "compressed_mem_len", "output_layers")
 MAY_BE_ZERO = ("padding_idx", "max_positions", "position_dim", "short_conv", *_OF_MEMORIES)
 

@@ -18,7 +18,7 @@ from fairseq_ms.core.ops.recompute import Dropout, checkpointed
 from fairseq_ms.core.ops.rotary import rotate
 
 M = TypeVar("M", bound=nn.Module)
-# How many a compiled model may take.
+# The most graphs that torch.compile may make of one model.
 GRAPHS = 64
 
 
@@ -50,7 +50,7 @@ class TokenEmbedding(nn.Module):
         self.positions = nn.Embedding(positions, config.dim) if positions is not None else None
 
     def forward(self, tokens_BT: Tensor, start: int | Tensor = 0) -> Tensor:
-        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; of one, start may be a tensor (1,).
+        """Embeddings (B, T, D) of tokens at positions start .. start + T - 1; for T = 1, a tensor (1,).
 
         Padding must be on the right, so that no token that counts has it in its past.
         """
@@ -100,7 +100,7 @@ class QueryKey(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(heads)) if config.sinks else None
 
     def reset_parameters(self) -> None:
-        """Scale nothing, and sinks are as any key that says nothing; the norms start as all do."""
+        """Temperatures start at 1, scores of sinks at 0; norms are reset by themselves."""
         if self.temperature is not None:
             nn.init.ones_(self.temperature)
         if self.sinks is not None:
@@ -206,7 +206,7 @@ class ResidualLayer(nn.Module):
     """
 
     attention: Any
-    # What runs in the place of ``compute``, if there is one, where nothing is before x.
+    # Compiled stand-in for ``compute``, used where nothing is before x.
     compiled: Callable[..., Tensor] | None = None
 
     def __init__(self, config: LayerConfig, attention: nn.Module, depth: int = 1) -> None:

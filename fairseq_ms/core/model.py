@@ -182,7 +182,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
 
         Args:
             prompt: at least one token a row, or a list of rows
-            n: number of tokens to draw for each row
+            n: number of tokens to draw for each row, at most: ``eos_idx`` and ``stop`` end earlier
             temperature: divides the logits; below 1e-6, the most probable token is taken
             top_k: draw among the k most probable tokens; 0 for all
             top_p: draw among the most probable tokens whose probabilities add up to this
@@ -289,7 +289,7 @@ class CausalModel(nn.Module, ABC, Generic[S]):
 
 
 class Loss(nn.Module):
-    """A model's ``loss`` as the forward pass of a module, for what knows no other.
+    """A model's ``loss`` as a module's forward, for wrappers that only call that.
 
     ``DistributedDataParallel(Loss(model))(tokens, targets)`` averages gradients over processes in its backward pass;
     one from ``ddp.module.loss`` leaves them those of each process.

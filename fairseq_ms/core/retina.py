@@ -23,7 +23,7 @@ from fairseq_ms.core.ops.window_attention import attend_window
 from fairseq_ms.core.pooling import Downsample, UnfinishedBlock
 from fairseq_ms.core.scales import Scale, window_turns
 
-# Tokens that continue a text at a time: each is compared with all of them, and with what a window remembers.
+# A text is continued by at most so many tokens at a time: their scores against each other and the window are one table.
 _AT_A_TIME = 256
 
 # Queries (B, N, T, H), keys and values (B, K, C, H), and sinks (N,) or None, of the heads of a window.
@@ -36,8 +36,8 @@ class RetinaConfig(ModelConfig):
 
     Attributes:
         layers: how many
-        scales: windows in tokens, finest scale first; a scale may have several, and 1x alone is a sliding window. Heads
-            are shared evenly unless every window names its own. A tuple of such tuples: layers take them in turns
+        scales: windows in tokens, finest scale first; several may share a factor, and 1x alone is a sliding window.
+            Heads are shared evenly unless every window names its own. Of a tuple of such tuples, layers take turns
         downsampler: "avg", "max" or "conv"
     """
 
@@ -127,8 +127,8 @@ class RetinaAttention(nn.Module):
         for joined, pool, project in zip(inputs, self.pools, self.coarse):
             whole = joined.size(1) - joined.size(1) % pool.factor
             if not whole:
-                # No block is complete: no keys or values of this scale, and no operation on none, which no compiler
-                # expects. Distributed training waits for every gradient.
+                # No block is complete yet. Compilers do not expect operations on empty tensors; distributed training
+                # needs a gradient for every parameter.
                 fine = keep_in_graph(fine, [*pool.parameters(), *project.parameters()] if self.training else [])
                 coarse.append(fine.new_empty(fine.size(0), 0, 2 * self.heads[pool.factor] * self.head_dim))
             else:
@@ -175,7 +175,7 @@ class RetinaAttention(nn.Module):
 
 
 class SlidingCache(KeyValueCache):
-    """The last ``keep`` positions of keys and values, (B, N, position, H).
+    """What is still needed of keys and values, at least the last ``keep`` positions, (B, N, position, H).
 
     The buffer has room for twice as many; when it is full, what is still needed moves to its front, so a
     step costs the same at any position.
@@ -217,8 +217,8 @@ class WindowCache:
         unfinished: by coarse factor, the normalised positions that wait to be pooled
 
     Attributes:
-        attend: attention of one more position through all windows at once, from ``RetinaAttention.qk`` and what
-            ``project`` gives, where a cache has it (``core/steps``)
+        attend: if a cache has it (``core/steps``), computes attention of one more position through all windows at
+            once; takes ``RetinaAttention.qk`` and the results of ``project``
     """
 
     attend: Callable[[QueryKey, Tensor, Sequence[Tensor]], Tensor] | None = None
@@ -236,7 +236,7 @@ class WindowCache:
 
 
 class RetinaState(State):
-    """The windows of every layer; what has left them is forgotten, so only open ones make a token cost more."""
+    """The windows of every layer. What has left a window is forgotten; only open ones cost more as a text grows."""
 
     def __init__(self, config: RetinaConfig, batch_size: int, caches: list[WindowCache]) -> None:
         super().__init__(config, batch_size)

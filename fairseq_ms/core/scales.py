@@ -22,7 +22,7 @@ class Scale:
         layers: transformer layers at this scale (0 where a model does not count layers by scale)
         near, far: the attention window in tokens: a block is seen iff near <= distance of its first token < far and it
             is finished; None is an open end
-        heads: attention heads at this scale or of this window (0 at all that share them: evenly)
+        heads: attention heads at this scale or of this window; 0 at all shares the model's heads evenly
     """
 
     factor: int

@@ -193,6 +193,22 @@ def test_hooks_of_any_part_are_called_and_change_nothing_else(which: str, kind: 
     assert {*expected} == {*called} or "backward" in kind
 
 
+def test_a_hook_on_a_tied_embedding_changes_no_gradient_that_of_padding_neither() -> None:
+    sizes = {"vocab_size": 11, "dim": 8, "ffn_dim": 16, "heads": 2, "layers": 1, "padding_idx": 1}
+    model = core.Vanilla(core.VanillaConfig.from_dict(sizes)).double().eval()
+    tokens, targets = torch.randint(2, 11, (2, 6)), torch.randint(2, 11, (2, 6))
+    gradients: list[Any] = []
+    for hooks in (0, 1):
+        if hooks:
+            model.embed.words.register_forward_hook(lambda *_: None)
+        model.zero_grad()
+        model.loss(tokens, targets).backward()
+        gradients.append(model.embed.words.weight.grad)
+    torch.testing.assert_close(*gradients, **ROUNDING)
+    assert gradients[0][1].abs().sum() > 0
+    assert model.embed.words.padding_idx == 1
+
+
 @pytest.mark.parametrize("which", ["vanilla", "haed", "transformer-xl"])
 @pytest.mark.parametrize(
     "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]

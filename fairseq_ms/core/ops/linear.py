@@ -82,9 +82,9 @@ class SomeSymbols(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x (..., D) -> logits (..., V)."""
         logits_BTV = self.project(x_BTD)
-        for symbol in self.never:
-            logits_BTV[..., symbol].fill_(torch.finfo(logits_BTV.dtype).min)
-        return logits_BTV
+        never = torch.tensor(self.never, device=logits_BTV.device)
+        # Not in place: hooks and adapters may hold what the projection gave.
+        return logits_BTV.index_fill(-1, never, torch.finfo(logits_BTV.dtype).min)
 
 
 class TiedOutput(nn.Module):
@@ -222,8 +222,8 @@ def norm_linear(
     """
     if norm is None and conv is None:
         return linear(x), x
-    # Only pieces of texts and chunks have something before them.
-    again = recompute and saves() and before is None
+    # Only pieces of texts and chunks have something before them, which a convolution reads.
+    again = recompute and saves() and (conv is None or before is None)
     if not (again and plain(norm, *NORM_KINDS) and plain(conv, ShortConv)):
         normed = x if norm is None else norm(x)
         normed = normed if conv is None else conv(normed, before)

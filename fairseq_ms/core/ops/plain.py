@@ -6,6 +6,8 @@ parametrization, pruning, a hook.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -33,5 +35,15 @@ def table(words: nn.Module, symbols: int, device: torch.device | None = None) ->
     """What an embedding gives for every symbol, (V, D): its weight, if it is plain."""
     if plain(words, nn.Embedding):
         return words.weight  # type: ignore[return-value]
-    # One row of tokens, since what stands in an embedding's place may want (B, T).
-    return words(torch.arange(symbols, device=device or next(words.parameters()).device).unsqueeze(0)).squeeze(0)
+    # An embedding gives its padding row no gradient; here it is a symbol like any other. Autograd notes the index now.
+    parts = words.modules() if torch.is_grad_enabled() else ()
+    padded: list[Any] = [module for module in parts if getattr(module, "padding_idx", None) is not None]
+    indices = [module.padding_idx for module in padded]
+    try:
+        for module in padded:
+            module.padding_idx = None
+        # One row of tokens, since what stands in an embedding's place may want (B, T).
+        return words(torch.arange(symbols, device=device or next(words.parameters()).device).unsqueeze(0)).squeeze(0)
+    finally:
+        for module, index in zip(padded, indices):
+            module.padding_idx = index

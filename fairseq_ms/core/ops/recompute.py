@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 R = TypeVar("R")
 
-# No others tell whether autograd may be told what to keep, and who else is told what it saves.
+# Private: the only way to ask whether saved-tensor hooks are allowed now, and which are active.
 _autograd: Any = torch._C._autograd
 
 # A mask takes 16 random bits a number, so one 64-bit draw of the generator serves four numbers.
@@ -79,7 +79,8 @@ def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Te
         return use(made)
     keep = _keeper()
     recipe = _Recipe(make, [keep(source) for source in sources], made.device)
-    # Its storage is no other's while it lives. Autograd keeps ``pack``, which must therefore hold no tensor.
+    # Its storage tells ``made`` from all else, as it lives until ``use`` returns. Autograd keeps ``pack``, which must
+    # therefore hold no tensor.
     storage = StorageWeakRef(made.untyped_storage())
 
     def pack(saved: Tensor) -> Callable[[], Tensor]:

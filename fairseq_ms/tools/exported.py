@@ -8,6 +8,7 @@ from typing import Any
 
 import fairseq_ms
 from fairseq_ms.core import CausalModel
+from fairseq_ms.core.ops.device import gains_by_half
 from fairseq_ms.errors import UsageError
 from fairseq_ms.export import folder, tokenizer
 from fairseq_ms.tools.plain import Plain
@@ -31,7 +32,7 @@ def read(path: Path, cpu: bool) -> tuple[CausalModel, dict[str, Any]]:
     """The model, on a GPU if it may be, and what ``config.json`` says; on a CPU, half precision would only be slow."""
     core, config = folder.read(path)
     on_device(core, cpu)
-    return (core if next(core.parameters()).is_cuda else core.float()), config
+    return (core if gains_by_half(next(core.parameters()).device) else core.float()), config
 
 
 class Exported(Plain):

@@ -28,6 +28,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, metrics
+from fairseq.models import ARCH_MODEL_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch import distributed, isfinite, save
@@ -132,8 +133,8 @@ class Trainer(fairseq_trainer.Trainer):
             )
         goes_on = not self.cfg.checkpoint.reset_dataloader and filename != self.cfg.checkpoint.finetune_from_model
         settings = state.pop(checkpoints.MODEL, None)
-        if settings and not reset_optimizer and rules.is_ours(model := self.get_model()):
-            self._refuse_changed(model, settings, goes_on, filename)
+        if settings and not reset_optimizer and rules.is_ours(self.get_model()):
+            self._refuse_changed(settings, goes_on, filename)
         if (others := state.pop(checkpoints.OTHERS, None)) and goes_on and not reset_optimizer:
             raise UsageError(
                 f"{_flag_of(self.cfg.checkpoint, filename)} must hold a training without flags that are gone: got "
@@ -159,9 +160,10 @@ class Trainer(fairseq_trainer.Trainer):
                 self.began = {place["epoch"]: state[checkpoints.MULTIPLE]}
         return state
 
-    def _refuse_changed(self, model: Any, settings: dict[str, Any], goes_on: bool, filename: str) -> None:
+    def _refuse_changed(self, settings: dict[str, Any], goes_on: bool, filename: str) -> None:
         """Raise UsageError where the checkpoint's weights are of other settings, which their shapes need not show."""
-        if wrong := model.changed(settings, self.cfg.model, goes_on):
+        # The class of the flags: what it builds for the first phase of haed and hred is another's.
+        if wrong := ARCH_MODEL_REGISTRY[self.cfg.model._name].changed(settings, self.cfg.model, goes_on):
             raise UsageError(
                 f"{_flag_of(self.cfg.checkpoint, filename)} must hold a model of the same settings: got {filename} "
                 f"(its {wrong}; {data.NEW_RUN}, and --finetune-from-model one from these weights)"

@@ -38,7 +38,7 @@ REFUSED = [
     ("prepare nothing", "invalid choice: 'nothing' (choose from "),
     ("prepare text --out x --input missing", "--input missing does not exist."),
     ("prepare text --input x", "fairseq-ms prepare text: error: the following arguments are required: --out"),
-    ("perplexity MODELS/bin/dict.txt", "must be a file that fairseq-train wrote"),
+    ("perplexity MODELS/bin/dict.txt", "a checkpoint must be a file that training wrote, unchanged: "),
 ]
 
 

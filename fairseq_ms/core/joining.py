@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_ms.core.config import LayerConfig
 from fairseq_ms.core.ops.linear import ACTIVATIONS, NORM_KINDS, Norm, normalise, projection, weights_of
 from fairseq_ms.core.ops.plain import plain
-from fairseq_ms.core.ops.recompute import autocasted, remade
+from fairseq_ms.core.ops.recompute import autocasted, checkpointed, hookable, remade, saves
 from fairseq_ms.core.pooling import Downsample, pooled_again
 
 
@@ -83,8 +83,10 @@ class Join(nn.Module):
         self, x_BTD: Tensor, blocks: Callable[[Tensor], Tensor], pool: Downsample, norm: Norm, coarse: Coarser
     ) -> Tensor:
         """(B, T, D), what makes C blocks of it with ``pool``, their norm, and the coarser scale -> (B, C, D)."""
-        offset, fine = coarse.offset, self.upsample(coarse.x_BCD)
+        offset = coarse.offset
+        own = plain(self.upsample, Upsample) and plain(self.upsample.conv, nn.Linear) and plain(self.linear, nn.Linear)
         again = self.recompute and pooled_again(pool) and plain(norm, *NORM_KINDS)
+        whole = again and own and saves() and hookable()
 
         def side_by_side(normed: Tensor, fine: Tensor) -> Tensor:
             if isinstance(offset, Tensor):
@@ -97,6 +99,11 @@ class Join(nn.Module):
             normed = remade(lambda pooled: normalise(norm, pooled, *own_D), blocks, x)
             return autocasted(side_by_side(normed, fine))
 
-        if again:
-            return self.activation(remade(self.linear, prepared, x_BTD, fine, *weights_of(norm)))
-        return self.activation(self.linear(side_by_side(norm(blocks(x_BTD)), fine)))
+        def join(x: Tensor, x_BCD: Tensor) -> Tensor:
+            fine = self.upsample(x_BCD)
+            if again and not whole:
+                return self.activation(remade(self.linear, prepared, x, fine, *weights_of(norm)))
+            return self.activation(self.linear(side_by_side(norm(blocks(x)), fine)))
+
+        # What adapters or hooks are attached to is not called twice.
+        return checkpointed(join, x_BTD, coarse.x_BCD) if whole else join(x_BTD, coarse.x_BCD)

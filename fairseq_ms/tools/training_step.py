@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
+from fairseq_ms.core.joining import Upsample
 from fairseq_ms.core.ops.device import peak_bytes, wait_for
 from fairseq_ms.core.streaming import StreamingModel
 from fairseq_ms.errors import UsageError
@@ -91,12 +92,13 @@ def step_parts(model: FairseqLanguageModel, batch: int, tokens: int) -> Parts:
 def _places(core: nn.Module) -> dict[nn.Module, tuple[str, str]]:
     """The part and the purpose of the modules inside of a model, to each of which a hook belongs.
 
-    What has no parts is left out, since what has hooks may keep more. It counts as what it is a part of.
+    What has no parts, or is made again in backward, is left out: what has hooks may keep more. It counts as what it is
+    a part of.
     """
     places = {}
     for name, module in core.named_modules():
         part, _, inside = name.partition(".")
-        if inside and not [*module.children()]:
+        if inside and (isinstance(module, Upsample) or not [*module.children()]):
             continue
         index = inside.partition(".")[0]
         # Layers are not told apart, but scales are.

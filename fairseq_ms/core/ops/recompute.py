@@ -61,6 +61,11 @@ def saves() -> bool:
     return records() and not torch.compiler.is_compiling()
 
 
+def hookable() -> bool:
+    """Whether autograd may be told what to keep: ``torch.func`` refuses it."""
+    return _autograd._saved_tensors_hooks_is_enabled()
+
+
 def refuse_second_derivatives(name: str) -> None:
     """Raise RuntimeError in a backward pass that is to be differentiated itself, as no gradient by hand can be."""
     if saves():
@@ -75,7 +80,7 @@ def remade(use: Callable[[Tensor], R], make: Callable[..., Tensor], *sources: Te
     it gives, since autocast would save a copy of its own.
     """
     made = make(*sources)
-    if not (enabled and saves() and _autograd._saved_tensors_hooks_is_enabled()):
+    if not (enabled and saves() and hookable()):
         return use(made)
     keep = _keeper()
     recipe = _Recipe(make, [keep(source) for source in sources], made.device)

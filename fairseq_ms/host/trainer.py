@@ -83,7 +83,7 @@ class Trainer(fairseq_trainer.Trainer):
             of_torch.prepare_muon(cfg, self.get_model())
         if getattr(cfg.model, "compile", False):
             try:
-                compile_layers(self.get_model().decoder.core)
+                compile_layers(self.get_model())
             except ValueError as error:
                 raise UsageError(f"--{error}") from error
         self.expected: dict[str, int] = {}

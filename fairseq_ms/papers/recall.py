@@ -20,6 +20,7 @@ from fairseq_ms_pipeline.files import parsed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fairseq_ms.core.scales import Scale
     from fairseq_ms.tools.checkpoints import Checkpoint
 
 # Streams that a model with a memory reads side by side.
@@ -243,10 +244,15 @@ def reach(checkpoint: Checkpoint, window: int, context: int) -> ContextLength:
         first = window * coarsest
         seen = [first + phase for phase in range(coarsest)]
         for scales in reversed(layers):
-            seen = [min(scale.first_visible(at) * scale.factor for scale in scales) for at in seen]
+            seen = [min(_oldest(scale, at) for scale in scales) for at in seen]
         gone = [first + phase - oldest for phase, oldest in enumerate(seen)]
         sure, most = min(sure, *gone), min(most, max(gone))
     return ContextLength(sure, most + 1, (sure + most + 1) / 2)
+
+
+def _oldest(scale: Scale, query: int) -> int:
+    """The oldest token in a query's window, the first of a block; below 0 if the window reaches before the text."""
+    return 0 if scale.far is None else ((query - scale.far) // scale.factor + 1) * scale.factor
 
 
 def at_lines(tokens: Tensor, eos: int, count: int) -> list[Tensor]:

@@ -56,9 +56,10 @@ def test_every_way_to_load_the_plugin_registers_everything_once(first: list[str]
             *([HERE, ("import", f"fairseq_ms.{room}")] for room in ROOMS[1:]),
         ]
     found = in_processes(first, ways)
-    expected = json.loads(json.dumps(loading.registered()))
-    assert all(expected[0])
-    assert {tuple(row[1:]) for row in expected[1]} == {(1, False), (0, True)}
-    assert expected[2:] == [["fairseq_ms.host.compat"], "fairseq_ms.errors", "1"]
+    own, replaced, *_ = json.loads(json.dumps(loading.registered()))
+    assert all(own)
+    assert {tuple(row[1:]) for row in replaced} == {(1, False), (0, True)}
+    # What shows errors in this process may be torch's, of a process group that another test has started.
+    expected = [own, replaced, ["fairseq_ms.host.compat"], "fairseq_ms.errors", "1"]
     for way, registries in zip(ways, found, strict=True):
         assert registries == expected, way

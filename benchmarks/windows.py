@@ -244,7 +244,7 @@ class Trainer:
 
     def run(self, job: Job, corpus: Corpus) -> Record | None:
         """The line of a job; None if the time is over before it is done."""
-        size, name = self.size, job.key.replace(" | ", ".").replace(" ", "_").replace(",", "")
+        size, name = self.size, job.key.replace(" | ", ".").replace(" ", "_").replace("/", "_").replace(",", "")
         model = build(job.arm, size, corpus.symbols, job.seed).to(self.device)
         kept = saved_bytes(lambda: self._loss(model, corpus.batch(size, 1, 0)[:1]), model) / size.length
         steps = max(1, int(size.tokens * (TUNING if job.tuning else 1.0)) // (size.rows * size.length))

@@ -134,7 +134,8 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(
         found = (tmp_path / name / "records.jsonl").read_text().splitlines()[1:]
         return {line["key"]: {**line["numbers"], "step": 0} for line in map(json.loads, found)}
 
-    command = [str(prepared), "--size", "quick", "--only", "full", "window 128"]
+    # A name that is no name of a file.
+    command = [str(prepared), "--size", "quick", "--only", "full", "one key/value head"]
     assert main([*command, "--out", str(tmp_path / "whole"), "--seeds", "1"]) == 0
     # A clock on which every look takes a second, so that the time is over after a few updates.
     clock = {"monotonic": partial(next, itertools.count()), "process_time": float}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -18,39 +16,9 @@ from fairseq_ms.core.config import ModelConfig
 from fairseq_ms.core.layers import ResidualLayer, TokenEmbedding, compile_layers
 from fairseq_ms.core.ops.linear import SomeSymbols, TiedOutput, projection
 from fairseq_ms.core.ops.linear_cross_entropy import cross_entropy_of
-from fairseq_ms.core.sampling import check_allowed, check_finite, check_sampling, draw
 
 Prompts = TypeVar("Prompts", Tensor, list[Tensor])
 S = TypeVar("S", bound=State)
-
-
-# For each module in use by ``evaluating``, how many blocks use it, and its mode before the first of them.
-_evaluated: dict[nn.Module, tuple[int, bool]] = {}
-_evaluated_lock = threading.Lock()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode inside the block, and each module back into its own mode at the end.
-
-    Several threads may be inside at a time: modes change when the first enters and the last leaves.
-    """
-    modules = list(model.modules())
-    with _evaluated_lock:
-        for module in modules:
-            count, training = _evaluated.get(module, (0, module.training))
-            _evaluated[module] = count + 1, training
-        model.eval()
-    try:
-        yield
-    finally:
-        with _evaluated_lock:
-            for module in modules:
-                count, training = _evaluated.pop(module)
-                if count > 1:
-                    _evaluated[module] = count - 1, training
-                else:
-                    module.training = training
 
 
 class CausalModel(nn.Module, ABC, Generic[S]):
@@ -113,9 +81,9 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         """Check a state, and have it read more tokens, (B, T) -> features (B, T, D)."""
         self.check_state(state, tokens_BT)
         self.check_length(state.length + tokens_BT.size(1))
-        return self.features(tokens_BT, self._known(state))
+        return self.features(tokens_BT, self.settled(state))
 
-    def _known(self, state: S) -> S:
+    def settled(self, state: S) -> S:
         """The state itself, or for an ``Unread`` one a state that has read its tokens."""
         unread: Any = state
         if not isinstance(unread, Unread):
@@ -159,7 +127,6 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         losses = [F.cross_entropy(logits, target, reduction="sum") for logits, target in parts if logits is not None]
         return torch.stack(losses).sum() / count
 
-    @torch.no_grad()
     def generate(
         self,
         prompt: Prompts,
@@ -198,53 +165,11 @@ class CausalModel(nn.Module, ABC, Generic[S]):
         none, an ``eos_idx`` that is no symbol, an ``allowed`` of another shape or of no symbols, and, at the end, for
         logits that were not finite.
         """
-        # Imported here, since it imports the models.
-        from fairseq_ms.core.steps.replay import Reader
+        # Imported here, since its folder imports the models.
+        from fairseq_ms.core.steps.generation import generate
 
-        check_sampling(prompt, n, temperature, top_k, top_p)
-        if state is not None and isinstance(prompt, list):
-            raise ValueError("state must be left out with a list of prompts, which begin texts: got both")
-        rows = prompt if isinstance(prompt, list) else [prompt] if prompt.dim() == 1 else list(prompt)
-        counts = [row.numel() for row in rows]
-        prompts_BP = self.checked_tokens(nn.utils.rnn.pad_sequence(rows, batch_first=True))
-        lengths_B1 = torch.tensor(counts, device=prompts_BP.device).unsqueeze(1)
-        if eos_idx is not None and not 0 <= eos_idx < self.config.vocab_size:
-            raise ValueError(f"eos_idx must be a symbol, 0 to {self.config.vocab_size - 1}: got {eos_idx}")
-        if allowed is not None:
-            check_allowed(allowed, getattr(self.config, "output_vocab_size", None) or self.config.vocab_size)
-        shortest, length = min(counts), max(counts) + n
-        texts, ended_B1 = [prompts_BP[:, :shortest]], torch.zeros_like(lengths_B1, dtype=torch.bool)
-        if state is not None:
-            self.check_state(state, texts[0])
-        self.check_length(length - 1 + (state.length if state is not None else 0))
-        finite: Tensor | bool = True
-        is_ours = state is None
-        with evaluating(self):
-            state = self._known(state) if state is not None else self.new_state(len(rows), length, prompts_BP.device)
-            read = Reader(self, state, graphs, state.length + length - 1)
-            for place in range(shortest, length):
-                logits_BV = self.logits(read(texts[-1])[:, -1:])[:, -1]
-                finite = logits_BV.isfinite().all() & finite
-                if allowed is not None:
-                    logits_BV = logits_BV.masked_fill(~allowed, -torch.inf)
-                next_B1 = draw(logits_BV, temperature, top_k, top_p, generator)
-                if eos_idx is not None:
-                    next_B1 = next_B1.masked_fill(ended_B1, eos_idx)
-                    ended_B1 = (next_B1 == eos_idx) & (place >= lengths_B1)
-                if place < max(counts):
-                    next_B1 = next_B1.where(place >= lengths_B1, prompts_BP[:, place, None])
-                texts.append(next_B1)
-                if eos_idx is not None and bool(ended_B1.all()):
-                    break
-                if stop is not None and stop(next_B1):
-                    break
-            if not is_ours:
-                read.settle()
-        check_finite(finite)
-        whole = torch.cat(texts, dim=1)
-        if isinstance(prompt, list):
-            return [row[: count + n] for row, count in zip(whole, counts)]
-        return whole[0] if prompt.dim() == 1 else whole
+        settings = temperature, top_k, top_p, state, generator, graphs, eos_idx, allowed, stop
+        return generate(self, prompt, n, *settings)
 
     def checked_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Tokens (B, T) as int64. Raises ValueError unless they are integers, and at least one."""

@@ -1,8 +1,8 @@
-"""Decoding on a GPU by CUDA graphs: each token is one replay of a captured decoding step.
+"""Generation, on a GPU by CUDA graphs: each token is one replay of a captured decoding step.
 
-A captured step runs the same operations on the same memory whenever it is replayed. ``buffers.py`` has KV caches of
-fixed shapes, ``replay.py`` captures and replays, and every other file has the state of one kind of model. This folder
-imports the models; of the models, only ``generate`` imports it, which reads tokens by a ``Reader``.
+A captured step runs the same operations on the same memory whenever it is replayed. ``generation.py`` is the loop over
+tokens, ``buffers.py`` has KV caches of fixed shapes, ``replay.py`` captures and replays, and every other file has the
+state of one kind of model. This folder imports the models; of these, only ``CausalModel.generate`` imports it.
 """
 
 from fairseq_ms.core.steps import bottomup, retina, streams, topdown, vanilla

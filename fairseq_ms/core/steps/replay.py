@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from fairseq_ms.core.adaptive import AdaptiveInput
 from fairseq_ms.core.cache import State
-from fairseq_ms.core.model import CausalModel
 from fairseq_ms.core.ops.device import has_graphs
 from fairseq_ms.core.ops.plain import hooked
 from fairseq_ms.core.ops.recompute import autocast_dtype
@@ -35,12 +34,12 @@ _REFUSED: WeakSet[nn.Module] = WeakSet()
 _BROKEN: list[torch.cuda.CUDAGraph] = []
 
 
-def has_steps(model: CausalModel) -> bool:
+def has_steps(model: Any) -> bool:
     """Whether a model has a state of fixed shapes, and so can decode by CUDA graphs."""
     return state_for(type(model)) is not None
 
 
-def takes_graphs(model: CausalModel, graphs: bool | None) -> bool:
+def takes_graphs(model: Any, graphs: bool | None) -> bool:
     """Whether a model decodes by CUDA graphs.
 
     With ``graphs`` None, it does where it can, unless FAIRSEQ_MS_GRAPHS=0 is set in the environment. Raises ValueError
@@ -130,7 +129,7 @@ class Steps:
     # The model's ``_key`` when these steps were made by ``of``.
     key: list[Any]
 
-    def __init__(self, model: CausalModel, batch_size: int, capacity: int) -> None:
+    def __init__(self, model: Any, batch_size: int, capacity: int) -> None:
         state_of = state_for(type(model))
         assert state_of is not None
         self.model, self.capacity, self.length = model, capacity, 0
@@ -146,7 +145,7 @@ class Steps:
         return type(None), ()
 
     @classmethod
-    def of(cls, model: CausalModel, batch_size: int, length: int) -> Steps:
+    def of(cls, model: Any, batch_size: int, length: int) -> Steps:
         """The steps that the model has kept from its last text, if they fit a text of this length, or new ones."""
         # The model gets them back when its text is done: texts generated at the same time need a state each. A single
         # pop, since they may begin in several threads.
@@ -254,7 +253,7 @@ class Reader:
         room: the final length of the texts in tokens, 0 if unknown
     """
 
-    def __init__(self, model: CausalModel, state: State, graphs: bool | None = None, room: int = 0) -> None:
+    def __init__(self, model: Any, state: State, graphs: bool | None = None, room: int = 0) -> None:
         self.model, self.state, self.room = model, state, room
         self.takes_graphs = takes_graphs(model, graphs)
         self.steps: Steps | None = None

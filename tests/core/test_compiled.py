@@ -11,7 +11,8 @@ from torch._dynamo.utils import counters
 
 from fairseq_ms import core
 from fairseq_ms.core.layers import GRAPHS
-from fairseq_ms.core.ops import flash_windows, naive, window_attention
+from fairseq_ms.core.ops import flash_windows, window_attention
+from tests.core.ops import flash_kernels
 from tests.core.test_model import build
 
 WINDOWS = (core.Scale(1, near=0, far=5), core.Scale(4, near=4, far=16))
@@ -76,8 +77,8 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_one_that_is_not(
     kernels, too, for which their twins stand in."""
     if flash:
         monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
-        monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
-        monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
+        monkeypatch.setattr(flash_windows, "_forward", flash_kernels.forward)
+        monkeypatch.setattr(flash_windows, "_backward", flash_kernels.backward)
     model = build(name, **{**SMALL.get(name, {}), **changes}).double().train()
     compiled = copy.deepcopy(model)
     compiled.compile(backend="aot_eager", fullgraph=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_ms.core.ops import flash_windows, naive
+from tests.core.ops import flash_kernels
 from tests.core.test_model import ADAPTIVE, NAMES, build
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
@@ -53,8 +54,8 @@ def test_models_make_nothing_on_the_default_device(name: str, changes: dict[str,
 def test_twins_and_checks_of_kernels_make_nothing_on_the_default_device(
     elsewhere: None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
-    monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
+    monkeypatch.setattr(flash_windows, "_forward", flash_kernels.forward)
+    monkeypatch.setattr(flash_windows, "_backward", flash_kernels.backward)
     assert flash_windows._agrees.__wrapped__(torch.device("cpu"), torch.bfloat16)
     assert not recwarn
     with torch.device("cpu"):

@@ -13,6 +13,7 @@ from fairseq_ms.core.ops import flash_windows, naive, window_attention
 from fairseq_ms.core.ops.recompute import keep_prob
 from fairseq_ms.core.scales import Scale
 from fairseq_ms.tools.saved_bytes import saved_bytes
+from tests.core.ops import flash_kernels
 from tests.helpers.gradients import assert_same_with_gradients, gradients
 from tests.helpers.seeds import seeds
 
@@ -29,8 +30,8 @@ def random_window(rng: random.Random) -> tuple[int, int, int | None]:
 def use_twins_of_flash_kernels(monkeypatch) -> None:
     """As if they served here, in the type of the queries."""
     monkeypatch.setattr(window_attention, "precision", lambda x, head_dim: x.dtype)
-    monkeypatch.setattr(flash_windows, "_forward", naive.flash_forward)
-    monkeypatch.setattr(flash_windows, "_backward", naive.flash_backward)
+    monkeypatch.setattr(flash_windows, "_forward", flash_kernels.forward)
+    monkeypatch.setattr(flash_windows, "_backward", flash_kernels.backward)
 
 
 def heads(
@@ -139,12 +140,12 @@ def test_kernels_are_compared_before_they_are_used(wrong: str, monkeypatch, recw
             v = v.reshape(-1).as_strided(v.shape, v.contiguous().stride()) if v.is_contiguous() else torch.zeros_like(v)
         if (wrong == "long texts" and q.size(1) > 128) or (wrong == "wide heads" and q.size(3) > 32):
             k = k.roll(1, 1)
-        return naive.flash_forward(q, k, v, *rest, **named)
+        return flash_kernels.forward(q, k, v, *rest, **named)
 
     def backward(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
         args = (*args[:5], args[5] + 0.5, *args[6:]) if "sinks" in wrong else args
         args = (*args[:12], args[12] + 1, *args[13:]) if wrong == "seed" else args
-        return naive.flash_backward(*args, **named)
+        return flash_kernels.backward(*args, **named)
 
     monkeypatch.setattr(flash_windows, "_forward", forward)
     monkeypatch.setattr(flash_windows, "_backward", backward)
